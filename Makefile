@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 NODE   := node_modules/.installed
 
-.PHONY: demo demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs pictures clean
+.PHONY: demo demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs screenshots clean
 
 # one call with everything that is wanted: each builds the package's metadata and resolves versions again. Python compiles
 # the modules that are imported; pip would compile all of torch, which takes as long as unpacking it. The pip that comes with
@@ -95,9 +95,9 @@ $(VENV)/.docs: $(VENV)/.generate
 docs: $(VENV)/.docs
 	$(BIN)/python tools/docs/build.py build/docs
 
-# the pictures of the page in docs/images
-pictures: $(VENV)/.dev $(NODE) browser
-	$(BIN)/python tools/page_pictures.py
+# the screenshots of the page in docs/images
+screenshots: $(VENV)/.dev $(NODE) browser
+	$(BIN)/python tools/page_screenshots.py
 
 # a machine with a GPU that can install nothing: wheels go there packed (13 MB) and are unpacked there; pydantic's
 # core is the one that is not pure Python, so it is that machine's

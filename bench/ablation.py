@@ -46,10 +46,11 @@ from inweave.models.fused import feed_forward as fused_feed_forward
 from inweave.models.fused import joint as fused_joint
 from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
-from inweave.ops.activation import function as activation
+from inweave.ops.activation import autograd as activation
 from inweave.ops.attention import MeasuredAttention
-from inweave.ops.fp8 import quantize
-from inweave.ops.linear import dispatch
+from inweave.ops.fp8 import select as fp8_select
+from inweave.ops.linear import select
+from inweave.ops.quantized.fp8 import Fp8Weight
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.distributed.world import World
 from inweave.training.execution import kernels
@@ -69,10 +70,11 @@ KINDS = {
     "inductor": ("triton_",),
     "torch": ("at::native",),
 }
-IN_TWO_LAUNCHES = dispatch._in_two_launches
-ADAPTER_FIRST = dispatch._adapter_first
+IN_TWO_LAUNCHES = select._in_two_launches
+ADAPTER_FIRST = select._adapter_first
 USES_OPERATOR = activation._uses_operator
-IS_TRACED = quantize.is_traced
+IS_TRACED = fp8_select.is_traced
+TRACED_ROWS = Fp8Weight.traced_rows
 IS_FROZEN_IN_8_BITS = fused_feed_forward.is_frozen_in_8_bits
 
 
@@ -94,13 +96,15 @@ def switch(flags: set[str]) -> None:
     kernels.MeasuredAttention = measured  # type: ignore[misc]
     fused.DEVICES = frozenset() if "plain" in flags else frozenset({"cuda"})  # type: ignore[misc]
     two: Any = (lambda *_: False) if "cublas" in flags else IN_TWO_LAUNCHES
-    dispatch._in_two_launches = two
+    select._in_two_launches = two
     first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
-    dispatch._adapter_first = first
+    select._adapter_first = first
     operator: Any = (lambda *_: False) if "gelu" in flags else USES_OPERATOR
     activation._uses_operator = operator
     traced: Any = (lambda: False) if "quantizer" in flags else IS_TRACED
-    quantize.is_traced = traced
+    fp8_select.is_traced = traced
+    rows: Any = (lambda *_: (None, None)) if "quantizer" in flags else TRACED_ROWS
+    Fp8Weight.traced_rows = rows  # type: ignore[method-assign]
     frozen: Any = (lambda *_: False) if "separate" in flags else IS_FROZEN_IN_8_BITS
     fused_feed_forward.is_frozen_in_8_bits = fused_joint.is_frozen_in_8_bits = frozen
 
@@ -120,7 +124,7 @@ def measure(tag: str) -> None:
         trainable = attach_adapters(task.networks, config)
         layers = sum(len(lora_layers(network)) for network in task.networks.values())
         if "fp8" in flags:
-            print(quantize_denoiser(model, DEVICE))
+            print(quantize_denoiser(model, "fp8", DEVICE))
         if "unfused" not in flags:
             for network in task.networks.values():
                 fuse_blocks(network)

@@ -1,4 +1,4 @@
-"""A sweep over the tile sizes of the adapter's backward pass (`inweave.ops.linear.triton.plan`).
+"""A sweep over the tile sizes of the adapter's backward pass (`inweave.ops.linear.triton.tile_sizes`).
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone     # ROWSxINTOxOUTxRANK
 
@@ -18,7 +18,7 @@ from itertools import product
 import torch
 
 from inweave.bench.timing import captured_seconds
-from inweave.ops.linear import composed
+from inweave.ops.linear import cublas as cublas_products
 from inweave.ops.linear import triton as kernel
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -45,23 +45,23 @@ class Case:
         self.hidden = None if self.is_alone else torch.mm(self.x, self.down.T)
         dtype = DTYPE if self.is_alone else torch.float32
         self.totals = [torch.zeros(factor.shape, device=DEVICE, dtype=dtype) for factor in (self.down, self.up)]
-        self.plan = kernel.plan(rows, out, into, rank, keeps_hidden=not self.is_alone)
+        self.sizes = kernel.tile_sizes(rows, out, into, rank, keeps_hidden=not self.is_alone)
 
-    def launch(self, plan: kernel.Plan) -> object:
+    def launch(self, sizes: kernel.TileSizes) -> object:
         return kernel.backward(
             self.grad, self.x, self.hidden, self.down, self.up, 1.0,
-            grad_down=self.totals[0], grad_up=self.totals[1], fresh=self.is_alone, chosen=plan,
+            grad_down=self.totals[0], grad_up=self.totals[1], fresh=self.is_alone, sizes=sizes,
         )  # fmt: skip
 
     def products(self) -> object:
-        return composed.backward(
+        return cublas_products.backward(
             self.grad, self.x, self.hidden, None, self.down, self.up, 1.0,
             grad_down=self.totals[0], grad_up=self.totals[1], fresh=self.is_alone,
         )  # fmt: skip
 
 
-def candidates(base: kernel.Plan) -> tuple[list[kernel.Plan], ...]:
-    """Plans that differ from ``base`` in the first launch, in the second, and in warps and stages."""
+def candidates(base: kernel.TileSizes) -> tuple[list[kernel.TileSizes], ...]:
+    """Tile sizes that differ from ``base`` in the first launch, in the second, and in warps and stages."""
     first = [base._replace(block_rows=rows, block_depth=depth) for rows, depth in FIRST]
     second = [base._replace(rows=rows, columns=columns, splits=splits) for rows, columns, splits in SECOND]
     third = [base._replace(warps=warps, stages=stages) for warps, stages in THIRD]
@@ -78,9 +78,9 @@ def micros(work: partial[object]) -> float:
 
 def compile_part(name: str, part: int) -> None:
     case = Case(name)
-    for plan in [plan for plans in candidates(case.plan) for plan in plans][part::PARTS]:
+    for sizes in [sizes for choices in candidates(case.sizes) for sizes in choices][part::PARTS]:
         try:
-            case.launch(plan)
+            case.launch(sizes)
         except Exception:  # does not fit: `micros` says so
             continue
     torch.cuda.synchronize(DEVICE)
@@ -88,19 +88,19 @@ def compile_part(name: str, part: int) -> None:
 
 def sweep(name: str) -> None:
     case = Case(name)
-    times = {case.plan: micros(partial(case.launch, case.plan))}
+    times = {case.sizes: micros(partial(case.launch, case.sizes))}
 
-    def measure(plans: list[kernel.Plan]) -> kernel.Plan:
-        times.update({plan: micros(partial(case.launch, plan)) for plan in plans})
+    def measure(choices: list[kernel.TileSizes]) -> kernel.TileSizes:
+        times.update({sizes: micros(partial(case.launch, sizes)) for sizes in choices})
         return min(times, key=times.__getitem__)
 
-    best = case.plan
+    best = case.sizes
     for number in range(3):
         best = measure(candidates(best)[number])
     cublas = micros(partial(Case.products, case))
-    print(f"{name}: cuBLAS {cublas:.1f} us, now {times[case.plan]:.1f} {tuple(case.plan)}", flush=True)
-    for plan in sorted(times, key=times.__getitem__)[:6]:
-        print(f"    {times[plan]:.1f} {tuple(plan)}", flush=True)
+    print(f"{name}: cuBLAS {cublas:.1f} us, now {times[case.sizes]:.1f} {tuple(case.sizes)}", flush=True)
+    for sizes in sorted(times, key=times.__getitem__)[:6]:
+        print(f"    {times[sizes]:.1f} {tuple(sizes)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ import itertools
 
 import torch
 
-from inweave.ops.merge.triton import Launch
-from inweave.ops.merge.work import Product, Target
+from inweave.ops.merge.reference import Product, WeightUpdate
+from inweave.ops.merge.triton import PreparedMerge
 from inweave.targets.bases import known_index
 
 
-def targets(stack: int, rank: int = 32) -> list[Target]:
+def targets(stack: int, rank: int = 32) -> list[WeightUpdate]:
     merges = []
     for name, shape in known_index("sdxl").components["unet"].shapes.items():
         if ".attn" in name and name.endswith(".weight") and len(shape) == 2:
@@ -24,11 +24,11 @@ def targets(stack: int, rank: int = 32) -> list[Target]:
                         torch.randn(rank, shape[1], device="cuda", dtype=torch.bfloat16), 0.01)
                 for _ in range(stack)
             )  # fmt: skip
-            merges.append(Target(base, torch.empty_like(base), products))
+            merges.append(WeightUpdate(base, torch.empty_like(base), products))
     return merges
 
 
-def milliseconds(launch: Launch) -> float:
+def milliseconds(launch: PreparedMerge) -> float:
     for _ in range(3):
         launch.run()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -49,7 +49,7 @@ def main() -> None:
         for (rows, columns), warps, stages in itertools.product(blocks, (2, 4), (1, 2, 3)):
             if rows * columns > 8192 and warps == 2:
                 continue  # spills
-            elapsed = milliseconds(Launch(work, block=(rows, columns), warps=warps, stages=stages))
+            elapsed = milliseconds(PreparedMerge(work, block=(rows, columns), warps=warps, stages=stages))
             rate = size * 4 / elapsed / 1e9
             print(f"  {rows:4d} x {columns:4d}, {warps} warps, {stages} stages: {elapsed:7.3f} ms, {rate:5.2f} TB/s")
 

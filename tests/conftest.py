@@ -1,8 +1,8 @@
-"""What every test shares: the size of the suite, and an environment that is the same on every machine.
+"""Shared by every test: the size of the suite, and an environment that is the same on every machine.
 
-`pytest` runs a sample of what takes long: fewer fuzzed files, fewer generated examples, one of several variants. `pytest
---full` (`make test-all`) runs all of it. Two means: `@pytest.mark.full` (also on one `pytest.param`) for tests that run
-with `--full` only, and `tests.support.sized(sample, full)` for numbers.
+`pytest` runs a sample of long tests: fewer fuzzed files, fewer generated examples, one of several variants. `pytest
+--full` (`make test-all`) runs all of them. `@pytest.mark.full` (also on one `pytest.param`) marks tests that run with
+`--full` only, and `tests.support.sized(sample, full)` chooses numbers.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def long_first(items: list[pytest.Item]) -> list[pytest.Item]:
     """Two halves of the list, each with what takes long at its beginning and what takes milliseconds at its end.
 
-    Of two workers each starts with one half; one that has nothing left takes the end of the other's. So neither waits for a
-    long test that the other began last, and a file whose tests share a server is not divided.
+    Of two workers each starts with one half; one that has nothing left takes the end of the other's. So neither waits
+    for a long test that the other began last, and a file whose tests share a server is not divided.
     """
 
     def belongs(item: pytest.Item, folders: tuple[str, ...]) -> bool:
@@ -87,7 +87,7 @@ def long_first(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Libraries and thousands of tests stay until the end: no collection of garbage need look at them, then or later."""
+    """Exclude libraries and tests from garbage collection: they all stay until the end."""
     gc.disable()
     try:
         return (yield)

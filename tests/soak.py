@@ -5,8 +5,8 @@
 A round is one run from its first step to its file. It is started, killed and resumed until it ends by itself:
 
     at a moment    after a random share of the time a whole run takes
-    in a save      at the n-th thing that touches the disk while a checkpoint or the adapter is written: half a file, before
-                   a flush, before and between renames, in the middle of removing old ones
+    in a save      at the n-th disk operation while a checkpoint or the adapter is written: half a file, before a flush,
+                   before and between renames, in the middle of removing old ones
 
 Processes are forked from this one, which has loaded torch and done nothing with it.
 """
@@ -41,7 +41,8 @@ MOST_KILLS = 12
 
 
 def settings(optimizer: str, keep_last: int) -> dict[str, Any]:
-    return {**EVERYTHING, "optimizer": optimizer, "steps": 12, "save_every": 1, "keep_last": keep_last, "resume": "auto",
+    return {**EVERYTHING, "optimizer": optimizer, "steps": 12, "save_every": 1, "keep_last": keep_last,
+        "resume": "auto",
             "validation_split": 0.2}  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def die_at(count: int) -> None:
     Path.rename = wrapped(Path.rename)  # type: ignore[method-assign]
     Path.replace = wrapped(Path.replace)  # type: ignore[method-assign]
     Path.write_text = wrapped(Path.write_text)  # type: ignore[method-assign]
-    shutil.rmtree = wrapped(shutil.rmtree)
+    shutil.rmtree = wrapped(shutil.rmtree)  # type: ignore[assignment]
     os.unlink = wrapped(os.unlink)  # type: ignore[assignment]
     os.rmdir = wrapped(os.rmdir)  # type: ignore[assignment]
 

@@ -43,7 +43,7 @@ class Cost:
 
 @contextmanager
 def stopwatch(clock: Callable[[], float]) -> Iterator[Cost]:
-    """What a block costs by this clock, without the garbage collector: what other tests left takes it up to a second."""
+    """Measure a block by this clock, without the garbage collector, which takes up to a second for what tests left."""
     collecting, cost = gc.isenabled(), Cost()
     gc.disable()
     began = clock()
@@ -59,7 +59,7 @@ def tensor(values: object, dtype: str = "F32") -> Tensor:
     """A Tensor from numbers; BF16 by cutting float32, as every writer does for exact values."""
     if dtype == "BF16":
         bits = np.asarray(values, dtype="<f4").view("<u4")
-        return Tensor("BF16", np.shape(values), (bits >> 16).astype("<u2").tobytes())
+        return Tensor("BF16", bits.shape, (bits >> 16).astype("<u2").tobytes())
     array = np.asarray(values, dtype=NUMPY[dtype])
     return Tensor(dtype, array.shape, array.tobytes())
 

@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -84,9 +85,11 @@ def _folder(folder: Path, level: int) -> Iterator[str]:
 def render(text: str) -> str:
     """Return a page with its generated parts renewed."""
     parts = {
-        "tiers": tiers, "packages": packages, "rooms of training": lambda: rooms("training"),
-        "rooms of serve": lambda: rooms("serve"), "files": file_tree,
-    }  # fmt: skip
+        "tiers": tiers,
+        "packages": packages,
+        **{f"rooms of {package}": partial(rooms, package) for package in ROOMS},
+        "files": file_tree,
+    }
     for name, part in parts.items():
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         text = pattern.sub(lambda match, part=part: match[1] + part().rstrip("\n") + match[2], text)  # type: ignore[misc]

@@ -17,7 +17,15 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ValidationError
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
+
+
+class FieldError(ValueError):
+    """Raised by a validator of a whole model for a problem of one of its fields."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 class CheckedModel(BaseModel):
@@ -33,7 +41,7 @@ class CheckedModel(BaseModel):
         try:
             self.__pydantic_validator__.validate_python(dict(fields), self_instance=self)
         except ValidationError as error:
-            raise ConfigError(self.problem_messages(error)) from None
+            raise ConfigError(self.problems_in(error)) from None
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -42,14 +50,14 @@ class CheckedModel(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise ConfigError(cls.problem_messages(error)) from None
+            raise ConfigError(cls.problems_in(error)) from None
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
         try:
             return super().model_validate_json(json_data, **options)
         except ValidationError as error:
-            raise ConfigError(cls.problem_messages(error)) from None
+            raise ConfigError(cls.problems_in(error)) from None
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False, check: bool = True) -> Self:
         """A copy with other values; ``check`` validates them, unlike pydantic."""
@@ -61,29 +69,35 @@ class CheckedModel(BaseModel):
         return copy
 
     @classmethod
-    def problem_messages(cls, error: ValidationError) -> list[str]:
-        """One line per problem."""
-        return [problem_message(problem, cls.model_fields) for problem in error.errors(include_url=False)]
+    def problems_in(cls, error: ValidationError) -> list[Problem]:
+        """Return every problem that pydantic found."""
+        return [problem_of(each, cls.model_fields) for each in error.errors(include_url=False)]
 
 
-def problem_message(problem: Any, known: Iterable[str], label: str | None = None) -> str:
-    """A problem as pydantic describes it, in our words; ``known``: the settings that may have been meant."""
+def problem_of(problem: Any, known: Iterable[str], label: str | None = None) -> Problem:
+    """Return a problem that pydantic describes, in this project's words.
+
+    ``known``: the settings that may have been meant; ``label``: the field's name in the message, if not its path.
+    """
+    raised = problem.get("ctx", {}).get("error")
+    if isinstance(raised, FieldError):
+        return raised.problem
     path = [str(part) for part in problem["loc"]]
     label = label or ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{label}: there is no such setting{did_you_mean(path[-1], known)}"
+        return Problem(label, f"there is no such setting{did_you_mean(path[-1], known)}")
     if problem["type"] == "missing":
-        return f"{label}: is required"
+        return Problem(label, "is required")
     text = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").strip()
     text = text.partition(", unable to parse")[0]  # what came is quoted anyway
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
         text += f", got {for_message(problem['input'])}{did_you_mean(problem['input'], choices)}"
     if not label:  # of the whole configuration, which is not worth repeating
-        return text
+        return Problem(None, text)
     quoted = for_message(problem["input"])
     complete = "got" in text or (isinstance(problem["input"], str) and quoted in text)
-    return f"{label}: {text}" if complete else f"{label}: {text}, got {quoted}"
+    return Problem(label, text if complete else f"{text}, got {quoted}")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -20,11 +20,36 @@ A message names the thing, what was expected, what came and what to do. All of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and the field or setting that it concerns, if it concerns a single one.
+
+    Any InweaveError may be raised with a problem in place of its message: `RequestError(Problem("mask", "..."))`.
+    """
+
+    field: str | None
+    text: str
+
+    def __str__(self) -> str:
+        return self.text if self.field is None else f"{self.field}: {self.text}"
+
+    def renamed(self, names: Mapping[str, str]) -> Problem:
+        """Return the problem with its field under another name, if ``names`` has one."""
+        return self if self.field is None else replace(self, field=names.get(self.field, self.field))
 
 
 class InweaveError(Exception):
     """Base class: catching it catches everything inweave raises on purpose."""
+
+    @property
+    def field(self) -> str | None:
+        """The field of a request that the error concerns; None if it is unknown or not a single one."""
+        cause = self.args[0] if self.args else None
+        return cause.field if isinstance(cause, Problem) else None
 
 
 class FormatError(InweaveError):
@@ -50,12 +75,26 @@ class NotMerged(MergeStateError):
 class ConfigError(InweaveError):
     """Options or settings that are unknown, invalid or contradict each other.
 
-    All problems are collected before it is raised: `problems` holds one message per problem.
+    All problems are collected before it is raised: `problems` holds one `Problem` per problem, and `str` of each of
+    them is its message.
+
+    Args:
+        problems: one problem or several, each a `Problem` or its text.
     """
 
-    def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
-        super().__init__("\n".join(self.problems))
+    def __init__(self, problems: str | Problem | Sequence[str | Problem]) -> None:
+        listed = (problems,) if isinstance(problems, str | Problem) else problems
+        self.problems = tuple(each if isinstance(each, Problem) else Problem(None, each) for each in listed)
+        super().__init__("\n".join(map(str, self.problems)))
+
+    @property
+    def field(self) -> str | None:
+        """The field of the first problem."""
+        return self.problems[0].field if self.problems else None
+
+    def renamed(self, names: Mapping[str, str]) -> ConfigError:
+        """Return the error with fields under the names that a caller uses for them."""
+        return ConfigError([problem.renamed(names) for problem in self.problems])
 
 
 class RequestError(InweaveError):

@@ -1,8 +1,8 @@
 """The layout of the package: what `tests/arch` enforces and what docs/architecture.md is generated from.
 
-`PACKAGES` lists every package from the bottom up with its height: an import may only point to a smaller height, so packages of
-one height do not know each other. `ROOMS` lists the folders and modules inside a package in the order of their imports: a room
-may only import rooms before it.
+`PACKAGES` lists every package from the bottom up with its height: an import may only point to a smaller height, so
+packages of one height do not know each other. `ROOMS` lists the folders and modules inside a package in the order of
+their imports: a room may only import rooms before it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ PACKAGES = {
     "patterns": Package(2, "regular expressions matched in bounded time"),
     "formats": Package(3, "adapter files: containers, dialects, reading and writing", ("numpy", "safetensors")),
     "targets": Package(3, "names of a model's tensors: known bases, name tables, resolving, detection"),
-    "ops": Package(3, "mathematics and kernels: the formula of each algorithm, fused operations", ("torch", "triton", "numpy")),
+    "ops": Package(3, "mathematics and kernels: the formula of each algorithm, fused operations",
+        ("torch", "triton", "numpy")),
     "exchange": Package(4, "files and models joined: load, check, inspect, convert, hash"),
-    "weights": Package(5, "merge while loading, hot-swap in a live model, bake, extract, resize", ("torch", "safetensors", "numpy")),
+    "weights": Package(5, "merge while loading, hot-swap in a live model, bake, extract, resize",
+        ("torch", "safetensors", "numpy")),
     "layers": Package(5, "adapters as layers of any torch model", ("torch",)),
     "models": Package(
         6, "model families and their files; the only importer of the model libraries",
@@ -52,7 +54,10 @@ PACKAGES = {
         9, "the HTTP worker: APIs, durable jobs, the model process, the web page",
         ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"),
     ),
-    "bench": Package(9, "benchmarks with peers, and the quality of the embedded model", ("numpy", "PIL", "torch", "peft", "safetensors")),
+    "bench": Package(
+        9, "benchmarks with peers, and the quality of the embedded model",
+        ("numpy", "PIL", "torch", "peft", "pydantic", "safetensors"),
+    ),
     "demo": Package(10, "the story and the page of `inweave demo`", ("PIL",)),
     "cli": Package(11, "commands: parse, call, print", ("typer", "rich")),
     "__main__": Package(12, "`python -m inweave`"),
@@ -61,6 +66,24 @@ PACKAGES = {
 
 #: package -> its rooms with their purpose, in the order of imports
 ROOMS = {
+    "ops": {
+        "common": "code that kernels share: operators, gradients, selection, memory layout, precision",
+        "tensors": "bytes of files as tensors, shared memory, devices and dtypes by name",
+        "delta": "the change of a weight: the formula of each algorithm",
+        "kinds": "kinds of layers and how each applies a change, wrapper modules",
+        "activation": "GEGLU and the tanh GELU",
+        "adam8bit": "AdamW with moments in 8 bits",
+        "attention": "the fastest of the libraries' kernels for each shape, measured",
+        "conv": "convolution with a frozen weight",
+        "group_norm": "group normalization and SiLU of channels-last images",
+        "merge": "many low-rank products added to many weights in one launch",
+        "residual": "the sum at the end of a residual block, with biases",
+        "rotary": "heads of attention, normalized, rotated and joined",
+        "row_norm": "layer and RMS normalization with the sum before it",
+        "fp8": "products of rows in 8-bit floating point",
+        "quantized": "formats of quantized weights: the contract and the registry",
+        "linear": "a linear layer or a convolution with a LoRA as one operation",
+    },
     "training": {
         "config": "settings with their own facts, validation, presets, TOML",
         "importers": "configurations of other trainers, one package per trainer",

@@ -1,4 +1,4 @@
-"""A family's name decides nothing outside of `inweave.models.families`: whoever wants to know asks the family."""
+"""Nothing outside of `inweave.models.families` branches on a family's name: code asks the family object."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inweave.models.families import FAMILIES
+from inweave.models.families import BUILT_IN
 
 SRC = Path(__file__).parents[2] / "src" / "inweave"
-NAMES = {family.name for family in FAMILIES}
-PRESETS = {name for family in FAMILIES for name in family.presets} - {"inweave/emoji"}
+NAMES = {family.name for family in BUILT_IN}
+PRESETS = {name for family in BUILT_IN for name in family.presets} - {"inweave/emoji"}
 #: name tables, listings and dialects of adapter files have names of their own, some of them the same words
 OTHER_NAMES = ("targets", "formats", "exchange")
 FILES = sorted(
@@ -47,7 +47,8 @@ def decisions(tree: ast.AST) -> list[tuple[int, str]]:
             parts = [node.slice]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             parts = list(node.args) if node.func.attr in ("startswith", "endswith", "get", "count", "index") else []
-        result += [(node.lineno, text) for part in parts for text in literals(part) if text in NAMES | PRESETS]
+        line = getattr(node, "lineno", 0)
+        result += [(line, text) for part in parts for text in literals(part) if text in NAMES | PRESETS]
     return result
 
 
@@ -73,7 +74,7 @@ def test_families_are_read_without_torch() -> None:
 
 
 def test_every_family_is_complete() -> None:
-    for family in FAMILIES:
+    for family in BUILT_IN:
         folders = [network.folder for network in family.networks]
         assert folders[0] in ("unet", "transformer") and "vae" in folders, family.name
         assert set(family.trainable_encoders) | set(family.frozen_encoders) == {
@@ -81,4 +82,4 @@ def test_every_family_is_complete() -> None:
         }
         assert all(variant.family == family.name for variant in family.variants)
         assert family.presets and family.attention and family.feed_forward and family.tokenizers
-    assert len(NAMES) == len(FAMILIES)
+    assert len(NAMES) == len(BUILT_IN)

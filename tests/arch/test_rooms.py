@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.arch.layout import MODULES, ROOMS, SRC, imports_of
 
-#: until the aliases of kohya's names are in `config`
-PENDING = {"inweave.training.config.schema"}
-
 
 def room_of(module: str, package: str) -> str | None:
     parts = module.split(".")
@@ -20,7 +17,7 @@ def test_rooms_only_import_rooms_before_them(package: str) -> None:
     upward = [
         f"{module} imports {name}"
         for module, path in MODULES.items()
-        if (here := room_of(module, package)) is not None and module not in PENDING
+        if (here := room_of(module, package)) is not None
         for name in imports_of(path)
         if (there := room_of(name, package)) is not None and order.index(there) > order.index(here)
     ]

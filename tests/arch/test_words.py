@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 CODE = ("src", "tests", "bench", "tools", "examples")
 #: participles that hide what they hold: a conditioning, a message, a path, a list?
 BARE = {
-    "told", "found", "said", "taken", "shown", "meant", "beside", "given", "asked", "wanted", "judged", "learnt", "noted",
+    "told", "found", "said", "taken", "shown", "meant", "beside", "given", "asked", "wanted", "judged", "learnt",
+    "noted",
     "kept", "drawn", "spelt", "heard", "held", "opposite", "stabilised", "within", "needing", "alone", "named", "judge",
     "says", "tells", "wishes",
 }  # fmt: skip

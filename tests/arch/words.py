@@ -23,10 +23,12 @@ PHRASES = (
     (r"\bstands?\b(?! for\b|-In\b)|\bstood\b", "is, appears, is listed, exists"),
     (r"\bwhoever\b", "name who: the caller, the client, a reader"),
     (r"\bso many\b", "n, a number of, every n steps"),
-    (r"(?<!there )\b(?:is|are|was|were) no (?!longer\b|more than\b|less than\b|fewer than\b|larger than\b)\w+", "is not a ..."),
+    (r"(?<!there )\b(?:is|are|was|were) no (?!longer\b|more than\b|less than\b|fewer than\b|larger than\b)\w+",
+        "is not a ..."),
     (r"\bof ours\b", "name the thing: an InweaveError, this project's"),
-    (r"\bas (?:it is|they are)\b(?! (?:read|written|loaded|sent|made|received|generated|stored|built|needed))", "unchanged, verbatim"),
-    (r"(?<![/\w`])pictures?(?![\w`/])", "image"),
+    (r"\bas (?:it is|they are)\b(?! (?:read|written|loaded|sent|made|received|generated|stored|built|needed))",
+        "unchanged, verbatim"),
+    (r"(?<![./\w`])pictures?(?![\w`/:])", "image"),  # the API has a field `pictures`, and addresses
 )  # fmt: skip
 _PHRASES = tuple((re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in PHRASES)
 NOT_VERBS = frozenset((

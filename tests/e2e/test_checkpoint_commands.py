@@ -163,7 +163,7 @@ def test_bake_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
         (("-b", base, "-l", tmp_path / "gone.safetensors", "-o", out), "no such file"),
         (("-b", base, "-l", f"{lora}:much", "-o", out), "'much' is not a strength"),
         (("-b", base, "-l", f"{lora}:inf", "-o", out), "finite"),
-        (("-b", base, "-l", f"{lora}:vae=1", "-o", out), "no component is called 'vae'"),
+        (("-b", base, "-l", f"{lora}:vae=1", "-o", out), "unknown component 'vae'"),
         (("-b", base, "-l", f"{lora}:te=1,te=2", "-o", out), "given twice"),
         (("-b", base, "-l", lora, "-o", base), "already exists"),
         (("-b", base, "-l", lora, "-o", base, "--force"), "the base itself"),

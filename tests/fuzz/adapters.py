@@ -1,8 +1,9 @@
-"""Adapter files with real placements on a tiny base, so that damage reaches resolving, weaving, attaching and converting.
+"""Adapter files with real placements on a tiny base, so that damage reaches resolving, weaving, attaching and
+converting.
 
-The base is a small torch model with a linear layer, a convolution, an embedding and a norm; the files are LoRA (kohya and
-PEFT names), DoRA, LoHa, LoKr, (IA)^3, OFT and whole differences on its modules, with damage to names, shapes, dtypes, numbers,
-metadata and configurations that leaves the container itself intact, or to its bytes.
+The base is a small torch model with a linear layer, a convolution, an embedding and a norm; the files are LoRA (kohya
+and PEFT names), DoRA, LoHa, LoKr, (IA)^3, OFT and whole differences on its modules, with damage to names, shapes,
+dtypes, numbers, metadata and configurations that leaves the container itself intact, or to its bytes.
 """
 
 from __future__ import annotations
@@ -91,13 +92,15 @@ def factors(rng: random.Random, kind: str, module: str, peft: bool) -> dict[str,
 
 
 CONFIG: dict[str, Any] = {
-    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q", "q_proj"], "rank_pattern": {"q": 2}, "alpha_pattern": {"fc": 1.0},
-    "use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "bias": "none", "modules_to_save": None, "init_lora_weights": True,
-    "layers_to_transform": None, "task_type": None, "base_model_name_or_path": "x", "inference_mode": True, "lora_dropout": 0.0,
+    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q", "q_proj"], "rank_pattern": {"q": 2},
+    "alpha_pattern": {"fc": 1.0}, "use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "bias": "none",
+    "modules_to_save": None, "init_lora_weights": True, "layers_to_transform": None, "task_type": None,
+    "base_model_name_or_path": "x", "inference_mode": True, "lora_dropout": 0.0,
 }  # fmt: skip
 METADATA = {
-    "ss_network_dim": "2", "ss_network_alpha": "2.0", "ss_network_args": '{"algo": "loha"}', "ss_base_model_version": "sd_v1", "format": "pt",
-    "ss_tag_frequency": '{"a": {"cat": 3}}', "modelspec.architecture": "stable-diffusion-v1/lora", "ss_output_name": "x",
+    "ss_network_dim": "2", "ss_network_alpha": "2.0", "ss_network_args": '{"algo": "loha"}',
+    "ss_base_model_version": "sd_v1", "format": "pt", "ss_tag_frequency": '{"a": {"cat": 3}}',
+    "modelspec.architecture": "stable-diffusion-v1/lora", "ss_output_name": "x",
     "lora_adapter_metadata": '{"unet.lora_alpha": 4, "unet.r": 2}', "sshs_model_hash": "0" * 64,
 }  # fmt: skip
 KINDS = ("lora", "lora", "lora", "dora", "loha", "lokr", "ia3", "oft", "diff")

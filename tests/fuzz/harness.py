@@ -20,9 +20,9 @@ from inweave.errors import InweaveError
 from tests.support import stopwatch
 
 SLOWEST = 1.0  # seconds of CPU per input
-TIMES, ALLOWANCE = 3, 8 * 2**20  # memory: so many times its size, and so many bytes on top
-WARM = 20  # inputs before anything is counted: they import what is imported late, and fill caches
-MEASURED = 10  # of so many inputs the memory of one is measured, which takes time
+TIMES, ALLOWANCE = 3, 8 * 2**20  # memory: this multiple of its size, plus these bytes
+WARM = 20  # inputs before anything is counted: they trigger late imports and fill caches
+MEASURED = 10  # memory is measured for one of this many inputs, since it takes time
 
 
 @dataclass(frozen=True, slots=True)

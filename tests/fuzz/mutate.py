@@ -1,4 +1,6 @@
-"""Damage: of text, of bytes, and of documents. Every function takes a random generator and is nothing but a function of it."""
+"""Damage: of text, of bytes, and of documents. Every function takes a random generator and is nothing but a function
+of it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,21 @@ from typing import Any
 
 #: what a stranger puts where something else is expected
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 0.0, -0.0, 0.5, 1e30, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 2**31, -(2**31), 2**53,
-    2**63, 2**64, 10**300, 10**400, -(10**400), "", " ", "0", "-1", "nan", "1e999", "null", "true", "None", "auto", "all-linear",
-    "\0", "a\0b", "\ud800", "\udcff", "\u202e", "\x9b", "\U0001f44d", "a" * 5000, "../../etc/passwd", "/etc/passwd", "~nosuch/x",
-    "x" * 300, "(a+)+b", "(?=(a+)+b)", ".*" * 12, "[", "(" * 200, "{a|b}", "<lora:x:1>", [], {}, [[]], [None], [1, 2], ["a", "b"],
-    {"a": 1}, {"": None}, [[[[[[]]]]]], {"a": {"b": {"c": {}}}}, "9" * 5000, -5, 7, "lora", "LORA", "fp16", 1000, 10**7, [10**7] * 3,
+    None, True, False, 0, 1, -1, 2, 0.0, -0.0, 0.5, 1e30, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 2**31,
+    -(2**31), 2**53, 2**63, 2**64, 10**300, 10**400, -(10**400), "", " ", "0", "-1", "nan", "1e999", "null", "true",
+    "None", "auto", "all-linear", "\0", "a\0b", "\ud800", "\udcff", "\u202e", "\x9b", "\U0001f44d", "a" * 5000,
+    "../../etc/passwd", "/etc/passwd", "~nosuch/x", "x" * 300, "(a+)+b", "(?=(a+)+b)", ".*" * 12, "[", "(" * 200,
+    "{a|b}", "<lora:x:1>", [], {}, [[]], [None], [1, 2], ["a", "b"],
+    {"a": 1}, {"": None}, [[[[[[]]]]]], {"a": {"b": {"c": {}}}}, "9" * 5000, -5, 7, "lora", "LORA", "fp16", 1000,
+    10**7, [10**7] * 3,
 )  # fmt: skip
 WORDS = (
-    "(", ")", "[", "]", "{", "}", "|", ":", "::", ",", ";", "<", ">", "<lora:", "<lora:a:1>", "AND", "BREAK", "\\", "\\(", '"', "'", "\n",
-    "\r\n", "\t", "\0", "=", "==", ".", "..", "...", "/", "../", "~", "#", "%", "$", "&", "&a", "*a", "<<", "!!python/object:os.system", "---",
-    "- ", "? ", "@", "|||", ";;;", "[trigger]", "1", "0", "-1", "1e999", "nan", "inf", "9" * 400, "true", "null", "é", "日本", "👍", "\ud800",
-    "\u202e", "\x1b[2J", "\x9b", "\ufeff", "a" * 1000, " " * 100, "Steps: 20, ", "Negative prompt:", "Seed: ", "Size: 1x1",
+    "(", ")", "[", "]", "{", "}", "|", ":", "::", ",", ";", "<", ">", "<lora:", "<lora:a:1>", "AND", "BREAK", "\\",
+    "\\(", '"', "'", "\n",
+    "\r\n", "\t", "\0", "=", "==", ".", "..", "...", "/", "../", "~", "#", "%", "$", "&", "&a", "*a", "<<",
+    "!!python/object:os.system", "---", "- ", "? ", "@", "|||", ";;;", "[trigger]", "1", "0", "-1", "1e999", "nan",
+    "inf", "9" * 400, "true", "null", "é", "日本", "👍", "\ud800", "\u202e", "\x1b[2J", "\x9b", "\ufeff", "a" * 1000,
+    " " * 100, "Steps: 20, ", "Negative prompt:", "Seed: ", "Size: 1x1",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What is read: a maker of damaged inputs and the road that they take, for every reader there is.
 
-The seeds are good inputs (a test proves that each of them is read), so that damage reaches what lies behind the first check.
+The seeds are good inputs (a test proves that each of them is read), so that damage reaches what lies behind the first
+check.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from tests.fuzz.harness import Reader
 # -- prompts, captions, strengths
 
 PROMPTS = (
-    "a red apple", "a (red:1.3) apple, [blurry], ((sharp)) <lora:pixel:0.8> <lora:ink:0.5:1> BREAK \\(escaped\\) a:b, (x:1.2), [[y]]",
+    "a red apple",
+    "a (red:1.3) apple, [blurry], ((sharp)) <lora:pixel:0.8> <lora:ink:0.5:1> BREAK \\(escaped\\) a:b, (x:1.2), [[y]]",
     "portrait of a woman, (detailed face:1.2), (masterpiece), AND a dog :0.5", "{a|b|{c|d}} cat", "",
 )  # fmt: skip
 CAPTIONS = (
-    "a cat, sitting ||| on a mat, red, {blue|green|{dark|light} gray} wall ||| photo", "[trigger] a;;;b, c, d", "one, two, three, {x|y}",
+    "a cat, sitting ||| on a mat, red, {blue|green|{dark|light} gray} wall ||| photo", "[trigger] a;;;b, c, d",
+    "one, two, three, {x|y}",
 )  # fmt: skip
 SAMPLES = (*PROMPTS, "a cat --n bad --w 512 --h 512 --d 7 --s 20 --l 7.5")
 STRENGTHS = (
@@ -70,8 +73,9 @@ def read_strength(value: str, folder: Path) -> None:
 # -- settings of a request
 
 REQUEST: dict[str, Any] = {
-    "prompt": "a cat", "negative_prompt": "x", "seed": 7, "steps": 20, "guidance": 7.5, "width": 512, "height": 512, "sampler": "euler",
-    "schedule": "karras", "clip_skip": 1, "count": 2, "loras": [{"name": "pixel", "te": 1.0, "unet": 0.5}, "ink:0.5"], "strength": 0.5,
+    "prompt": "a cat", "negative_prompt": "x", "seed": 7, "steps": 20, "guidance": 7.5, "width": 512, "height": 512,
+    "sampler": "euler", "schedule": "karras", "clip_skip": 1, "count": 2,
+    "loras": [{"name": "pixel", "te": 1.0, "unet": 0.5}, "ink:0.5"], "strength": 0.5,
 }  # fmt: skip
 
 
@@ -88,9 +92,11 @@ RECORD: dict[str, Any] = {
     "loras": [{"name": "pixel", "te": 1.0, "unet": 1.0, "sha256": "0" * 64, "autov3": "0" * 12, "in_prompt": False}],
 }  # fmt: skip
 PARAMETERS = (
-    "a cat <lora:pixel:1>\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, Schedule type: Karras, CFG scale: 7, Seed: 42, "
-    'Size: 512x512, Model hash: 0123456789, Model: base, VAE: x.pt, Clip skip: 2, Lora hashes: "pixel: 012345678901", Version: v1.9.3',
-    "a dog\nSteps: 30, Sampler: DPM++ 2M Karras, CFG scale: 5.5, Seed: 1, Size: 768x512, Hires upscale: 2, Denoising strength: 0.5",
+    "a cat <lora:pixel:1>\nNegative prompt: blurry\nSteps: 20, Sampler: Euler a, Schedule type: Karras, CFG scale: 7, "
+    "Seed: 42, Size: 512x512, Model hash: 0123456789, Model: base, VAE: x.pt, Clip skip: 2, "
+    'Lora hashes: "pixel: 012345678901", Version: v1.9.3',
+    "a dog\nSteps: 30, Sampler: DPM++ 2M Karras, CFG scale: 5.5, Seed: 1, Size: 768x512, Hires upscale: 2, "
+    "Denoising strength: 0.5",
 )
 _PIXELS = zlib.compress(b"\0" * 13)
 
@@ -158,30 +164,39 @@ def read_picture(value: bytes, folder: Path) -> None:
 # -- configurations of training: our own TOML, and what other trainers write
 
 SETTINGS: dict[str, Any] = {
-    "model": "inweave/emoji", "dataset": "inweave/pixel", "output": "out", "name": "x", "trigger": "sks", "network": "lora", "rank": 8,
-    "alpha": 4, "targets": ["to_q", "to_k"], "steps": 100, "learning_rate": 1e-4, "batch_size": 2, "optimizer": "adamw", "seed": 3,
-    "lr_scheduler": "cosine", "lr_warmup_steps": 10, "precision": "bf16", "resolution": 512, "sample_prompts": ["a cat"], "save_every": 10, "dialect": "kohya",
+    "model": "inweave/emoji", "dataset": "inweave/pixel", "output": "out", "name": "x", "trigger": "sks",
+    "network": "lora", "rank": 8, "alpha": 4, "targets": ["to_q", "to_k"], "steps": 100, "learning_rate": 1e-4,
+    "batch_size": 2, "optimizer": "adamw", "seed": 3, "lr_scheduler": "cosine", "lr_warmup_steps": 10,
+    "precision": "bf16", "resolution": 512, "sample_prompts": ["a cat"], "save_every": 10, "dialect": "kohya",
 }  # fmt: skip
 KOHYA: dict[str, Any] = {
-    "pretrained_model_name_or_path": "base.safetensors", "train_data_dir": "imgs", "output_dir": "out", "output_name": "x",
-    "network_module": "networks.lora", "network_dim": 16, "network_alpha": 8, "network_args": ["conv_dim=4", "algo=lora"],
-    "max_train_steps": 1000, "learning_rate": 0.0001, "unet_lr": 1e-4, "text_encoder_lr": 5e-5, "lr_scheduler": "cosine",
-    "optimizer_type": "AdamW8bit", "optimizer_args": ["weight_decay=0.1"], "train_batch_size": 2, "resolution": "512,512", "seed": 1,
+    "pretrained_model_name_or_path": "base.safetensors", "train_data_dir": "imgs", "output_dir": "out",
+    "output_name": "x", "network_module": "networks.lora", "network_dim": 16, "network_alpha": 8,
+    "network_args": ["conv_dim=4", "algo=lora"], "max_train_steps": 1000, "learning_rate": 0.0001, "unet_lr": 1e-4,
+    "text_encoder_lr": 5e-5, "lr_scheduler": "cosine", "optimizer_type": "AdamW8bit",
+    "optimizer_args": ["weight_decay=0.1"], "train_batch_size": 2, "resolution": "512,512", "seed": 1,
     "mixed_precision": "bf16", "caption_extension": ".txt", "enable_bucket": True, "min_snr_gamma": 5, "clip_skip": 2,
 }  # fmt: skip
 ONETRAINER: dict[str, Any] = {
-    "__version": 6, "training_method": "LORA", "model_type": "STABLE_DIFFUSION_15", "base_model_name": "base.safetensors", "lora_rank": 16,
-    "lora_alpha": 1.0, "learning_rate": 0.0003, "epochs": 10, "batch_size": 1, "resolution": "512", "optimizer": {"optimizer": "ADAMW"},
-    "unet": {"train": True, "learning_rate": None}, "text_encoder": {"train": False}, "output_dtype": "FLOAT_16", "train_dtype": "BFLOAT_16",
-    "concepts": [{"name": "a", "path": "imgs", "text": {"prompt_source": "sample"}, "image": {"enable_crop_jitter": True}}],
+    "__version": 6, "training_method": "LORA", "model_type": "STABLE_DIFFUSION_15",
+    "base_model_name": "base.safetensors", "lora_rank": 16, "lora_alpha": 1.0, "learning_rate": 0.0003, "epochs": 10,
+    "batch_size": 1, "resolution": "512", "optimizer": {"optimizer": "ADAMW"},
+    "unet": {"train": True, "learning_rate": None}, "text_encoder": {"train": False}, "output_dtype": "FLOAT_16",
+    "train_dtype": "BFLOAT_16",
+    "concepts": [{"name": "a", "path": "imgs", "text": {"prompt_source": "sample"},
+            "image": {"enable_crop_jitter": True}}],
 }  # fmt: skip
 AI_TOOLKIT: dict[str, Any] = {
     "job": "extension",
     "config": {"name": "x", "process": [{
-        "type": "sd_trainer", "training_folder": "output", "network": {"type": "lora", "linear": 16, "linear_alpha": 16},
-        "save": {"dtype": "float16", "save_every": 250}, "datasets": [{"folder_path": "imgs", "caption_ext": "txt", "resolution": [512, 768]}],
-        "train": {"batch_size": 1, "steps": 2000, "lr": 1e-4, "optimizer": "adamw8bit", "noise_scheduler": "flowmatch", "dtype": "bf16"},
-        "model": {"name_or_path": "black-forest-labs/FLUX.1-dev", "is_flux": True, "quantize": True}, "sample": {"prompts": ["a cat"], "steps": 20},
+        "type": "sd_trainer", "training_folder": "output", "network": {"type": "lora", "linear": 16,
+            "linear_alpha": 16},
+        "save": {"dtype": "float16",
+            "save_every": 250}, "datasets": [{"folder_path": "imgs", "caption_ext": "txt", "resolution": [512, 768]}],
+        "train": {"batch_size": 1, "steps": 2000, "lr": 1e-4, "optimizer": "adamw8bit", "noise_scheduler": "flowmatch",
+            "dtype": "bf16"},
+        "model": {"name_or_path": "black-forest-labs/FLUX.1-dev", "is_flux": True, "quantize": True},
+        "sample": {"prompts": ["a cat"], "steps": 20},
     }]},
 }  # fmt: skip
 
@@ -227,7 +242,8 @@ def read_import(value: tuple[str, str], folder: Path) -> None:
 METADATA = ({"file_name": "a.png", "text": "a cat"}, {"file_name": "b.png", "caption": ["a dog", "b"]})
 DATASET: dict[str, Any] = {
     "general": {"caption_extension": ".txt", "shuffle_caption": True, "keep_tokens": 1},
-    "datasets": [{"resolution": 64, "batch_size": 1, "enable_bucket": True, "subsets": [{"image_dir": "imgs", "num_repeats": 2, "class_tokens": "x"}]}],
+    "datasets": [{"resolution": 64, "batch_size": 1, "enable_bucket": True,
+            "subsets": [{"image_dir": "imgs", "num_repeats": 2, "class_tokens": "x"}]}],
 }  # fmt: skip
 
 
@@ -311,7 +327,8 @@ def model_files() -> dict[str, Any]:
     return {
         str(path.relative_to(embedded.folder())): json.loads(path.read_text("utf-8"))
         for path in sorted(embedded.folder().rglob("*.json"))
-        if not {"styles", "loras", "tokenizer"} & set(path.parts) and path.name in ("model_index.json", "config.json", "scheduler_config.json")
+        if not {"styles", "loras", "tokenizer"} & set(path.parts) and path.name in ("model_index.json", "config.json",
+            "scheduler_config.json")
     }  # fmt: skip
 
 

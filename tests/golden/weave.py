@@ -19,8 +19,8 @@ import torch
 from inweave.adapter import Adapter, Tensor
 from inweave.formats.files import open_container
 from inweave.formats.read import read
-from inweave.ops.decode import TORCH, decode
 from inweave.ops.delta import change, padded
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.bases import known_index
 from inweave.targets.index import ModelIndex, index_from_names
 from inweave.targets.plan import Placement, Plan, Rows

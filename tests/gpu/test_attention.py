@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 from torch.nn import functional  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from inweave.ops.attention import attention, choice, fixed_order, frontend_version  # noqa: E402
+from inweave.ops.attention import attention, fixed_order, frontend_version, select  # noqa: E402
 from inweave.ops.attention.kernels import KERNELS, deterministic_calls, sequence_first, strided_rows  # noqa: E402
 
 #: (batch, heads, queries, keys, head size): SDXL's, SD 1.5's, Flux's, a ragged one, a text encoder's
@@ -122,12 +122,12 @@ def test_cudnn_in_a_fixed_order_repeats_its_bits_eagerly_and_recorded(
 ) -> None:
     needs_frontend()
     q, k, v, g = inputs(shape, dtype, layout="columns")
-    assert "cudnn-fixed-order" in choice.measure(q, k, False, True)
-    assert "cudnn-fixed-order" not in choice.measure(q, k, False, False)
-    monkeypatch.setattr(choice, "_chosen", {})
-    monkeypatch.setattr(choice, "_stored", dict)
-    monkeypatch.setattr(choice, "_store", lambda: None)
-    monkeypatch.setattr(choice, "_fastest", lambda *_: "cudnn-fixed-order")
+    assert "cudnn-fixed-order" in select.measure(q, k, False, True)
+    assert "cudnn-fixed-order" not in select.measure(q, k, False, False)
+    monkeypatch.setattr(select, "_chosen", {})
+    monkeypatch.setattr(select, "_stored", dict)
+    monkeypatch.setattr(select, "_store", lambda: None)
+    monkeypatch.setattr(select, "_fastest", lambda *_: "cudnn-fixed-order")
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     runs = [torch.autograd.grad(attention(*leaves, deterministic=True), leaves, g) for _ in range(5)]
     graph = torch.cuda.CUDAGraph()
@@ -147,7 +147,7 @@ def test_what_needs_too_large_a_workspace_is_computed_by_another_kernel(monkeypa
     out, lse = KERNELS["cudnn-fixed-order"].forward(q, k, v, False, 0.125)
     with pytest.raises(RuntimeError, match="more than"):
         KERNELS["cudnn-fixed-order"].backward(g, q, k, v, sequence_first(out), lse, False, 0.125)
-    assert set(choice.measure(q, k, False, True)) == {"flash", "efficient"}
+    assert set(select.measure(q, k, False, True)) == {"flash", "efficient"}
 
 
 @pytest.mark.parametrize("queries", ["heads", "sequence", "columns"])
@@ -155,10 +155,10 @@ def test_what_needs_too_large_a_workspace_is_computed_by_another_kernel(monkeypa
 def test_cudnn_survives_every_pair_of_layouts(queries: str, grad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the gradient is sequence-first and the queries heads-first, cuDNN's backward pass read out of bounds (Flux)."""
     shape = (1, 24, 4608, 4608, 128)
-    monkeypatch.setattr(choice, "_chosen", {})
-    monkeypatch.setattr(choice, "_stored", dict)
-    monkeypatch.setattr(choice, "_store", lambda: None)
-    monkeypatch.setattr(choice, "_fastest", lambda *_: "cudnn")
+    monkeypatch.setattr(select, "_chosen", {})
+    monkeypatch.setattr(select, "_stored", dict)
+    monkeypatch.setattr(select, "_store", lambda: None)
+    monkeypatch.setattr(select, "_fastest", lambda *_: "cudnn")
     leaves = [tensor.requires_grad_() for tensor in inputs(shape, layout=queries)[:3]]
     g = inputs(shape, layout=grad)[3]
     for _ in range(3):
@@ -190,17 +190,17 @@ def test_columns_of_a_wider_matrix_are_read_where_they_are(name: str, shape: tup
 
 def test_the_fastest_kernel_is_chosen_once_and_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(select, "_chosen", {})
     q, k, *_ = inputs((1, 20, 1024, 1024, 64))
-    times = choice.measure(q, k, False, False)
+    times = select.measure(q, k, False, False)
     assert {"cudnn", "flash"} <= set(times)
     state = torch.cuda.get_rng_state()
-    kernel = choice.kernel_for(q, k, False, False)
+    kernel = select.kernel_for(q, k, False, False)
     assert torch.equal(state, torch.cuda.get_rng_state())
-    assert len(choice._stored()) == 1
-    monkeypatch.setattr(choice, "_chosen", {})
-    monkeypatch.setattr(choice, "measure", lambda *_: pytest.fail("measured a second time"))
-    assert choice.kernel_for(q, k, False, False) is kernel
+    assert len(select._stored()) == 1
+    monkeypatch.setattr(select, "_chosen", {})
+    monkeypatch.setattr(select, "measure", lambda *_: pytest.fail("measured a second time"))
+    assert select.kernel_for(q, k, False, False) is kernel
 
 
 def test_it_can_be_captured_once_its_shape_is_known() -> None:

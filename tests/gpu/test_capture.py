@@ -24,7 +24,7 @@ import transformers  # noqa: E402
 from tests.gpu.test_training import apart, differing, settings  # noqa: E402
 
 import inweave  # noqa: E402
-from inweave.ops.attention import choice  # noqa: E402
+from inweave.ops.attention import select  # noqa: E402
 from inweave.training.execution.capture import StepGraphs  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
@@ -111,8 +111,8 @@ def test_a_resumed_run_keeps_its_kernels_where_the_machine_has_forgotten_them(
     run.train()
     assert run.step.attention
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
-    monkeypatch.setattr(choice, "_chosen", {})
-    monkeypatch.setattr(choice, "_fastest", lambda *_: pytest.fail("measured a second time"))
+    monkeypatch.setattr(select, "_chosen", {})
+    monkeypatch.setattr(select, "_fastest", lambda *_: pytest.fail("measured a second time"))
     again, _ = prepare(settings(tmp_path / "twice", cache, steps=8, resume="auto", **common))
     rest = again.train()
     assert again.step.attention == run.step.attention

@@ -25,21 +25,15 @@ import inweave  # noqa: E402
 from inweave.layers import lora_layers  # noqa: E402
 from inweave.models.fused.blocks import fuse_blocks  # noqa: E402
 from inweave.ops.activation import gelu_matrix, gelu_matrix_gradients  # noqa: E402
-from inweave.ops.fp8 import (  # noqa: E402
-    Fp8Linear,
-    device_problems,
-    frozen_feed_forward,
-    linear,
-    quantize_linear,
-    quantize_rows,
-    traced_rows,
-)
+from inweave.ops.fp8 import frozen_feed_forward, quantize_rows, traced_rows  # noqa: E402
 from inweave.ops.fp8.reference import quantize_rows as reference  # noqa: E402
+from inweave.ops.quantized import fp8  # noqa: E402
+from inweave.ops.quantized.fp8 import Fp8Linear  # noqa: E402
 from inweave.training.execution.compilation import inductor_options  # noqa: E402
 from inweave.training.execution.kernels import step_kernels  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
-if problems := device_problems(torch.device("cuda")):
+if problems := Fp8Linear.device_problems(torch.device("cuda")):
     pytest.skip("; ".join(problems), allow_module_level=True)
 
 
@@ -69,7 +63,7 @@ def test_products_are_within_the_errors_of_their_factors(shape: tuple[int, int, 
     x, weight, dy = (numbers(*size, seed=seed, dtype=torch.bfloat16).cuda() for seed, size in enumerate(sizes))
     layer = nn.Linear(into, out, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
     layer.weight.data = weight.clone()
-    quantize_linear(layer)
+    Fp8Linear.quantize(layer)
     assert isinstance(layer, Fp8Linear)
     x.requires_grad_()
     y = (torch.compile(layer, fullgraph=True) if compiled else layer)(x)
@@ -129,7 +123,7 @@ def test_the_kernel_that_makes_rows_quantizes_them(deterministic: bool) -> None:
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.02)
     for layer in (lora_layers(model)["1"].base, model[3]):
-        quantize_linear(layer)
+        Fp8Linear.quantize(layer)
     x = numbers(512, 3072, dtype=torch.bfloat16).cuda().requires_grad_()
     dy = numbers(512, 3072, seed=1, dtype=torch.bfloat16).cuda()
     inputs = [x, *(parameter for parameter in model.parameters() if parameter.requires_grad)]
@@ -201,7 +195,7 @@ def test_compiled_blocks_call_the_feed_forward_operators() -> None:
     truth = in_a_step(transformer, inputs)
     for name, module in list(transformer.named_modules()):
         if type(module) is nn.Linear and (".ff" in name or "single" in name) and "norm" not in name:
-            quantize_linear(module)
+            Fp8Linear.quantize(module)
     fuse_blocks(transformer)
     eager = in_a_step(transformer, inputs)
     for blocks in (transformer.transformer_blocks, transformer.single_transformer_blocks):
@@ -221,7 +215,7 @@ def test_compiled_blocks_call_the_feed_forward_operators() -> None:
 @pytest.mark.parametrize("compile_", ["off", "on"])
 def test_a_run_with_a_quantized_base(compile_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bundled model is narrow: its layers are quantized for the test alone."""
-    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+    monkeypatch.setattr(fp8, "SMALLEST_SIDE", 16)
     common = {
         "precision": "bf16",
         "steps": 20,

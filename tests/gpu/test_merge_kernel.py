@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 
 from inweave.ops.merge import reference  # noqa: E402
 from inweave.ops.merge import triton as kernel  # noqa: E402
-from inweave.ops.merge.work import Product, Target  # noqa: E402
+from inweave.ops.merge.reference import Product, WeightUpdate  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RANKS = [(1,), (4, 16), (32,), (128,), (5, 33, 64), (32,) * 5, ()]
@@ -22,7 +22,7 @@ CASES = [
 SHAPES = [(1, 1), (7, 3), (64, 64), (129, 65), (128, 256), (320, 2880), (1000, 999), (2, 5000), (3072, 64)]
 
 
-def make_targets(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...], shapes=SHAPES) -> list[Target]:  # type: ignore[no-untyped-def]
+def make_targets(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...], shapes=SHAPES) -> list[WeightUpdate]:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     targets = []
     for rows, columns in shapes:
@@ -35,18 +35,18 @@ def make_targets(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...]
             )
             for i, r in enumerate(ranks)
         )
-        targets.append(Target(base, torch.full_like(base, 9.0), products))
+        targets.append(WeightUpdate(base, torch.full_like(base, 9.0), products))
     return targets
 
 
-def worst(targets: list[Target]) -> tuple[float, float]:
+def worst(targets: list[WeightUpdate]) -> tuple[float, float]:
     """(kernel's, plain torch's) largest error against float64, in units of the dtype's epsilon at that value."""
     ours = theirs = 0.0
     for t in targets:
         exact = t.base.double()
         for p in t.products:
             exact = exact + p.scale * (p.up.double() @ p.down.double())
-        plain = Target(t.base, torch.empty_like(t.base), t.products)
+        plain = WeightUpdate(t.base, torch.empty_like(t.base), t.products)
         reference.merge_products([plain])
         ulp = torch.finfo(t.base.dtype).eps * exact.abs().clamp_min(1e-3)
         ours = max(ours, float(((t.out.double() - exact).abs() / ulp).max()))
@@ -70,8 +70,8 @@ def test_hundreds_of_layers_in_one_launch() -> None:
 
 
 def test_in_place() -> None:
-    targets = [Target(t.base, t.base, t.products) for t in make_targets(torch.bfloat16, torch.bfloat16, (16,))]
-    copies = [Target(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
+    targets = [WeightUpdate(t.base, t.base, t.products) for t in make_targets(torch.bfloat16, torch.bfloat16, (16,))]
+    copies = [WeightUpdate(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
     kernel.merge_products(copies)
     kernel.merge_products(targets)
     assert all(torch.equal(a.out, b.out) for a, b in zip(targets, copies, strict=True))
@@ -87,7 +87,7 @@ def test_offsets_beyond_two_to_the_31() -> None:
     targets = []
     for base, output in ((first, out[: 256 * 256]), (last, out[-256 * 256 :])):
         up, down = (torch.randn(s, device="cuda", dtype=torch.bfloat16) * 0.1 for s in ((256, 8), (8, 256)))
-        targets.append(Target(base, output.view(256, 256), (Product(up, down, 0.5),)))
+        targets.append(WeightUpdate(base, output.view(256, 256), (Product(up, down, 0.5),)))
     kernel.merge_products(targets)
     ours, theirs = worst(targets)
     assert ours <= 2 * max(theirs, 0.5)
@@ -100,7 +100,7 @@ def test_one_huge_weight() -> None:
     base = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
     up = torch.ones(rows, 4, dtype=torch.bfloat16, device="cuda")
     down = torch.ones(4, columns, dtype=torch.bfloat16, device="cuda")
-    kernel.merge_products([Target(base, base, (Product(up, down, 0.5),))])
+    kernel.merge_products([WeightUpdate(base, base, (Product(up, down, 0.5),))])
     assert bool((base[-1] == 2).all())
     assert bool((base[0] == 2).all())
     assert float(base[::997, ::991].float().mean()) == 2.0
@@ -115,9 +115,9 @@ def test_results_that_are_not_finite_are_reported(dtype: torch.dtype) -> None:
     one = targets[6]
     up, down = one.products[0].up, one.products[0].down
     up[-1], down[:, -1] = 1.0, 1.0
-    targets[6] = Target(one.base, one.out, (Product(up, down, torch.finfo(dtype).max),))
+    targets[6] = WeightUpdate(one.base, one.out, (Product(up, down, torch.finfo(dtype).max),))
     assert kernel.merge_products(targets) == [5, 6]
-    launch = kernel.Launch(targets)
+    launch = kernel.PreparedMerge(targets)
     assert launch.run() == launch.run() == [5, 6]
     targets[5].base[200, 1000] = 1.0
     scales = torch.full((len(targets),), 0.5).double().numpy()

@@ -1,11 +1,11 @@
 // Drives the page in one browser: node tests/page/run.mjs ADDRESS [--core] [--only TEXT] [--shots FOLDER]
 //
 // A flow is a file in flows/ that exports `flow(tools)` and calls `tools.test(name, async (page) => ...)`. Each test gets a
-// fresh context (no storage, no cookies), and a function for notes; what a page reports as an error fails its test. Prints
+// fresh context (no storage, no cookies), and a function for notes; an error that the page reports fails its test. Prints
 // one JSON line per test.
-// Two tests run at a time, one that makes pictures and one that does not; `{ alone: true }` is for those that change what
-// others see. `{ core: true }` marks those that --core runs.
-// Lines {"ask": "restart"} go to whoever started this, who answers with one line when it is done.
+// Two tests run at a time, one that generates images and one that does not; `{ alone: true }` is for those that change what
+// other tests see. `{ core: true }` marks those that --core runs.
+// Lines {"ask": "restart"} go to the parent process, which answers with one line when it is done.
 import assert from "node:assert/strict"
 import {mkdirSync, readdirSync, readFileSync} from "node:fs"
 import {availableParallelism, loadavg} from "node:os"
@@ -21,18 +21,18 @@ const SWITCHES = [
 	"--disable-component-update",
 	"--disable-sync"
 ]
-/** flows that make pictures: one after the other, while those that only look at the page run beside them */
+/** flows that generate images: one after the other, in parallel to those that only look at the page */
 const MAKING = /^(compare|edit|generate|queue|train):/
 const [address, ...options] = process.argv.slice(2)
 const option = name => (options.includes(name) ? options[options.indexOf(name) + 1] : undefined)
 const only = option("--only")
 const shots = option("--shots")
-/** whether this machine has time to spare: only then do times say something */
+/** whether this machine is idle: only then are times meaningful */
 const timed = loadavg()[0] < availableParallelism() / 2
 if (shots) mkdirSync(shots, {recursive: true})
 
 const answers = createInterface({input: process.stdin})[Symbol.asyncIterator]()
-/** Ask whoever started this to do something to the worker. */
+/** Ask the parent process to do something to the worker. */
 async function ask(what) {
 	console.log(JSON.stringify({ask: what}))
 	return JSON.parse((await answers.next()).value ?? "null")
@@ -41,7 +41,7 @@ async function ask(what) {
 const axe = readFileSync(new URL("../../node_modules/axe-core/axe.min.js", import.meta.url), "utf8")
 /** Violations of WCAG 2.2 AA as [rule, element] pairs. */
 async function violations(page) {
-	await page.evaluate(axe) // by the debugger: the page's own policy stays as it is
+	await page.evaluate(axe) // through the debugger: the page's own policy stays in force
 	return page.evaluate(async () => {
 		// colors are looked at when a change of scheme has arrived everywhere
 		// (an inherited color passes through its transitions one element after the other)
@@ -92,7 +92,7 @@ for (const file of readdirSync(new URL("flows/", import.meta.url)).sort()) {
 	flow({test, assert, address, api, submit, ended, ask, violations, browser, shot, timed})
 }
 
-/** A picture of the page for people to look at, where a folder was named. */
+/** A screenshot, if a folder was given. */
 async function shot(page, name) {
 	if (shots) await page.screenshot({path: `${shots}/${name}.png`})
 }

@@ -1,8 +1,8 @@
 """The page in a real browser, against a real worker: tests/page/run.mjs drives the flows in tests/page/flows.
 
-One worker and one browser serve all flows. `make test` runs the core ones: a picture is made, compared, edited; `--full` runs
-every one (two minutes on two cores). `PAGE_ONLY=text` runs those whose name has the text, `PAGE_SHOTS=folder` keeps pictures
-of every view.
+One worker and one browser serve all flows. `make test` runs the core ones: an image is generated, compared,
+edited; `--full` runs every one (two minutes on two cores). `PAGE_ONLY=text` runs those whose name contains the text,
+`PAGE_SHOTS=folder` keeps screenshots of every view.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.support import sized
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 TOKEN = "correct: horse / battery"
-#: names as strangers give them; each must be shown as the text it is
+#: hostile names, each of which must be shown as text
 HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "${alert(3)} `x` \u202egnp.x")
 
-#: the same, where a file speaks of itself
+#: the same in the metadata of a file
 METADATA = {
     "modelspec.title": "<img src=x onerror=alert(4)>",
     "modelspec.description": "<script>alert(5)</script> \u202egnp.x",

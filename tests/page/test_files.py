@@ -1,9 +1,10 @@
-"""The files of the page: how they are served, what they may hold, how large they are."""
+"""The files of the page: how they are served, what they may hold, how large they are, how they import each other."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import httpx
@@ -46,17 +47,16 @@ async def _visit(settings: ServeSettings) -> None:
         assert (await browser.head("/")).status_code == 200
         script = next(address for address in addresses if address.endswith("main.js"))
         assert (await browser.get(script)).headers["content-type"] == "text/javascript; charset=utf-8"
-        for wrong in (script.replace("main.js", "nosuch.js"), script.replace("main.js", "../app.py"),
-                      "/page/0000000000000000/main.js", script.replace("main.js", "%2e%2e/app.py"), "/page/", "/page/x"):  # fmt: skip
+        missing = [script.replace("main.js", name) for name in ("nosuch.js", "../app.py", "%2e%2e/app.py")]
+        for wrong in (*missing, "/page/0000000000000000/main.js", "/page/", "/page/x"):
             assert (await browser.get(wrong)).status_code == 404, wrong
 
 
 async def _session(settings: ServeSettings) -> None:
     async with client(settings) as browser:
         question = await browser.get("/v1/session", headers={"X-Requested-With": "inweave"})
-        assert (
-            question.status_code == 401 and "Basic" not in question.headers["www-authenticate"]
-        )  # no dialog of the browser's own
+        assert question.status_code == 401
+        assert "Basic" not in question.headers["www-authenticate"]  # the browser would show a dialog of its own
         assert "Basic" in (await browser.get("/v1/session")).headers["www-authenticate"]
         assert (await browser.post("/v1/session", headers={"Authorization": "Bearer wrong"})).status_code == 401
         opened = await browser.post("/v1/session", headers={"Authorization": f"Bearer {TOKEN}"})
@@ -92,7 +92,7 @@ def test_a_change_on_disk_is_another_address(tmp_path: Path) -> None:
 
 
 def test_everything_together_is_within_the_budget() -> None:
-    """As it lies on the disk, uncompressed; pictures do not count."""
+    """The files on disk count, uncompressed, without images."""
     sizes = {
         path: (PAGE / path).stat().st_size for path in PageFiles.read(PAGE).contents if not path.startswith("icons/")
     }
@@ -110,21 +110,28 @@ def test_nothing_is_fetched_from_elsewhere_or_runs_around_the_policy() -> None:
 
 
 def test_every_module_is_reached_by_imports_that_exist() -> None:
-    files = PageFiles.read(PAGE).contents
+    imports = _imports()
     reached, waiting = set[str](), ["main.js", "theme.js"]
     while waiting:
         module = waiting.pop()
-        if module in reached:
-            continue
-        reached.add(module)
-        for target in re.findall(r"""(?:from|import)\s*\(?\s*["'](\.[^"']+)["']""", _code(files[module])):
-            path = (PAGE / module).parent.joinpath(target).resolve().relative_to(PAGE.resolve()).as_posix()
-            assert path in files, f"{module} imports {target}"
-            waiting.append(path)
-    unused = {path for path in files if path.endswith(".js")} - reached
-    assert {path for path in unused if not path.startswith(("ui/", "lib/"))} == set()
+        if module not in reached:
+            assert module in imports, f"{module} is imported and does not exist"
+            reached.add(module)
+            waiting += imports[module]
+    assert {path for path in imports.keys() - reached if not path.startswith(("ui/", "lib/"))} == set()
 
 
-def _code(content: bytes) -> str:
-    """A module without its comments: types are imported there, and never fetched."""
-    return re.sub(r"/\*.*?\*/", "", content.decode(), flags=re.DOTALL)
+def test_the_imports_have_no_circle() -> None:
+    TopologicalSorter(_imports()).prepare()  # raises CycleError, which names the modules
+
+
+def _imports() -> dict[str, set[str]]:
+    """Return the modules that each module imports, statically or not; types in comments are never fetched."""
+    imports = {}
+    for module, content in PageFiles.read(PAGE).contents.items():
+        if module.endswith(".js"):
+            code = re.sub(r"/\*.*?\*/", "", content.decode(), flags=re.DOTALL)
+            targets = re.findall(r"""(?:from|import)\s*\(?\s*["'](\.[^"']+)["']""", code)
+            folder = (PAGE / module).parent
+            imports[module] = {(folder / path).resolve().relative_to(PAGE.resolve()).as_posix() for path in targets}
+    return imports

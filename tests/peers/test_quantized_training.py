@@ -19,12 +19,12 @@ from safetensors.torch import load_file  # noqa: E402
 from inweave.errors import ConfigError  # noqa: E402
 from inweave.layers import lora_layers  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
-from inweave.ops.fp8 import Fp8Linear, linear  # noqa: E402
+from inweave.ops.quantized import fp8  # noqa: E402
+from inweave.ops.quantized.fp8 import Fp8Linear  # noqa: E402
 from inweave.training.adapters.targets import token_layers  # noqa: E402
 from inweave.training.checkpoint.resume import ensure_resumable  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
-from inweave.training.memory import quantization  # noqa: E402
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems  # noqa: E402
 from inweave.training.session import check, prepare, train  # noqa: E402
 from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
@@ -35,8 +35,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU and the narrow layers of tiny models will do."""
-    monkeypatch.setattr(quantization, "device_problems", lambda device: [])
-    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+    monkeypatch.setattr(Fp8Linear, "device_problems", lambda device: [])
+    monkeypatch.setattr(fp8, "SMALLEST_SIDE", 16)
 
 
 def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
@@ -54,7 +54,7 @@ def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
     task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
     run = Run(task, model, file_index(model), task.config)
     if quantize != "off":
-        assert "are multiplied in 8 bits" in quantize_denoiser(model, CPU)
+        assert "are multiplied in 8 bits" in quantize_denoiser(model, "fp8", CPU)
     return run, run.train()
 
 

@@ -25,7 +25,7 @@ from inweave.exchange.convert import rewrite
 from inweave.formats.files import write_file
 from inweave.models import bundled
 from inweave.models import folder as reading
-from inweave.models.families import CLASSES
+from inweave.models.families import network_classes
 from inweave.models.variants import find_variant
 from tests.peers import tiny_qwen
 from tests.peers.models import adapter_from, index_of, random_lora
@@ -139,7 +139,7 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
 
 
 def _network(class_name: str, config: dict[str, Any], seed: int) -> torch.nn.Module:
-    if CLASSES[class_name] == "diffusers":
+    if network_classes()[class_name].library == "diffusers":
         network = getattr(diffusers, class_name).from_config(config)
     else:
         kind = getattr(transformers, class_name)

@@ -19,7 +19,7 @@ from PIL import Image
 
 from inweave.serve.app import create_app
 from inweave.serve.http import security
-from inweave.serve.sandbox.process import check_picture
+from inweave.serve.sandbox.process import check_image
 from inweave.serve.settings import ServeSettings
 from tests.serve.test_security import ask
 from tests.serve.worker import SMALL, Worker
@@ -140,7 +140,9 @@ def status_bytes(pid: int, name: str) -> int:
 
 def test_unusual_pictures_are_read_as_what_they_show() -> None:
     def clean(content: bytes) -> Image.Image:
-        return Image.open(io.BytesIO(check_picture({"label": "image", "pixels": 4096 * 4096}, content).blobs[0]))
+        return Image.open(
+            io.BytesIO(check_image({"content": content, "label": "image", "pixels": 4096 * 4096})["content"])
+        )
 
     deep = Image.new("I;16", (32, 32), 0x8000)
     assert clean(encoded(deep)).getpixel((0, 0)) == (128, 128, 128)

@@ -220,11 +220,11 @@ def test_processes_that_read_for_a_worker_follow_no_link_out_of_the_library(serv
 
     async def ask() -> str:
         try:
-            await service.checker.adapter(str(library / "mine.safetensors"), "LoRA x")
+            await service.sandbox.adapter(str(library / "mine.safetensors"), "LoRA x")
             with pytest.raises(FormatError) as refused:
-                await service.checker.adapter(str(library / "out.safetensors"), "LoRA x")
+                await service.sandbox.adapter(str(library / "out.safetensors"), "LoRA x")
         finally:
-            await service.checker.close()
+            await service.sandbox.close()
         return str(refused.value)
 
     message = asyncio.run(ask())

@@ -18,11 +18,11 @@ import pytest
 from inweave.errors import MissingError
 from inweave.exchange.load import load
 from inweave.formats.files import write_file
-from inweave.library import Entry
-from inweave.library.entry import Facts
+from inweave.library import LibraryEntry
+from inweave.library.entry import LibraryFacts
 from inweave.models import embedded
 from inweave.serve.app import create_app
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import MAX_KEPT, ConversionStore
 from inweave.serve.settings import ServeSettings
 from tests.bad_files import BAD
@@ -166,14 +166,14 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(worker: Worker) ->
 
 
 def test_old_conversions_make_room(tmp_path: Path) -> None:
-    class Writer(Checker):
+    class Writer(SandboxClient):
         async def convert(self, path: str, target: str, *rest: Any, **more: Any) -> dict[str, Any]:
             (Path(target) / "adapter.safetensors").write_bytes(b"x")
             return {"file": "adapter.safetensors"}
 
     async def fill() -> None:
         store = ConversionStore(tmp_path / "converted", Writer())
-        entry = Entry("id", str(tmp_path), "<b>.safetensors", 1, 0.0, Facts(), None)
+        entry = LibraryEntry("id", str(tmp_path), "<b>.safetensors", 1, 0.0, LibraryFacts(), None)
         reports = [await store.create(entry, to="kohya", base=None, drop=False) for _ in range(MAX_KEPT + 2)]
         assert len(list((tmp_path / "converted").iterdir())) == MAX_KEPT
         assert store.file(reports[-1]["id"])[1] == "<b>-kohya.safetensors"

@@ -46,9 +46,10 @@ def test_a_model_that_is_larger_than_the_budget_is_refused() -> None:
 
 def test_events_and_results_name_no_path(other: str, tmp_path: Path) -> None:
     events: list[Event] = []
-    request = RunRequest("image_generation", other, {"prompt": "x", "steps": 1, "width": 64, "height": 64}, name="mine")
+    request = RunRequest(
+        "job-1", "image_generation", other, {"prompt": "x", "steps": 1, "width": 64, "height": 64}, name="mine"
+    )
     result = Runner(RunnerSettings()).run(request, events.append, lambda: False)
     assert events[0] == Event("loading", {"model": "mine"})
-    assert str(tmp_path) not in str(result) and not any(
-        str(tmp_path).encode() in blob for e in events for blob in e.blobs
-    )
+    assert str(tmp_path) not in str(result)
+    assert not any(str(tmp_path).encode() in event.image for event in events if event.image is not None)

@@ -81,22 +81,22 @@ def test_datasets_are_named_listed_and_shown_small(worker: Worker, dataset: str)
 
 def test_the_number_and_the_size_of_datasets_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "MAX_DATASETS", 2)
-    monkeypatch.setattr(datasets, "MAX_PICTURES", 2)
+    monkeypatch.setattr(datasets, "MAX_IMAGES", 2)
     picture = png((64, 64))
     store = DatasetStore(tmp_path, max_bytes=3 * len(picture))
     first, second = (store.create(name)["id"] for name in "ab")
     with pytest.raises(ConflictError, match="2 datasets"):
         store.create("c")
-    store.put_picture(first, "1", picture)
-    store.put_picture(first, "2", picture)
-    store.put_picture(first, "2", picture)  # instead of the other one
-    with pytest.raises(ConflictError, match="2 pictures"):
-        store.put_picture(first, "3", picture)
-    store.put_picture(second, "1", picture)
+    store.put_image(first, "1", picture)
+    store.put_image(first, "2", picture)
+    store.put_image(first, "2", picture)  # instead of the other one
+    with pytest.raises(ConflictError, match="2 images"):
+        store.put_image(first, "3", picture)
+    store.put_image(second, "1", picture)
     with pytest.raises(ConflictError, match="GB together"):
-        store.put_picture(second, "2", picture)
-    store.delete_picture(first, "1")
-    store.put_picture(second, "2", picture)
+        store.put_image(second, "2", picture)
+    store.delete_image(first, "1")
+    store.put_image(second, "2", picture)
     assert DatasetStore(tmp_path, max_bytes=3 * len(picture)).summaries()[0]["pictures"] in (1, 2)
     store.delete(first)
     store.create("c")

@@ -31,7 +31,9 @@ def dataset(tmp_path: Path) -> Path:
 def run_job(dataset: Path, output: Path, emit: Callable[[Event], object], **settings: Any) -> dict[str, bytes]:
     """The bits of the adapter of a train job, as a model process runs it."""
     config = {"name": "t", "steps": 6, "rank": 2, "log_every": 1, "resolution": 64, "batch_size": 1, **settings}
-    request = RunRequest("train", "inweave/emoji", config, paths={"dataset": str(dataset), "output": str(output)})
+    request = RunRequest(
+        "job-1", "train", "inweave/emoji", config, paths={"dataset": str(dataset), "output": str(output)}
+    )
     result = training.run_training(request, emit, lambda: False, RunnerSettings(device="cpu"))
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(result["adapter"]).items()}
 

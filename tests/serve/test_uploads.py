@@ -136,7 +136,7 @@ def test_a_job_keeps_its_picture_when_the_upload_goes(worker: Worker) -> None:
 def test_an_id_that_never_was_is_missing(worker: Worker, name: str) -> None:
     body = {"operation": "image_transform", "prompt": "x", "image": name}
     answer = worker.http.post("/v1/jobs", json=body)
-    assert answer.status_code == 404 and "upload the picture" in answer.json()["error"]["message"]
+    assert answer.status_code == 404 and "upload the image" in answer.json()["error"]["message"]
 
 
 def test_what_is_no_picture_is_refused(worker: Worker) -> None:

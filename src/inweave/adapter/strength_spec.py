@@ -85,7 +85,7 @@ def _spec(text: str, name: str, fields: list[str]) -> StrengthSpec:
             if component == _IGNORED:
                 continue
             if component not in COMPONENTS:
-                raise ConfigError(f"{text}: no component is called {component!r}; known are {', '.join(COMPONENTS)}")
+                raise ConfigError(f"{text}: unknown component {component!r}; use one of {', '.join(COMPONENTS)}")
             if component in components:
                 raise ConfigError(f"{text}: {component} is given twice")
             components[component] = _number(text, value)

@@ -1,7 +1,7 @@
-"""Clock and power of a GPU while something is measured on it, as nvidia-smi reports them five times per second.
+"""Clock and power of a GPU during a measurement, sampled with nvidia-smi five times per second.
 
-A GPU at its power limit lowers its clock, so that the same work takes longer after a few seconds of it: a figure without the clock
-that it was measured at is not comparable.
+A GPU at its power limit lowers its clock, so the same work gets slower after a few seconds: figures are comparable only
+with the clock they were measured at.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 _FIELDS = "clocks.sm,power.draw,clocks_event_reasons.sw_power_cap"
 _INTERVAL = 200  # milliseconds
-_BUSY = 0.5  # samples with less than this part of the highest power are from before or after the work
+_BUSY = 0.5  # samples below this fraction of the highest power are from before or after the work
 
 
 class ClockLog:
-    """Samples while the block runs; `note` is None where nvidia-smi is missing or says nothing."""
+    """Samples while the block runs; `note` is None if nvidia-smi is missing or reports nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -46,7 +46,7 @@ class ClockLog:
 
 
 def clock_note(text: str) -> str | None:
-    """What lines of nvidia-smi say, one sample each; those that are no numbers are left out."""
+    """Summarize the output of nvidia-smi, one sample per line; lines without numbers are skipped."""
     samples = []
     for line in text.splitlines():
         clock, _, rest = line.partition(",")
@@ -62,6 +62,6 @@ def clock_note(text: str) -> str | None:
     clocks = [clock for clock, _, _ in busy]
     at_limit = sum(limited for *_, limited in busy) / len(busy)
     return (
-        f"clock {statistics.median(clocks):,.0f} MHz ({min(clocks):,.0f} to {max(clocks):,.0f}), at most {highest:.0f} W, "
-        f"at the power limit in {at_limit:.0%} of {len(busy)} samples"
+        f"clock {statistics.median(clocks):,.0f} MHz ({min(clocks):,.0f} to {max(clocks):,.0f}), "
+        f"at most {highest:.0f} W, at the power limit in {at_limit:.0%} of {len(busy)} samples"
     )

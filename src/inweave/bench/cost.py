@@ -1,11 +1,11 @@
-"""What a LoRA costs: the time of an image with one over the time of the same image without, on the built-in model.
+"""The cost of a LoRA: the time of an image with it over the time of the same image without, on the built-in model.
 
     base     an image of the base after an image of the base: nothing is swapped
-    lora     an image with a LoRA after an image of the base: the file is looked up, proved to fit and woven in, then the
+    lora     an image with a LoRA after an image of the base: the file is looked up, checked and merged, then the
              network runs at the speed of the base
-    ratio    lora / base of one round; the smallest of all rounds, since other work on the machine only ever adds time
+    ratio    lora / base of one round; the smallest of all rounds, since other load on the machine only adds time
 
-On the CPU the time is that of the processor, on a GPU that of the clock. `LIMIT` is what a LoRA may cost.
+On the CPU this is processor time, on a GPU wall-clock time. `LIMIT` is the ratio that a LoRA may reach.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def measure_cost(
     steps: int = 20,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Seconds of an image without and with ``lora``, and their smallest ratio over ``rounds``."""
+    """Measure the seconds of an image without and with ``lora``, and their smallest ratio over ``rounds``."""
     with_lora = parse_loras([lora])
-    pipe(_request((), steps))  # what is made once, such as plans of kernels, is made here
+    pipe(_request((), steps))  # warm up: kernel plans and the like
     pipe(_request(with_lora, steps))
     pairs: list[tuple[float, float]] = []
     for number in range(rounds):
-        pipe(_request((), steps))  # takes the LoRA of the round before out again
+        pipe(_request((), steps))  # removes the LoRA of the previous round
         pairs.append((_seconds(pipe, _request((), steps)), _seconds(pipe, _request(with_lora, steps))))
         if progress is not None:
             progress("cost of a LoRA", number + 1, rounds)
@@ -49,5 +49,5 @@ def _request(loras: Any, steps: int) -> GenerateConfig:
 def _seconds(pipe: Pipeline, request: GenerateConfig) -> float:
     clock = time.perf_counter if pipe.model.device.type == "cuda" else time.process_time
     started = clock()
-    pipe(request)  # its images are in memory of the CPU: the GPU is done
+    pipe(request)  # the images are in CPU memory: the GPU is done
     return clock() - started

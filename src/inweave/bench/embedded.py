@@ -1,10 +1,10 @@
-"""Does the embedded model follow its captions, and does a style show? Metrics computed from pixels alone.
+"""Metrics of the embedded model, computed from pixels: does it follow its captions, and does a style show?
 
     features       16x16 means of red, green, blue and of the slope of the luminance, each centered and of unit length:
-                   what a subject looks like, largely independent of sharpness and brightness
+                   the look of a subject, largely independent of sharpness and brightness
     recall         share of captions whose image is nearest, among all references, to the reference of that caption
     strokes        8x8 patches, aligned with the latent grid: |dx| and |dy| of the luminance at every pixel and the mean
-                   of the two color differences. How a subject is drawn, largely independent of what it is
+                   of the two color differences. The drawing style, largely independent of the subject
     style distance between two sets of images, as Gaussians of their strokes (m, C): the Frechet distance
                    d^2 = |m1 - m2|^2 + trace(C1 + C2 - 2 (C1 C2)^(1/2))
 
@@ -29,7 +29,7 @@ from inweave.files.images import open_image
 Floats: TypeAlias = NDArray[np.float64]
 Generate: TypeAlias = Callable[[list[str]], list[Image.Image]]
 
-#: the reference sheet beside the embedded model's weights
+#: the folder of the embedded model, with the reference sheet
 EMOJI = Path(__file__).parents[1] / "models" / "emoji"
 
 _SIDE = 16
@@ -40,7 +40,7 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
 def features(image: Image.Image) -> Floats:
-    """One unit vector per image: the squared distance of two is between 0 (alike) and 4."""
+    """Return the unit vector of an image: the squared distance of two is between 0 (alike) and 4."""
     small = np.asarray(_rgb(image).resize((2 * _SIDE, 2 * _SIDE), Image.Resampling.BOX), dtype=np.float64) / 255
     down, right = np.gradient(small @ _LUMINANCE)
     planes = np.concatenate([small, np.hypot(down, right)[..., None]], axis=-1)
@@ -50,7 +50,7 @@ def features(image: Image.Image) -> Floats:
 
 
 def recall(generated: Sequence[Image.Image], references: Sequence[Image.Image]) -> tuple[float, float]:
-    """(top-1, top-5): how often image i is nearest to reference i, or among its five nearest."""
+    """Return (top-1, top-5): how often reference i is the nearest to image i, or among its five nearest."""
     if not generated or len(generated) > len(references):
         raise ConfigError(
             f"recall compares image i with reference i: got {len(generated)} images and {len(references)} references"
@@ -63,11 +63,11 @@ def recall(generated: Sequence[Image.Image], references: Sequence[Image.Image]) 
 
 
 def strokes(image: Image.Image) -> Floats:
-    """(patches that are not blank, 130): |dx| and |dy| at 8x8 pixels, and two color differences."""
-    picture = _rgb(image)
-    if picture.size != (_WORKING, _WORKING):
-        picture = picture.resize((_WORKING, _WORKING), Image.Resampling.BICUBIC)
-    values = np.asarray(picture, dtype=np.float64) / 255
+    """Return (patches that are not blank, 130): |dx| and |dy| at 8x8 pixels, and two color differences."""
+    image = _rgb(image)
+    if image.size != (_WORKING, _WORKING):
+        image = image.resize((_WORKING, _WORKING), Image.Resampling.BICUBIC)
+    values = np.asarray(image, dtype=np.float64) / 255
     light = values @ _LUMINANCE
     right = np.abs(np.diff(light, axis=1, append=light[:, -1:]))
     down = np.abs(np.diff(light, axis=0, append=light[-1:]))
@@ -78,15 +78,10 @@ def strokes(image: Image.Image) -> Floats:
     return np.asarray(patches[slopes.mean(1) > _BLANK])
 
 
-def style_distance(images: Sequence[Image.Image], style_set: Sequence[Image.Image]) -> float:
-    """How differently two sets of images are drawn; 0 for the same set."""
-    return _frechet(_all_strokes(images), _all_strokes(style_set))
-
-
 def closer_to_style(
     generated: Sequence[Image.Image], style_images: Sequence[Image.Image], base_images: Sequence[Image.Image]
 ) -> dict[str, float]:
-    """Whether ``generated`` is drawn like the style or like the base.
+    """Compare ``generated`` with the style and with the base.
 
     ``to_style`` and ``to_base`` are style distances; ``ratio`` is the first over the second, below 1 if the style won.
     ``share`` is the share of images whose mean stroke is nearer to the style's mean than to the base's, each direction
@@ -109,7 +104,7 @@ def closer_to_style(
 
 
 def reference(folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
-    """The captions of the reference sheet and their thumbnails, in the same order."""
+    """Return the captions of the reference sheet and their thumbnails, in the same order."""
     document = json.loads((folder / "reference.json").read_text())
     captions, side, columns = list(document["captions"]), int(document["side"]), int(document["columns"])
     with open_image(folder / "reference.png") as opened:
@@ -117,15 +112,16 @@ def reference(folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
     rows = -(-len(captions) // columns)
     if sheet.size != (columns * side, rows * side):
         raise FormatError(
-            f"{folder / 'reference.png'}: {sheet.size[0]}x{sheet.size[1]} pixels, but reference.json lists {len(captions)} "
-            f"thumbnails of {side} pixels in {columns} columns; make both again with tools/embedded/reference.py"
+            f"{folder / 'reference.png'}: {sheet.size[0]}x{sheet.size[1]} pixels, but reference.json lists "
+            f"{len(captions)} thumbnails of {side} pixels in {columns} columns; make both again with "
+            "tools/embedded/reference.py"
         )
     corners = [(i % columns * side, i // columns * side) for i in range(len(captions))]
     return captions, [sheet.crop((x, y, x + side, y + side)) for x, y in corners]
 
 
 def style_set(name: str, folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
-    """The captions and images of a bundled style dataset."""
+    """Return the captions and images of a bundled style dataset."""
     paths = sorted((folder / "styles" / name).glob("*.png"))
     if not paths:
         known = ", ".join(sorted(path.name for path in (folder / "styles").glob("*"))) or "none"
@@ -139,7 +135,7 @@ def style_set(name: str, folder: Path = EMOJI) -> tuple[list[str], list[Image.Im
 
 
 def measure_recall(generate: Generate, count: int = 256, folder: Path = EMOJI) -> dict[str, float]:
-    """Generate the first ``count`` captions of the reference sheet, and look each image up among all references."""
+    """Generate the first ``count`` captions of the reference sheet, and find each image among all references."""
     captions, thumbnails = reference(folder)
     top1, top5 = recall(generate(captions[:count]), thumbnails)
     return {"captions": float(min(count, len(captions))), "top1": top1, "top5": top5}
@@ -148,12 +144,12 @@ def measure_recall(generate: Generate, count: int = 256, folder: Path = EMOJI) -
 def measure_style(
     styled: Generate, base: Generate, captions: list[str], style: str, folder: Path = EMOJI
 ) -> dict[str, float]:
-    """The same captions with and without an adapter, against the dataset of the style it was trained on."""
+    """Compare images with and without an adapter to the dataset of the style it was trained on."""
     return closer_to_style(styled(captions), style_set(style, folder)[1], base(captions))
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """RGB, with transparency on white."""
+    """Return the image in RGB, with transparency on white."""
     if "A" in image.getbands() or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
@@ -168,7 +164,7 @@ def _stack(images: Sequence[Image.Image]) -> Floats:
 
 
 def _patches(plane: Floats) -> Floats:
-    """(256, 64): the aligned 8x8 patches of a 128x128 plane."""
+    """Return (256, 64): the aligned 8x8 patches of a 128x128 plane."""
     count = _WORKING // _PATCH
     return plane.reshape(count, _PATCH, count, _PATCH).swapaxes(1, 2).reshape(count * count, -1)
 

@@ -1,10 +1,10 @@
-"""A forward pass of a denoiser with LoRAs beside its weights, none of them merged: what they add to the time of the base.
+"""The time that unmerged LoRAs add to a forward pass of a denoiser.
 
-    base      the network as it is
-    1, 3      so many LoRAs on the projections of its attention, in the dtype of the network      peer: PEFT's layers through
-              diffusers' add_adapter and set_adapters, with the same numbers
-    eager     calls from Python: on a fast GPU the time is mostly the host's
-    graph     the same kernels recorded as a CUDA graph and replayed: the time is the GPU's
+    base      the network without LoRAs
+    1, 3      this number of LoRAs on the attention projections, in the dtype of the network
+              peer: PEFT's layers through diffusers' add_adapter and set_adapters, with the same weights
+    eager     calls from Python: on a fast GPU mostly host time
+    graph     the same kernels recorded as a CUDA graph and replayed: GPU time
     times     the row's time over that of the base, of the same kind
 
 The limit is the arithmetic of the base at the rate of a large product. Outputs are compared with the peer's.
@@ -22,7 +22,7 @@ import torch
 
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.operations import forward_operations
-from inweave.bench.report import Row
+from inweave.bench.report import BenchRow
 from inweave.bench.step import PEER, fresh_memory
 from inweave.bench.timing import Rates, Work, capture, wall_seconds
 from inweave.layers import eject, inject, lora_layers
@@ -30,14 +30,13 @@ from inweave.training.adapters.targets import select_modules
 from inweave.training.config.schema import TrainConfig
 
 COUNTS = (1, 3)
-SAME_OUTPUT = (
-    0.1  # mean difference in parts of the mean size, of two ways to round to half precision; a missing LoRA makes more
-)
+#: relative mean difference allowed between two ways of rounding to half precision; a missing LoRA exceeds it
+SAME_OUTPUT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardCase:
-    """Which forward pass."""
+    """A model, and the batch, image size and rank of its forward pass."""
 
     model: str
     batch: int = 2
@@ -69,7 +68,7 @@ class ForwardBench:
         self.forward: Callable[[], torch.Tensor] = forward
 
     def milliseconds(self) -> dict[str, float]:
-        """Of a forward pass of the network as it is now: eager, and on a GPU as a graph."""
+        """Measure a forward pass of the network in its current state: eager, and on a GPU as a graph."""
 
         def median(work: Work) -> float:
             return statistics.median(wall_seconds(work, self.device, runs=self.runs, warmup=3)) * 1e3
@@ -82,14 +81,14 @@ class ForwardBench:
 
     @torch.no_grad()
     def add_lora(self, number: int) -> None:
-        """One more, with random numbers in both factors."""
+        """Add a LoRA with random values in both factors."""
         name = f"lora{number}"
         inject(self.network, self.case.rank, None, self.modules, name=name, seed=number, dtype=self.dtype)
         for layer in lora_layers(self.network).values():
             layer.branch(name).roles()["up"].normal_(std=0.3 * self.case.rank**-0.5)
 
     def factors(self) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """(down, up) of every LoRA by module."""
+        """Return (down, up) of every LoRA by module."""
         layers = lora_layers(self.network)
         loras: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []
         for name in next(iter(layers.values())).adapters:
@@ -99,14 +98,14 @@ class ForwardBench:
 
     @torch.no_grad()
     def add_peer(self, number: int, factors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """PEFT's layers with these numbers, all of them active."""
+        """Add PEFT layers with these factors, and activate all of them."""
         from peft import LoraConfig
 
         rank = self.case.rank
         config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(self.modules), init_lora_weights=False)
         name = f"lora{number}"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is an adapter already
+            warnings.simplefilter("ignore")  # about an existing adapter
             self.network.add_adapter(config, adapter_name=name)
         for module, (down, up) in factors.items():
             layer = self.network.get_submodule(module)
@@ -127,8 +126,8 @@ def measure_forward(
     counts: Sequence[int] = COUNTS,
     peers: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> tuple[list[Row], list[str]]:
-    """Rows in milliseconds, and notes."""
+) -> tuple[list[BenchRow], list[str]]:
+    """Return rows in milliseconds, and notes."""
     report = progress or (lambda text: None)
     with fresh_memory(device):
         report(f"{case.name}: the base")
@@ -152,7 +151,7 @@ def measure_forward(
             title = "base" if count == 0 else _loras(count)
             compared = {PEER: theirs[count][kind]} if count in theirs else {}
             details = {"times the base": figures[kind] / base} if count else {}
-            rows.append(Row(f"{case.name}: {title}, {kind}", "ms", figures[kind], compared, limit, details))
+            rows.append(BenchRow(f"{case.name}: {title}, {kind}", "ms", figures[kind], compared, limit, details))
     return rows, [*notes, f"every LoRA: rank {case.rank} on {layers} linear layers of attention"]
 
 

@@ -1,13 +1,13 @@
-"""The kernels that are measured, and the plain torch they are compared with.
+"""The measured kernels, and the plain torch they are compared with.
 
-    lora        grad_x = s (g up) down,  grad_down = s (g up)^T x,  grad_up = s g^T (x down^T)          (`inweave.ops.linear`)
+    lora        grad_x = s (g up) down,  grad_down = s (g up)^T x,  grad_up = s g^T (x down^T)
                 torch: five products
-    norm        SiLU of a group norm of an image, layer norm of a sum; forward and backward              (`inweave.ops.norm`, `row_norm`)
+    norm        SiLU of a group norm of an image, layer norm of a sum; forward and backward
                 torch: functional.group_norm and silu, functional.layer_norm
-    activation  GEGLU and the GELU with tanh, forward and backward                                        (`inweave.ops.activation`)
+    activation  GEGLU and the GELU with tanh, forward and backward
     attention   forward and backward by the kernel that was fastest for the shape, on sequence-first memory
-                torch: its own choice; every backend by itself stands beside it                          (`inweave.ops.attention`)
-    merge       out = base + s up down for every attention weight of SDXL in one launch                   (`inweave.ops.merge`)
+                torch: its own choice; every backend is measured separately too
+    merge       out = base + s up down for every attention weight of SDXL in one launch
                 torch: one addmm per weight
 
 Limits count every input and every result once.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -25,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inweave.ops import lora_backward
 from inweave.ops.activation import geglu, tanh_gelu
 from inweave.ops.attention import attention
-from inweave.ops.merge import Product, Target, merge_products
-from inweave.ops.norm import group_norm
+from inweave.ops.group_norm import group_norm
+from inweave.ops.merge import Product, WeightUpdate, merge_products
 from inweave.ops.row_norm import add_layer_norm
 from inweave.targets.bases import known_index
 
@@ -58,7 +59,7 @@ MERGE_RANK = 32
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """One kernel on fixed tensors: what is called, what it is compared with, and what it cannot do without.
+    """One kernel on fixed tensors, its peers, and the least arithmetic and traffic of the work.
 
     ``outputs`` and ``exact`` return the same tensors, the second in float64; ``traffic``: bytes read and written once.
     ``others``: further implementations, for the record. ``recordable``: whether a CUDA graph can hold it.
@@ -87,7 +88,7 @@ class Draw:
 
 
 def differentiated(function: Function, grad: torch.Tensor, *inputs: torch.Tensor) -> Tensors:
-    """(the result, the gradients of the inputs)"""
+    """Return the result and the gradients of the inputs."""
     leaves = [each.detach().requires_grad_() for each in inputs]
     result = function(*leaves)
     return result.detach(), *torch.autograd.grad(result, leaves, grad)
@@ -102,19 +103,19 @@ def differentiable_case(
     operations: float,
     others: Mapping[str, Callable[[], object]] | None = None,
 ) -> KernelCase:
-    """A case of forward and backward pass: inputs are read for both, the result's gradient once; everything else is written."""
+    """Return a case of forward and backward pass: both read the inputs, one the gradient of the result."""
     element = grad.element_size()
     traffic = element * (2 * grad.numel() + 3 * sum(each.numel() for each in inputs))
     wide = [each.double() for each in (grad, *inputs)]
+    run, run_torch = partial(differentiated, ours, grad, *inputs), partial(differentiated, torchs, grad, *inputs)
     return KernelCase(
-        name, lambda: differentiated(ours, grad, *inputs), {"torch": lambda: differentiated(torchs, grad, *inputs)}, operations,
-        traffic, {"inweave": lambda: differentiated(ours, grad, *inputs), "torch": lambda: differentiated(torchs, grad, *inputs)},
-        lambda: differentiated(torchs, *wide), others or {},
+        name, run, {"torch": run_torch}, operations, traffic, {"inweave": run, "torch": run_torch},
+        partial(differentiated, torchs, *wide), others or {},
     )  # fmt: skip
 
 
 def five_products(grad_out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> Tensors:
-    """The gradients of a LoRA at a scale of 1: what is not multiplied by the scale needs no launch for it."""
+    """Return the gradients of a LoRA at a scale of 1, which saves the launches that multiply by it."""
     grad, rows = grad_out.flatten(0, -2), x.flatten(0, -2)
     hidden = grad @ up
     return (hidden @ down).view_as(x), hidden.t() @ rows, grad.t() @ (rows @ down.t())
@@ -126,7 +127,7 @@ def lora_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Itera
 
 
 def lora_case(batch: int, tokens: int, width: int, rank: int, draw: Draw) -> KernelCase:
-    """Timed at a scale of 1, which suits five products; compared at a scale of 0.5."""
+    """Return a case that is timed at a scale of 1, which suits five products, and compared at a scale of 0.5."""
     x, grad = draw(batch, tokens, width), draw(batch, tokens, width)
     down, up = draw(rank, width, scale=width**-0.5), draw(width, rank, scale=rank**-0.5)
     rows = batch * tokens
@@ -149,7 +150,7 @@ def lora_case(batch: int, tokens: int, width: int, rank: int, draw: Draw) -> Ker
 
 
 def norm_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iterator[KernelCase]:
-    """torch's are given memory as torch prefers it, channels first; inweave's is channels last."""
+    """Yield norms in each implementation's preferred memory: channels first for torch, channels last for inweave."""
     for batch, channels, side in TINY_IMAGE_SHAPES if tiny else IMAGE_SHAPES:
         yield image_norm_case(batch, channels, side, Draw(device, dtype))
     for rows, width in TINY_ROW_SHAPES if tiny else ROW_SHAPES:
@@ -211,16 +212,17 @@ def activation_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) ->
 def attention_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iterator[KernelCase]:
     for heads, queries, keys, size in TINY_ATTENTION_SHAPES if tiny else ATTENTION_SHAPES:
         draw = Draw(device, dtype)
-        # in memory as the layers around attention have them
+        # the memory layout of the surrounding layers
         tensors = [draw(1, count, heads, size).transpose(1, 2) for count in (queries, queries, keys, keys)]
         yield differentiable_case(
-            f"attention {heads} heads of {size}, {queries} x {keys}, both passes", attention, functional.scaled_dot_product_attention,
-            *tensors, operations=3.5 * 4 * heads * queries * keys * size, others=attention_backends(tensors),
+            f"attention {heads} heads of {size}, {queries} x {keys}, both passes",
+            attention, functional.scaled_dot_product_attention, *tensors,
+            operations=3.5 * 4 * heads * queries * keys * size, others=attention_backends(tensors),
         )  # fmt: skip
 
 
 def attention_backends(tensors: list[torch.Tensor]) -> dict[str, Callable[[], object]]:
-    """Every backend of torch by itself, and inweave's where it has to give the same bits every time; on a GPU."""
+    """Return every backend of torch, and inweave's deterministic attention; nothing without a GPU."""
     if tensors[0].device.type != "cuda":
         return {}
 
@@ -254,7 +256,7 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
     targets = []
     for out, into in shapes:
         base, up, down = draw(out, into, scale=0.02), draw(out, rank, scale=0.02), draw(rank, into, scale=0.02)
-        targets.append(Target(base, torch.empty_like(base), (Product(up, down, 0.8),)))
+        targets.append(WeightUpdate(base, torch.empty_like(base), (Product(up, down, 0.8),)))
     size = sum(target.base.numel() for target in targets)
     factors = sum(rank * (out + into) for out, into in shapes)
 
@@ -271,10 +273,10 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
         return tuple(t.base.double() + p.scale * (p.up.double() @ p.down.double()) for t, p in pairs)
 
     def ready() -> Callable[[], object]:
-        """A launch whose tables are on the device, as a weaver keeps it."""
-        from inweave.ops.merge.dispatch import prepared
+        """Return a launch whose tables are on the device, as a weaver keeps it."""
+        from inweave.ops.merge import prepare_merge
 
-        return prepared(targets).run
+        return prepare_merge(targets).run
 
     yield KernelCase(
         f"merge of rank {rank} into {len(targets)} weights, {size / 1e6:.3g} M numbers",
@@ -284,7 +286,7 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
         traffic=(2 * size + factors) * targets[0].base.element_size(),
         outputs={"inweave": run, "torch": addmm},
         exact=exact,
-        recordable=False,  # it reads on the host whether numbers became too large
+        recordable=False,  # the host reads whether values overflowed
     )
 
 

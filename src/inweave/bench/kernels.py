@@ -1,8 +1,8 @@
-"""Kernels by themselves, each beside plain torch on the same tensors (`inweave.bench.kernel_cases` lists them).
+"""Single kernels, each compared with plain torch on the same tensors (`inweave.bench.kernel_cases` lists them).
 
-On a GPU a figure is the median over replays of a CUDA graph with many copies, and the eager call stands beside it: at small
-sizes that one is the time of the host. On the CPU there is only the call. Errors are the largest difference from float64 in
-parts of the largest number there. ``tiny``: the same rows at sizes for a test.
+On a GPU a figure is the median over replays of a CUDA graph with many copies; the time of an eager call, mostly host
+time at small sizes, is reported too. On the CPU there is only the call. Errors are the largest difference from float64,
+relative to the largest float64 value. ``tiny``: the same rows at sizes for a test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from inweave.bench.kernel_cases import GROUPS, KernelCase, Tensors
-from inweave.bench.report import Row
+from inweave.bench.report import BenchRow
 from inweave.bench.timing import Rates, captured_seconds, per_call_seconds
 from inweave.errors import ConfigError
 
@@ -26,8 +26,8 @@ def measure_kernels(
     tiny: bool = False,
     replays: int = 200,
     progress: Callable[[str], None] | None = None,
-) -> list[Row]:
-    """A row per kernel and size of these groups, in microseconds."""
+) -> list[BenchRow]:
+    """Return a row per kernel and size of these groups, in microseconds."""
     ensure_groups(groups)
     rows = []
     for group in groups:
@@ -43,7 +43,7 @@ def ensure_groups(groups: Sequence[str]) -> None:
         raise ConfigError(f"no kernels are called {unknown[0]!r}; choose from {', '.join(GROUPS)}")
 
 
-def _measure(case: KernelCase, device: torch.device, rates: Rates, replays: int) -> Row:
+def _measure(case: KernelCase, device: torch.device, rates: Rates, replays: int) -> BenchRow:
     captured = device.type == "cuda" and case.recordable
 
     def micros(work: Callable[[], object]) -> float:
@@ -63,11 +63,11 @@ def _measure(case: KernelCase, device: torch.device, rates: Rates, replays: int)
     for name, outputs in case.outputs.items():
         details["error" if name == "inweave" else f"{name}, error"] = largest_error(outputs(), exact)
     limit = rates.seconds(case.operations, case.traffic) * 1e6
-    return Row(
+    return BenchRow(
         case.name, "µs", micros(case.ours), {name: micros(work) for name, work in case.peers.items()}, limit, details
     )
 
 
 def largest_error(values: Tensors, exact: Tensors) -> float:
-    """The largest difference in parts of the largest exact number of the same tensor."""
+    """Return the largest difference, relative to the largest exact value of the same tensor."""
     return max(float((v.double() - e).abs().max() / e.abs().max()) for v, e in zip(values, exact, strict=True))

@@ -1,4 +1,4 @@
-"""Quality of the embedded model, measured through the same pipeline that serves every request.
+"""Quality of the embedded model, measured through the pipeline that serves every request.
 
 recall      the first captions of the reference sheet, generated without LoRAs
 styles      captions that no style dataset contains, generated with each style's LoRA at strength 1 and without it: the
@@ -29,7 +29,7 @@ def measure(
     loras: Mapping[str, str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Recall of ``captions``, and how far ``styled`` images generated with each LoRA moved toward its style.
+    """Measure recall of ``captions``, and how far ``styled`` images with each LoRA moved toward its style.
 
     ``loras``: style -> LoRA, instead of the bundled ones. ``progress(activity, done, total)`` is called per image.
     """

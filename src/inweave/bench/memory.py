@@ -1,11 +1,11 @@
-"""Activation memory of a step: as planned, as measured, and what gradient checkpointing saves of it and costs in time.
+"""Activation memory of a step, predicted and measured, and the savings and the time of gradient checkpointing.
 
-predicted   `inweave.training.memory.estimate`, from the meta device: what `--vram` plans with
-measured    the most bytes at once during a step, above what was there before it; as training itself measures its second step
-time        of an eager step; on a GPU of one that is recorded as CUDA graphs too, after memory was measured, since a replay
+predicted   `inweave.training.memory.estimate`, from the meta device: the basis of `--vram`
+measured    peak bytes of a step above those allocated before it; training measures its second step the same way
+time        of an eager step; on a GPU also of one recorded as CUDA graphs, after memory was measured, since a replay
             allocates nothing
-saved       the part of the memory of mode "off" that a mode does without; slower: its time over that of "off", recorded where both
-            could be
+saved       the fraction of the memory of mode "off" that a mode saves
+slower      its time over that of "off", as CUDA graphs where both could be recorded
 peer        the same measurement of diffusers + PEFT, whose checkpointing is full or none
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 from inweave.bench.models import published_blueprint
-from inweave.bench.report import Row
+from inweave.bench.report import BenchRow
 from inweave.bench.step import (
     GIB,
     PEER,
@@ -45,9 +45,9 @@ def measure_memory(
     modes: Sequence[str] = MODES,
     peers: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> tuple[list[Row], list[str]]:
-    """A row per mode of gradient checkpointing, in GiB, and notes."""
-    rows: list[Row] = []
+) -> tuple[list[BenchRow], list[str]]:
+    """Return a row per mode of gradient checkpointing, in GiB, and notes."""
+    rows: list[BenchRow] = []
     notes: list[str] = []
     first: tuple[int, float, float | None] | None = None
     for mode in modes:
@@ -74,12 +74,12 @@ def measure_memory(
         details = {"predicted": predicted / GIB, "predicted / measured": predicted / measured, "ms, eager": eager * 1e3}
         details |= {} if recorded is None else {"ms, CUDA graph": recorded * 1e3}
         details |= {"saved": 1 - measured / first[0], "slower": slower}
-        rows.append(Row(f"activation memory, {chosen.name}", "GiB", measured / GIB, theirs, None, details))
+        rows.append(BenchRow(f"activation memory, {chosen.name}", "GiB", measured / GIB, theirs, None, details))
     return rows, notes
 
 
 def _measure(step: ReadyStep, device: torch.device, runs: int) -> tuple[int, float]:
-    """(bytes of the second step, median seconds of later ones)"""
+    """Return the bytes of the second step and the median seconds of later ones."""
     meter = StepMeter(device, 0)
     meter(step.update)
     record = meter(step.update)
@@ -88,7 +88,7 @@ def _measure(step: ReadyStep, device: torch.device, runs: int) -> tuple[int, flo
 
 
 def _recorded(step: ReadyStep, device: torch.device, runs: int) -> float | None:
-    """Median seconds of the same step as CUDA graphs; None where there are none."""
+    """Return the median seconds of the same step as CUDA graphs; None if it cannot be recorded."""
     if device.type != "cuda" or step.graphs is None:
         return None
     step.graphs.enabled = True

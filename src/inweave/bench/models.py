@@ -1,6 +1,6 @@
-"""Models of full size without their weights: published configurations, random numbers, for measuring time and memory.
+"""Full-size models with random weights in published configurations, for measuring time and memory.
 
-    random_model("sdxl", device, dtype)     the denoiser on the device; text encoders and autoencoder without numbers
+    random_model("sdxl", device, dtype)     the denoiser on the device; text encoders and autoencoder on meta
     random_batch(model, batch, size)        latents, noise, times and text of one batch, on the device
 
 Weights have a standard deviation of 1 / sqrt(fan in), so that activations keep their scale through the network.
@@ -26,13 +26,13 @@ from inweave.training.tasks.base import Tensors
 from inweave.weights.source import DictSource
 
 _META = torch.device("meta")
-#: more tensors than any published network has: nothing of a bundled configuration is refused as too large
+#: more tensors than any published network has, so that no bundled configuration is refused as too large
 _ROOM = 10_000
 
 
 @cache
 def published_blueprint(name: str) -> Blueprint:
-    """The blueprint of a variant whose configurations come with the package; its sources list tensors without numbers."""
+    """Return the blueprint of a variant whose configurations are bundled; its sources hold meta tensors."""
     if name == embedded.NAME:
         return open_model(name)
     known = find_variant(name)
@@ -54,7 +54,7 @@ def _tensors_of(folder: str, class_name: str, config: bundled.Config) -> DictSou
 
 
 def random_model(name: str, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Model:
-    """A model whose denoiser has random weights on the device; its other networks stay without numbers."""
+    """Return a model whose denoiser has random weights on the device; its other networks stay on meta."""
     model = blank(published_blueprint(name), dtype)
     folder = model.blueprint.denoiser.folder
     network = model.networks[folder].to_empty(device=device)
@@ -65,7 +65,7 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype, *, seed: i
 
 @torch.no_grad()
 def fill_random(network: nn.Module, seed: int) -> None:
-    """Random weights that preserve the scale of activations; norms multiply by 1, biases add 0."""
+    """Fill in random weights that preserve the scale of activations; norms multiply by 1, biases add 0."""
     generator: torch.Generator | None = None
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if generator is None:
@@ -80,7 +80,7 @@ def fill_random(network: nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def random_batch(model: Model, batch: int, size: int, *, seed: int = 1) -> Tensors:
-    """A batch as training has it: latents, noise, times, sizes of the images, and text as its encoders would return it."""
+    """Return a training batch: latents, noise, times, sizes of the images, and text as from the encoders."""
     if size % model.patch:
         raise ConfigError(f"size: {size} pixels, but {model.name} takes multiples of {model.patch}")
     device = model.device

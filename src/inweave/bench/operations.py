@@ -1,4 +1,4 @@
-"""Additions and multiplications of a published network, counted on the meta device: what limits are computed from.
+"""Additions and multiplications of a published network, counted on the meta device, for the limits.
 
 forward     all products and attention
 step        forward and backward of a frozen base: the gradient of an input costs one forward pass, that of attention
@@ -28,7 +28,7 @@ def step_operations(name: str, batch: int, size: int, dtype: torch.dtype) -> flo
 
 @cache
 def _counts(name: str, size: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(products, attention) of the denoiser for one image."""
+    """Return (products, attention) of the denoiser for one image."""
     model = blank(published_blueprint(name), dtype)
     family = model.family
     latents = torch.empty(model.latent_space.shape(size, size), dtype=dtype, device="meta")

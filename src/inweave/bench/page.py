@@ -1,11 +1,11 @@
-"""docs/benchmarks.md, made of reports and of prose.
+"""docs/benchmarks.md, generated from reports and prose.
 
-    docs/bench/*.json     reports, as `inweave bench ... --json FILE` writes them
-    docs/bench/page.md    the prose; a line `<!-- figures -->` stands for all reports
+    docs/bench/*.json     reports, written by `inweave bench ... --json FILE`
+    docs/bench/page.md    the prose; the line `<!-- figures -->` is replaced by all reports
     docs/bench/*.svg      a chart per report with peers
 
-A chart has a group of bars per row, below the row's name: inweave's, every peer's, and a dashed line at the limit, scaled to the
-longest bar of the group.
+A chart has a group of bars per row, below the row's name: inweave's, every peer's, and a dashed line at the limit,
+scaled to the longest bar of the group.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from inweave.bench.report import Report, Row, figure, table
+from inweave.bench.report import BenchReport, BenchRow, figure, table
 from inweave.errors import FormatError
 from inweave.files.writing import write_text
 
@@ -29,11 +29,11 @@ _LETTER = 6.6  # pixels, of a wide sans-serif font at this size
 
 
 def make_page(folder: Path) -> dict[str, str]:
-    """The page and its charts by their paths relative to ``folder``, which holds reports and prose."""
+    """Return the page and its charts by their paths relative to ``folder``, which holds reports and prose."""
     prose = (folder / "page.md").read_text("utf-8")
     if prose.count("<!-- figures -->\n") != 1:
         raise FormatError(f"{folder / 'page.md'}: one line must be <!-- figures -->: the reports go there")
-    reports = {path.stem: Report.read(path) for path in sorted(folder.glob("*.json"))}
+    reports = {path.stem: BenchReport.read(path) for path in sorted(folder.glob("*.json"))}
     sections: list[str] = []
     for bench in dict.fromkeys([*TITLES, *(report.bench for report in reports.values())]):
         chosen = {name: report for name, report in reports.items() if report.bench == bench}
@@ -46,7 +46,7 @@ def make_page(folder: Path) -> dict[str, str]:
 
 
 def write_page(folder: Path) -> list[Path]:
-    """Write them all, and remove charts that no report has any more."""
+    """Write the page and its charts, and remove charts without a report."""
     files = make_page(folder)
     for path in folder.glob("*.svg"):
         if path.name not in files:
@@ -54,23 +54,23 @@ def write_page(folder: Path) -> list[Path]:
     return [write_text(folder / name, text) for name, text in files.items()]
 
 
-def _charted(report: Report) -> bool:
+def _charted(report: BenchReport) -> bool:
     return any(row.peers for row in report.rows)
 
 
-def _section(name: str, report: Report) -> str:
+def _section(name: str, report: BenchReport) -> str:
     lines = table(report.rows)
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     rows.insert(1, "|" + "---|" * len(lines[0]))
     versions = ", ".join(f"{library} {version}" for library, version in report.versions.items())
     where = f"`{report.command}` on {report.machine['device']}, {report.date} ({versions}):"
-    picture = [f"![{name}: inweave, peers and limits](bench/{name}.svg)"] if _charted(report) else []
+    image = [f"![{name}: inweave, peers and limits](bench/{name}.svg)"] if _charted(report) else []
     notes = ["\n".join(f"- {note}" for note in report.notes)] if report.notes else []
-    return "\n\n".join([where, "\n".join(rows), *notes, *picture])
+    return "\n\n".join([where, "\n".join(rows), *notes, *image])
 
 
-def chart(rows: Sequence[Row]) -> str:
-    """Bars of every row that has a peer, as SVG."""
+def chart(rows: Sequence[BenchRow]) -> str:
+    """Return the bars of every row with a peer, as SVG."""
     compared = [row for row in rows if row.peers]
     names = ["inweave", *dict.fromkeys(name for row in compared for name in row.peers)]
     parts, top = _legend(names, limited=any(row.limit is not None for row in compared))
@@ -89,12 +89,13 @@ def chart(rows: Sequence[Row]) -> str:
         if row.limit is not None:
             parts.append(_limit(_LEFT + row.limit / longest * scale, first - 1, top - 2))
         top += _GAP
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top}" font-family="sans-serif" font-size="11">'
-    return "\n".join([head, f'<rect width="{_WIDTH}" height="{top}" fill="#fff"/>', *parts, "</svg>", ""])
+    size = f'width="{_WIDTH}" height="{top}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
+    return "\n".join([head, f'<rect {size} fill="#fff"/>', *parts, "</svg>", ""])
 
 
 def _legend(names: Sequence[str], *, limited: bool) -> tuple[list[str], int]:
-    """(its parts, where the first row begins): as many lines as the names take."""
+    """Return the elements of the legend, of one or more lines, and the y coordinate of the first row."""
     parts: list[str] = []
     x, y = _LEFT, 8
     for number, name in enumerate([*names, *(["limit"] if limited else [])]):
@@ -108,7 +109,8 @@ def _legend(names: Sequence[str], *, limited: bool) -> tuple[list[str], int]:
 
 
 def _limit(x: float, top: float, bottom: float) -> str:
-    return f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#000" stroke-width="1.5" stroke-dasharray="3 2"/>'
+    line = f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}"'
+    return f'{line} stroke="#000" stroke-width="1.5" stroke-dasharray="3 2"/>'
 
 
 def _color(number: int) -> str:

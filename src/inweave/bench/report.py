@@ -1,12 +1,11 @@
-"""What a benchmark found: rows of one quantity each, with everything needed to repeat it.
+"""The report of a benchmark: rows of one quantity each, with everything needed to repeat it.
 
     ours      the figure of this package, in the row's unit; less is better
     peers     the same figure of other libraries, measured in the same run
-    limit     what the hardware would take if nothing but arithmetic or memory traffic counted, from rates measured in the
-              same run
+    limit     the time of arithmetic or memory traffic alone, from rates measured in the same run
     ratio     the best peer over ours: 2 means half of the peer's
 
-A file has the command, the machine, the versions and the date beside the rows. `docs/benchmarks.md` is made of such files.
+A file also has the command, the machine, the versions and the date. `docs/benchmarks.md` is made of such files.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from inweave.errors import FormatError
 from inweave.files.documents import format_json, read_json
@@ -33,15 +33,15 @@ _LIBRARIES = ("torch", "triton", "diffusers", "peft", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One quantity; ``details`` are further figures of the same work, by the title of their column."""
+class BenchRow:
+    """One quantity; ``details`` are further figures of the same work by column title, None if not finite."""
 
     name: str
     unit: str
     ours: float
     peers: Mapping[str, float] = field(default_factory=dict)
     limit: float | None = None
-    details: Mapping[str, float | str] = field(default_factory=dict)
+    details: Mapping[str, float | str | None] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -49,20 +49,26 @@ class Row:
         return min(self.peers.values()) / self.ours if self.peers and self.ours > 0 else None
 
 
+def _ensure_device(machine: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(machine.get("device"), str):
+        raise ValueError("the name of the device is missing")
+    return machine
+
+
 @dataclass(frozen=True, slots=True)
-class Report:
-    """All rows of one run; ``notes`` say what is behind them, such as a peer that failed."""
+class BenchReport:
+    """All rows of one run; ``notes`` explain them, such as a peer that failed."""
 
     bench: str
     command: str
     date: str
-    machine: Mapping[str, Any]
+    machine: Annotated[Mapping[str, Any], AfterValidator(_ensure_device)]
     versions: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
     notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """As a file holds it."""
+        """Return the contents of the file."""
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         return {"schema": SCHEMA, **{name: getattr(self, name) for name in self.__slots__}, "rows": rows}
 
@@ -70,76 +76,32 @@ class Report:
         return write_text(path, format_json(self.document(), indent=1) + "\n")
 
     @classmethod
-    def read(cls, path: Path) -> Report:
+    def read(cls, path: Path) -> BenchReport:
         document: Any = read_json(path)
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        if document.get("schema") != SCHEMA:
             raise FormatError(
-                f"{path}: no benchmark report of schema {SCHEMA}; make one with `inweave bench ... --json FILE`"
+                f"{path}: not a benchmark report of schema {SCHEMA}; make one with `inweave bench ... --json FILE`"
             )
-        fields: dict[str, Any] = {name: document.get(name) for name in cls.__slots__}
-        fields["rows"], fields["notes"] = document.get("rows"), document.get("notes", [])
-        _ensure(path, "", fields, _REPORT_FIELDS)
-        rows = []
-        for number, row in enumerate(fields.pop("rows")):
-            values: dict[str, Any] = {name: row.get(name) if isinstance(row, dict) else None for name in Row.__slots__}
-            _ensure(path, f"row {number + 1}: ", values, _ROW_FIELDS)
-            rows.append(Row(**values))
-        return cls(rows=tuple(rows), notes=tuple(fields.pop("notes")), **fields)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_null(value: object) -> bool:
-    """How a number that is not finite is written, such as the error of a kernel that fails."""
-    return value is None
-
-
-def _is_table(value: object, *tests: Callable[[object], bool]) -> bool:
-    return isinstance(value, dict) and all(any(test(each) for test in tests) for each in value.values())
-
-
-#: name of a field -> (what it has to be, whether a value is that)
-_Fields = Mapping[str, tuple[str, Callable[[object], bool]]]
-_TEXT = ("a text", _is_text)
-_REPORT_FIELDS: _Fields = {
-    "bench": _TEXT, "command": _TEXT, "date": _TEXT,
-    "machine": ("a table with the name of the device", lambda value: isinstance(value, dict) and _is_text(value.get("device"))),
-    "versions": ("a table of texts", lambda value: _is_table(value, _is_text)),
-    "rows": ("a list", lambda value: isinstance(value, list)),
-    "notes": ("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value))),
-}  # fmt: skip
-_ROW_FIELDS: _Fields = {
-    "name": _TEXT, "unit": _TEXT, "ours": ("a number", _is_number),
-    "peers": ("a table of numbers", lambda value: _is_table(value, _is_number)),
-    "limit": ("a number or null", lambda value: value is None or _is_number(value)),
-    "details": ("a table of numbers and texts", lambda value: _is_table(value, _is_number, _is_text, _is_null)),
-}  # fmt: skip
-
-
-def _ensure(path: Path, where: str, values: Mapping[str, object], fields: _Fields) -> None:
-    for name, (expected, fits) in fields.items():
-        if not fits(values[name]):
+        try:
+            return TypeAdapter(cls).validate_python(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
             raise FormatError(
-                f"{path}: a benchmark report whose {where}{name} is not {expected}; measure again, or remove the file"
-            )
+                f"{path}: not a valid benchmark report: {where}: {first['msg']}; measure again, or remove the file"
+            ) from None
 
 
 def make_report(
-    bench: str, command: str, device: torch.device, rows: Iterable[Row], notes: Sequence[str] = ()
-) -> Report:
-    """Rows with the machine, the versions and today's date."""
+    bench: str, command: str, device: torch.device, rows: Iterable[BenchRow], notes: Sequence[str] = ()
+) -> BenchReport:
+    """Return a report of rows with the machine, the versions and today's date."""
     today = datetime.now(UTC).date().isoformat()
-    return Report(bench, command, today, describe_machine(device), library_versions(), tuple(rows), tuple(notes))
+    return BenchReport(bench, command, today, describe_machine(device), library_versions(), tuple(rows), tuple(notes))
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The device that was measured and the host that drives it."""
+    """Return the measured device and its host."""
     host = {
         "processor": _processor(),
         "threads": torch.get_num_threads(),
@@ -151,7 +113,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def library_versions() -> dict[str, str]:
-    """Of this package, of Python and of every library that took part."""
+    """Return the versions of this package, Python and the libraries involved."""
     versions = {"inweave": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
     for name in _LIBRARIES:
         try:
@@ -162,7 +124,7 @@ def library_versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's name, where the system has one for it."""
+    """Return the processor's name, if the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -171,21 +133,13 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """Titles, then a line per row: what, ours, every peer, the limit, the ratio, the details."""
+def table(rows: Sequence[BenchRow]) -> list[list[str]]:
+    """List titles, then a line per row: name, ours, every peer, the limit, the ratio, the details."""
     peers = list(dict.fromkeys(name for row in rows for name in row.peers))
     details = list(dict.fromkeys(name for row in rows for name in row.details))
     limited = any(row.limit is not None for row in rows)
-    titles = [
-        "",
-        "unit",
-        "inweave",
-        *peers,
-        *(["limit"] if limited else []),
-        *(["peer / inweave"] if peers else []),
-        *details,
-    ]
-    lines = [titles]
+    extra = [*(["limit"] if limited else []), *(["peer / inweave"] if peers else [])]
+    lines = [["", "unit", "inweave", *peers, *extra, *details]]
     for row in rows:
         cells = [row.name, row.unit, figure(row.ours), *(figure(row.peers.get(name)) for name in peers)]
         cells += [figure(row.limit)] if limited else []
@@ -195,7 +149,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def figure(value: float | str | None) -> str:
-    """A number with three significant digits, and with those before the point whatever their count."""
+    """Format a number with three significant digits, or all of those before the point."""
     if value is None or isinstance(value, str):
         return value or ""
     if value == 0 or not abs(value) < float("inf"):

@@ -1,11 +1,11 @@
-"""A training step of a model at full size with random weights: forward, backward, clipping and AdamW.
+"""A training step of a full-size model with random weights: forward, backward, clipping and AdamW.
 
-ours      `inweave.training.step.Step`, as a run does it, on a batch that is on the device
+ours      `inweave.training.step.Step`, as in a run, on a batch that is on the device
 peers     the same model with PEFT's layers on the same modules, as diffusers' example scripts train it: autocast,
           float32 factors, torch's AdamW. Compiled: its repeated blocks. Captured: the whole step in one CUDA graph
-limit     forward and backward operations of the frozen base at the rate of a large product. The gradient of an input costs
-          one forward pass, that of attention two and a half; weights get none
-memory    the most that torch allocated, model included, while steps were warmed up, recorded and done
+limit     forward and backward operations of the frozen base at the rate of a large product. The gradient of an input
+          costs one forward pass, that of attention two and a half; weights get none
+memory    torch's peak allocation, model included, over warm-up, recording and timed steps
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import nn
 from inweave.bench.clocks import ClockLog
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.operations import step_operations
-from inweave.bench.report import Row
+from inweave.bench.report import BenchRow
 from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
@@ -52,14 +52,16 @@ PEER = "diffusers + PEFT"
 PEER_RUNS = 6  # a peer's step takes several times as long
 GIB = 1 << 30
 #: "listed": the modules that diffusers' example script for Flux trains
-LISTED = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "ff.net.0.proj",
-          "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
-SAME_LOSS = 0.05  # how far first losses may be apart: half precision, and a quantized base
+LISTED = (
+    "to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "ff.net.0.proj",
+    "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
+)  # fmt: skip
+SAME_LOSS = 0.05  # relative difference allowed between first losses: half precision, and a quantized base
 
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """What is trained, and how; ``targets``: as in training, or "listed"."""
+    """The settings of a step; ``targets``: as in training, or "listed"."""
 
     model: str
     batch: int = 1
@@ -83,7 +85,7 @@ class StepCase:
 
 
 class RandomTask:
-    """One random batch of a random model, behind the protocol of tasks."""
+    """A task with one random batch of a random model."""
 
     def __init__(self, model: Model, config: TrainConfig) -> None:
         self.model, self.config = model, config
@@ -114,10 +116,10 @@ class RandomTask:
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Seconds of a step, the most bytes that were allocated (on a GPU), and what has to be said about it.
+    """Seconds of a step, peak bytes (on a GPU), and notes.
 
-    ``loss``: of the first step, where adapters are zero: the same for all who do the same work. ``resting``: bytes that stay
-    between steps: model, adapter, gradients, optimizer.
+    ``loss``: of the first step, where adapters are zero, so equal work gives an equal loss. ``resting``: bytes between
+    steps: model, adapter, gradients, optimizer.
     """
 
     median: float
@@ -139,8 +141,8 @@ def measure_step(
     warmup: int = 4,
     peers: Sequence[str] = ("eager",),
     progress: Callable[[str], None] | None = None,
-) -> tuple[list[Row], list[str]]:
-    """Rows of time and memory, and notes; ``peers``: eager, compiled, captured, or compiled+captured."""
+) -> tuple[list[BenchRow], list[str]]:
+    """Return rows of time and memory, and notes; ``peers``: eager, compiled, captured, or compiled+captured."""
     report = progress or (lambda text: None)
     report(f"{case.name}: inweave")
     ours, modules = our_step(case, device, dtype, runs=runs, warmup=warmup)
@@ -152,7 +154,7 @@ def measure_step(
             figures[f"{PEER}, {kind}"] = peer_step(
                 case, device, dtype, modules, kind, runs=min(runs, PEER_RUNS), warmup=min(warmup, 2)
             )
-        except Exception as error:  # a peer that fails is a result too, and ours is measured already
+        except Exception as error:  # a failing peer is a result too, and ours is measured already
             notes.append(f"{PEER}, {kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     for name, each in figures.items():
         if not abs(each.loss - ours.loss) <= SAME_LOSS * abs(ours.loss):
@@ -161,40 +163,31 @@ def measure_step(
             )
     limit = step_limit(case, dtype, rates)
     details = {"10 %": ours.low * 1e3, "90 %": ours.high * 1e3}
-    rows = [
-        Row(
-            case.name,
-            "ms",
-            ours.median * 1e3,
-            {name: each.median * 1e3 for name, each in figures.items()},
-            limit,
-            details,
-        )
-    ]
+    theirs = {name: each.median * 1e3 for name, each in figures.items()}
+    rows = [BenchRow(case.name, "ms", ours.median * 1e3, theirs, limit, details)]
     if ours.peak is not None:
         peaks = {name: each.peak / GIB for name, each in figures.items() if each.peak is not None}
-        memory = (
-            {}
-            if ours.resting is None
-            else {"between steps": ours.resting / GIB, "above": (ours.peak - ours.resting) / GIB}
-        )
-        rows.append(Row(f"{case.name}: peak memory", "GiB", ours.peak / GIB, peaks, None, memory))
+        memory = {}
+        if ours.resting is not None:
+            memory = {"between steps": ours.resting / GIB, "above": (ours.peak - ours.resting) / GIB}
+        rows.append(BenchRow(f"{case.name}: peak memory", "GiB", ours.peak / GIB, peaks, None, memory))
     return rows, notes
 
 
 def step_limit(case: StepCase, dtype: torch.dtype, rates: Rates) -> float | None:
-    """Milliseconds; None where products are in 8 bits, whose rate was not measured."""
+    """Return milliseconds; None for fp8 products, whose rate was not measured."""
     if case.quantize != "off":
         return None
     return rates.seconds(step_operations(case.model, case.batch, case.size, dtype), 0) * 1e3
 
 
 def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> TrainConfig:
-    """The settings of a run like this."""
+    """Return the settings of a run with the same steps."""
     settings: dict[str, Any] = {
-        "dataset": "-", "rank": case.rank, "targets": LISTED if case.targets == "listed" else case.targets, "batch_size": case.batch, "resolution": case.size,
-        "gradient_checkpointing": case.checkpointing, "graph": case.graph, "compile": case.compile,
-        "deterministic": case.deterministic, "quantize": case.quantize, "learning_rate": RATE, "max_grad_norm": 1.0,
+        "dataset": "-", "rank": case.rank, "targets": LISTED if case.targets == "listed" else case.targets,
+        "batch_size": case.batch, "resolution": case.size, "gradient_checkpointing": case.checkpointing,
+        "graph": case.graph, "compile": case.compile, "deterministic": case.deterministic, "quantize": case.quantize,
+        "learning_rate": RATE, "max_grad_norm": 1.0,
         "precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"), "device": str(device),
     }  # fmt: skip
     return TrainConfig.of(**settings)
@@ -202,7 +195,7 @@ def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> Tra
 
 @dataclass(frozen=True, slots=True)
 class ReadyStep:
-    """A step that can be done any number of times; ``loss``: of the last one; ``modules``: those with an adapter."""
+    """A step that can be repeated; ``loss``: of the last one; ``modules``: those with an adapter."""
 
     update: Callable[[], None]
     loss: Callable[[], float]
@@ -212,7 +205,7 @@ class ReadyStep:
 
 
 def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> ReadyStep:
-    """This package's step, set up in the order of `inweave.training.session.prepare`."""
+    """Set up this package's step, in the order of `inweave.training.session.prepare`."""
     config = step_config(case, device, dtype)
     model = random_model(case.model, device, dtype)
     task = RandomTask(model, config)
@@ -222,7 +215,7 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
     step.require_choices()
     if problems := quantize_problems(model.denoiser, config, device):
         raise ConfigError(problems)
-    remarks = [quantize_denoiser(model, device)] if config.quantize != "off" else []
+    remarks = [quantize_denoiser(model, config.quantize, device)] if config.quantize != "off" else []
     step.compile(model, 0, before=None)
     if device.type == "cuda":
         for network in task.networks.values():
@@ -246,7 +239,7 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
 def ready_peer(
     case: StepCase, device: torch.device, dtype: torch.dtype, modules: Sequence[str], kind: str
 ) -> ReadyStep:
-    """The step of diffusers' example scripts, with PEFT's layers on ``modules``; it recomputes everything or nothing."""
+    """Set up the step of diffusers' example scripts, with PEFT layers on ``modules``; checkpointing is full or off."""
     from peft import LoraConfig
 
     captured = "captured" in kind
@@ -285,7 +278,7 @@ def ready_peer(
 def our_step(
     case: StepCase, device: torch.device, dtype: torch.dtype, *, runs: int, warmup: int
 ) -> tuple[StepFigures, Sequence[str]]:
-    """Figures of this package, and the names of the modules that are trained."""
+    """Measure this package's step; also return the names of the trained modules."""
     with fresh_memory(device):
         step = ready_step(case, device, dtype)
         step.update()
@@ -307,7 +300,7 @@ def peer_step(
     runs: int,
     warmup: int,
 ) -> StepFigures:
-    """Figures of the peer; ``kind``: eager, compiled, captured, or compiled+captured."""
+    """Measure the peer's step; ``kind``: eager, compiled, captured, or compiled+captured."""
     with fresh_memory(device), without_cudnn_attention():
         step = ready_peer(case, device, dtype, modules, kind)
         step.update()
@@ -318,12 +311,12 @@ def peer_step(
 
 
 def missing_peer() -> str | None:
-    """The library without which the peer cannot be measured; None if both are installed."""
+    """Return the library that the peer lacks; None if both are installed."""
     return next((name for name in ("diffusers", "peft") if find_spec(name) is None), None)
 
 
 def peer_kinds(device: torch.device, *, compiled: bool) -> list[str]:
-    """The ways in which the peer is measured here."""
+    """Return the kinds of peer steps to measure."""
     kinds = ["eager", *(["compiled"] if compiled else [])]
     if device.type == "cuda" and compiled:
         kinds += ["captured", "compiled+captured"]
@@ -335,14 +328,14 @@ def peer_kinds(device: torch.device, *, compiled: bool) -> list[str]:
 
 @contextmanager
 def fresh_memory(device: torch.device) -> Iterator[None]:
-    """Nothing of earlier work is on the device when the block starts, and its peak counts from there."""
+    """Free the memory of earlier work on the device before the block, and count its peak from there."""
     _free(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
         yield
     finally:
-        if "torch._dynamo" in sys.modules:  # what was compiled holds on to the model
+        if "torch._dynamo" in sys.modules:  # compiled code keeps the model alive
             torch.compiler.reset()
 
 
@@ -364,7 +357,7 @@ def resting_bytes(device: torch.device) -> int | None:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """cuDNN's backward pass reads out of bounds where the gradient lies in memory unlike the output (Flux)."""
+    """Disable cuDNN, whose backward pass reads out of bounds if gradient and output differ in layout (Flux)."""
     enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:

@@ -1,15 +1,15 @@
-"""Swapping LoRAs in a live model of full size: in memory, from files, and while the model itself is loaded.
+"""Swapping LoRAs in a full-size model: in memory, from files, and while the model itself is loaded.
 
-    swap       from one LoRA to another that was used before                       peer: unfuse_lora, fuse_lora
-    strength   the same LoRA at another strength                                   peer: the same two
-    restore    back to the base, bit for bit                                       peer: unfuse_lora
-    stack      five LoRAs at once, from the base                                   peer: fuse_lora of five
-    file       a LoRA from a file that is in the page cache, never used before     peer: load_lora_adapter, fuse_lora
-    build      the denoiser from a file, without and with three LoRAs merged on the way
-                                                                                   peer: from_pretrained, load_lora_adapter, fuse_lora
+    swap       from one LoRA to another that was used before      peer: unfuse_lora, fuse_lora
+    strength   the same LoRA at another strength                  peer: the same two
+    restore    back to the base, bit for bit                      peer: unfuse_lora
+    stack      five LoRAs at once, from the base                  peer: fuse_lora of five
+    file       an unused LoRA from a file in the page cache       peer: load_lora_adapter, fuse_lora
+    build      the denoiser from a file, without and with         peer: from_pretrained, load_lora_adapter, fuse_lora
+               three LoRAs merged on the way
 
-The limit of a swap is its traffic: originals are read once, weights written once. Weights that are no longer the base's after all of
-it are counted, for both.
+The limit of a swap is its traffic: originals are read once, weights written once. For both, the weights that differ
+from the base afterwards are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inweave.bench.models import published_blueprint, random_model
-from inweave.bench.report import Row
+from inweave.bench.report import BenchRow
 from inweave.bench.step import PEER, fresh_memory
 from inweave.bench.timing import Rates, Work, wall_seconds
 from inweave.models.model import Model, on_meta
@@ -42,7 +42,7 @@ STACK = 5
 
 
 class SwapBench:
-    """A random model, LoRA files for its attention, and the rows that were measured."""
+    """A random model, LoRA files for its attention, and the measured rows."""
 
     def __init__(self, name: str, rank: int, device: torch.device, dtype: torch.dtype, folder: Path, runs: int) -> None:
         self.device, self.dtype, self.rank, self.folder, self.runs = device, dtype, rank, folder, runs
@@ -53,18 +53,17 @@ class SwapBench:
         self.modules = select_modules("unet", self.network, config)
         self.files = [self._lora(f"used{number}", number) for number in range(STACK)]
         self.new_files = [self._lora(f"new{number}", 100 + number) for number in range(runs + 1)]
-        self.rows: list[Row] = []
+        self.rows: list[BenchRow] = []
         self.notes: list[str] = []
 
     def _lora(self, name: str, seed: int) -> Path:
-        """A LoRA in the diffusers dialect on every attention projection."""
+        """Write a LoRA in the diffusers dialect on every attention projection."""
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
         for module in self.modules:
             out, into = self.network.get_submodule(module).weight.shape
-            down, up = (
-                torch.randn(shape, generator=generator) * 0.02 for shape in ((self.rank, into), (out, self.rank))
-            )
+            shapes = (self.rank, into), (out, self.rank)
+            down, up = (torch.randn(shape, generator=generator) * 0.02 for shape in shapes)
             tensors[f"{self.part.folder}.{module}.lora_A.weight"] = down.to(self.dtype)
             tensors[f"{self.part.folder}.{module}.lora_B.weight"] = up.to(self.dtype)
         path = self.folder / f"{name}.safetensors"
@@ -78,7 +77,7 @@ class SwapBench:
         return statistics.median(samples) * 1e3
 
     def ours(self) -> dict[str, float]:
-        """This package's figures by row; afterwards the model has its base weights."""
+        """Measure this package by row; afterwards the model has its base weights."""
         weaver = Weaver({"unet": self.network}, keep="device" if self.device.type == "cuda" else "auto")
         for file in (*self.files[:2], None):
             weaver.apply([] if file is None else [(file, 1.0)])
@@ -97,7 +96,7 @@ class SwapBench:
         return figures
 
     def peers(self) -> dict[str, float]:
-        """The peer's figures by row; afterwards the model has whatever weights are left."""
+        """Measure the peer by row; the model keeps the weights that result."""
         network, prefix = self.network, self.part.folder
         names = [f"used{number}" for number in range(STACK)]
 
@@ -120,12 +119,13 @@ class SwapBench:
         network.unfuse_lora()
         undoing = self.milliseconds(network.unfuse_lora, before=fuse(names[0]), **once)
         network.unload_lora()
+        swapping = undoing + fusing
         return {
-            "swap": undoing + fusing, "strength": undoing + fusing, "restore": undoing, "stack": stacking, "file": loading + fusing,
+            "swap": swapping, "strength": swapping, "restore": undoing, "stack": stacking, "file": loading + fusing,
         }  # fmt: skip
 
-    def builds(self, *, peers: bool) -> Iterator[Row]:
-        """Rows of building the denoiser from a file."""
+    def builds(self, *, peers: bool) -> Iterator[BenchRow]:
+        """Yield rows of building the denoiser from a file."""
         target = self.folder / self.part.folder
         self.network.save_pretrained(target, max_shard_size="1000GB")
         (checkpoint,) = target.glob("*.safetensors")
@@ -150,7 +150,7 @@ class SwapBench:
         for count, name in ((0, "build from a file"), (3, "build from a file with 3 LoRAs merged")):
             loras = self.files[:count]
             figures = {PEER: self.milliseconds(lambda loras=loras: theirs(loras), runs=2)} if peers else {}  # type: ignore[misc]
-            yield Row(name, "ms", self.milliseconds(lambda loras=loras: ours(loras)), figures)  # type: ignore[misc]
+            yield BenchRow(name, "ms", self.milliseconds(lambda loras=loras: ours(loras)), figures)  # type: ignore[misc]
 
 
 def measure_swap(
@@ -163,8 +163,8 @@ def measure_swap(
     runs: int = 7,
     peers: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> tuple[list[Row], list[str]]:
-    """Rows in milliseconds, and notes."""
+) -> tuple[list[BenchRow], list[str]]:
+    """Return rows in milliseconds, and notes."""
     report = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="inweave-bench-") as temporary, fresh_memory(device):
         report(f"{name}: a model and {STACK + runs + 1} LoRAs of rank {rank}")
@@ -175,13 +175,13 @@ def measure_swap(
         drift = {"inweave": _changed(bench.network, original)}
         report(f"{name}: loading")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the peer's network has an adapter already
+            warnings.simplefilter("ignore")  # about an existing adapter of the peer
             builds = list(bench.builds(peers=peers))
         theirs: dict[str, float] = {}
         if peers:
             report(f"{name}: {PEER}")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that nothing was fused before the first round
+                warnings.simplefilter("ignore")  # about nothing being fused before the first round
                 theirs = bench.peers()
             drift[PEER] = _changed(bench.network, original)
         weights = [bench.network.get_submodule(module).weight for module in bench.modules]
@@ -189,11 +189,11 @@ def measure_swap(
         factors = sum(rank * sum(weight.shape) for weight in weights)
         limit = rates.seconds(0, (2 * size + factors) * weights[0].element_size()) * 1e3
         titles = {
-            "swap": "swap to another LoRA", "strength": "the same LoRA at another strength", "restore": "restore the base",
-            "stack": f"stack of {STACK} LoRAs", "file": "a LoRA from a file",
+            "swap": "swap to another LoRA", "strength": "the same LoRA at another strength",
+            "restore": "restore the base", "stack": f"stack of {STACK} LoRAs", "file": "a LoRA from a file",
         }  # fmt: skip
         rows = [
-            Row(title, "ms", ours[key], {PEER: theirs[key]} if key in theirs else {}, limit)
+            BenchRow(title, "ms", ours[key], {PEER: theirs[key]} if key in theirs else {}, limit)
             for key, title in titles.items()
         ]
     total = sum(value.numel() for value in original.values())

@@ -1,8 +1,8 @@
-"""How long work takes: on a GPU until the GPU is done.
+"""Timing of work, on a GPU until the GPU is done.
 
 wall        one sample per call, from the host's clock, with a synchronization before and after
 captured    many copies of the work in one CUDA graph: the time of its kernels, without launches from Python
-rates       what this device reaches in a large product and in a copy; limits are computed from them
+rates       the device's speed in a large product and in a copy, from which limits are computed
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rates:
     bytes: float
 
     def seconds(self, operations: float, traffic: float) -> float:
-        """The least time for so many of both, where they overlap perfectly."""
+        """Return the least time for both, if they overlap perfectly."""
         return max(operations / self.operations, traffic / self.bytes)
 
 
@@ -37,7 +37,7 @@ def synchronize(device: torch.device) -> None:
 def wall_seconds(
     work: Work, device: torch.device, *, runs: int, warmup: int = 1, before: Work | None = None
 ) -> list[float]:
-    """Seconds of each call; ``before`` is done before each, and does not count."""
+    """Return the seconds of each call; ``before`` runs before each, untimed."""
     samples = []
     for number in range(warmup + runs):
         if before is not None:
@@ -52,7 +52,7 @@ def wall_seconds(
 
 
 def per_call_seconds(work: Work, device: torch.device, *, calls: int = 20, runs: int = 9) -> float:
-    """Median seconds of a call among ``calls`` in a row: launches overlap with kernels, as they do in a program."""
+    """Return the median seconds of a call among ``calls`` in a row: launches overlap with kernels, as in a program."""
 
     def many() -> None:
         for _ in range(calls):
@@ -62,7 +62,7 @@ def per_call_seconds(work: Work, device: torch.device, *, calls: int = 20, runs:
 
 
 def captured_seconds(work: Work, device: torch.device, *, copies: int = 20, replays: int = 200) -> float:
-    """Median seconds of one of ``copies`` of the work in a CUDA graph."""
+    """Return the median seconds of one of ``copies`` of the work in a CUDA graph."""
     graph = capture(work, device, copies=copies)
     samples: list[float] = []
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def captured_seconds(work: Work, device: torch.device, *, copies: int = 20, repl
 
 
 def capture(work: Work, device: torch.device, *, copies: int = 1) -> torch.cuda.CUDAGraph:
-    """The work in a CUDA graph, after three rounds on a stream of its own: kernels are chosen and compiled before."""
+    """Record the work as a CUDA graph, after three warm-up rounds that select and compile kernels."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -93,14 +93,14 @@ def capture(work: Work, device: torch.device, *, copies: int = 1) -> torch.cuda.
 
 
 def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """(median, 10 %, 90 %) of the samples, the two ends by the nearest rank."""
+    """Return the median, the 10 % and the 90 % quantile (nearest rank) of the samples."""
     ordered = sorted(samples)
     last = len(ordered) - 1
     return statistics.median(ordered), ordered[round(last * 0.1)], ordered[round(last * 0.9)]
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """The best of a few large products and copies."""
+    """Measure the best of a few large products and copies."""
     side, size = (8192, 1 << 31) if device.type == "cuda" else (768, 1 << 26)
     factor = torch.randn(side, side, device=device).to(dtype)
     product = min(wall_seconds(lambda: factor @ factor, device, runs=9, warmup=3))

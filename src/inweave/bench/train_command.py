@@ -1,8 +1,8 @@
-"""`inweave train` itself on a model of full size with random weights: the time of a step with data and log, beside the step alone.
+"""`inweave train` on a full-size model with random weights: the time of a step with data and log, and without.
 
-command     a process of its own: a model folder, eight images with captions, latents and text cached, the log as usual
+command     a separate process: a model folder, eight images with captions, latents and text cached, the usual log
 step        time between lines of the log over the steps between them; the median after a tenth of the run
-all         the same from that tenth to the end, with whatever the run did in between
+all         the mean from that tenth to the end, with everything else that the run did
 alone       `inweave.bench.step`: the same update on a batch that is on the device
 """
 
@@ -26,13 +26,13 @@ import torch
 from PIL import Image
 
 from inweave.bench.models import fill_random, published_blueprint
-from inweave.bench.report import Row
+from inweave.bench.report import BenchRow
 from inweave.bench.step import StepCase, our_step, step_config, step_limit
 from inweave.bench.timing import Rates
 from inweave.errors import InweaveError
 from inweave.files.writing import write_text
 from inweave.models import bundled, embedded
-from inweave.models.families import CLASSES
+from inweave.models.families import network_classes
 
 IMAGES = 8
 PATIENCE = 300  # seconds for the command
@@ -50,8 +50,8 @@ def measure_training(
     steps: int = 200,
     runs: int = 10,
     progress: Callable[[str], None] | None = None,
-) -> tuple[list[Row], list[str]]:
-    """A row in milliseconds, and notes."""
+) -> tuple[list[BenchRow], list[str]]:
+    """Return a row in milliseconds, and notes."""
     report = progress or (lambda text: None)
     report(f"{case.name}: a step alone")
     bare_step, _ = our_step(case, device, dtype, runs=runs, warmup=4)
@@ -72,18 +72,18 @@ def measure_training(
         "all": whole * 1e3, "step alone": bare_step.median * 1e3, "times the step": median / bare_step.median,
         "all, times the step": whole / bare_step.median, "steps": f"{first} to {last}",
     }  # fmt: skip
-    row = Row(f"inweave train, {case.name}", "ms", median * 1e3, {}, step_limit(case, dtype, rates), details)
+    row = BenchRow(f"inweave train, {case.name}", "ms", median * 1e3, {}, step_limit(case, dtype, rates), details)
     return [row], [*bare_step.notes, *notes]
 
 
 def run_command(model: str, folder: Path, steps: int, settings: dict[str, Any]) -> tuple[dict[int, float], list[str]]:
-    """(clock after every logged step, notes) of a run; `InweaveError` with what it printed if it fails."""
+    """Run the command; return the clock after every logged step, and notes. A failure is raised with its output."""
     settings = {**settings, "cache_dir": str(folder / "cache"), "log_every": max(1, min(10, steps // 20))}
     settings.pop("dataset")
     output = folder / "output"
     command = [
-        sys.executable, "-P", "-m", "inweave", "train", "--model", model, "--dataset", str(folder / "images"), "--output",
-        str(output), "--steps", str(steps), "--json",
+        sys.executable, "-P", "-m", "inweave", "train", "--model", model, "--dataset", str(folder / "images"),
+        "--output", str(output), "--steps", str(steps), "--json",
     ]  # fmt: skip
     for name, value in settings.items():
         command += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
@@ -110,7 +110,7 @@ def run_command(model: str, folder: Path, steps: int, settings: dict[str, Any]) 
 
 
 def write_model(name: str, target: Path, device: torch.device, dtype: torch.dtype) -> str:
-    """A model folder as diffusers saves it, with random weights; returns what to call it. The embedded model is there already."""
+    """Write a diffusers folder with random weights, unless it is the embedded model; return the name for `--model`."""
     if name == embedded.NAME:
         return name
     variant = published_blueprint(name).name
@@ -125,9 +125,9 @@ def write_model(name: str, target: Path, device: torch.device, dtype: torch.dtyp
 
 
 def _random_network(variant: str, folder: str, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A component on the device, with random weights that preserve the scale of activations."""
+    """Return a component on the device, with random weights that preserve the scale of activations."""
     class_name, config = bundled.component_config(variant, folder)
-    kind = getattr(importlib.import_module(CLASSES[class_name]), class_name)
+    kind = getattr(importlib.import_module(network_classes()[class_name].library), class_name)
     with torch.device("meta"):
         model = kind.from_config(config) if "_class_name" in config else kind(kind.config_class.from_dict(config))
     model = model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t).to_empty(device=device)
@@ -138,7 +138,7 @@ def _random_network(variant: str, folder: str, seed: int, device: torch.device, 
 
 
 def write_images(folder: Path, side: int) -> None:
-    """Squares with captions beside them."""
+    """Write square images with caption files."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     for number in range(IMAGES):
@@ -148,5 +148,5 @@ def write_images(folder: Path, side: int) -> None:
 
 
 def _roomy_folder() -> str | None:
-    """Memory, where there is enough of it: a model is written once and read once. None: wherever temporary files go."""
+    """Return /dev/shm if it has enough space, since a model is written and read once; else None, the default."""
     return str(_MEMORY) if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None

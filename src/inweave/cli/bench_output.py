@@ -78,7 +78,7 @@ def report_file(file: str | None) -> Path | None:
             earlier = False
         if not earlier:
             raise ConfigError(
-                f"--json {printable_path(path)}: already exists and is no benchmark report; choose another name"
+                f"--json {printable_path(path)}: already exists and is not a benchmark report; choose another name"
             )
     return path
 

@@ -126,10 +126,9 @@ def generate(
             config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
         progress.start(f"loading {model}")
         pipe = pipeline(
-            model, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
+            model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download, progress=_on_part(progress, model),
         )  # fmt: skip
-        pipe.finder = finder
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
         output.check_settings(lambda: pipe.record(config))

@@ -16,7 +16,7 @@ from inweave.cli.progress import LATE, display
 from inweave.files.paths import printable
 
 if TYPE_CHECKING:
-    from inweave.library import Entry, Library
+    from inweave.library import Library, LibraryEntry
 
 library_app = typer.Typer(help="Index folders of LoRA files: list, find, check their health.", no_args_is_help=True)
 Folders = Annotated[
@@ -95,7 +95,7 @@ def list_files(
             print_lines([line, *(f"  {each}" for each in wrap_text(" ".join(entry.health[:1]), width - 4))], color)
 
 
-def _columns(entry: Entry) -> list[str]:
+def _columns(entry: LibraryEntry) -> list[str]:
     """One line of a list: name, base, algorithm, rank, trigger word, path."""
     facts = entry.facts
     words = [word for source in facts.triggers if source["source"] != "ss_tag_frequency" for word in source["words"]]

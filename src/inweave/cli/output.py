@@ -38,12 +38,12 @@ def reporting_errors(as_json: bool, *, target_code: int = UNREADABLE) -> Iterato
         yield
     except ConfigError as error:
         if as_json and len(error.problems) > 1:
-            print_json({"ok": False, "error": str(error), "problems": list(error.problems)})
+            print_json({"ok": False, "error": str(error), "problems": [*map(str, error.problems)]})
             raise typer.Exit(UNREADABLE) from None
         if len(error.problems) > 1:
             typer.echo(f"error: {len(error.problems)} problems", err=True)
             for problem in error.problems:
-                typer.echo(f"  {printable(' '.join(problem.splitlines()))}", err=True)
+                typer.echo(f"  {printable(' '.join(str(problem).splitlines()))}", err=True)
             raise typer.Exit(UNREADABLE) from None
         fail(str(error), as_json)
     except TargetError as error:

@@ -84,10 +84,10 @@ def _device(text: str, backend: str | None) -> str:
 def _variant(text: str | None) -> str | None:
     """The repository of a variant that rbee names: v1-5, xl, turbo, ...; it must be in the cache of the hub."""
     from inweave.errors import ConfigError
-    from inweave.models.variants import VARIANTS, find_variant
+    from inweave.models.variants import find_variant, variants
 
     if text is None:
         return None
     if (variant := find_variant(text)) is None:
-        raise ConfigError(f"--sd-version {text}: unknown; known are {', '.join(each.name for each in VARIANTS)}")
+        raise ConfigError(f"--sd-version {text}: unknown; known are {', '.join(each.name for each in variants())}")
     return variant.repo

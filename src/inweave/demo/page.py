@@ -1,4 +1,4 @@
-"""The page of a demo: one HTML file next to its images, without scripts and without anything loaded from elsewhere."""
+"""The page of a demo: one HTML file next to its images, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ dl div { background: var(--paper); border: 1px solid var(--line); border-radius:
 dt { color: var(--faint); font-size: 13px; }
 dd { margin: 0; font-weight: 600; }
 main { max-width: 1000px; margin: 0 auto; padding: 0 20px 60px; }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: 14px; margin: 22px 0; padding: 24px 28px; }
+section { background: var(--paper); border: 1px solid var(--line); border-radius: 14px; margin: 22px 0;
+          padding: 24px 28px; }
 h2 { margin: 0 0 6px; font-size: 22px; }
 section p { margin: 0 0 14px; color: var(--faint); max-width: 60em; }
 img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 svg { display: block; width: 100%; height: auto; margin-top: 10px; }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--faint); font-size: 14px; }
-pre { background: var(--ground); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px; overflow-x: auto;
-      font-size: 13px; line-height: 1.6; margin: 8px 0 0; }
+pre { background: var(--ground); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px;
+      overflow-x: auto; font-size: 13px; line-height: 1.6; margin: 8px 0 0; }
 footer { text-align: center; color: var(--faint); font-size: 13px; padding-bottom: 40px; }
 """
 
 
 def write_page(story: Story) -> Path:
-    """`index.html` in the story's folder."""
+    """Write `index.html` into the story's folder."""
     facts = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in story.facts.items())
     sections = "".join(_section(chapter, story) for chapter in story.chapters)
     text = f"""<!doctype html>
@@ -48,7 +49,8 @@ def write_page(story: Story) -> Path:
 <p>The base model is the warp, an adapter is the weft. Everything below was made on this machine with the model
 inside the package; nothing was downloaded.</p><dl>{facts}</dl></header>
 <main>{sections}</main>
-<footer>inweave {html.escape(__version__)}. Art: Noto Emoji (Apache 2.0) and Fluent Emoji (MIT); see the package's notices.</footer>
+<footer>inweave {html.escape(__version__)}. Art: Noto Emoji (Apache 2.0) and Fluent Emoji (MIT);
+see the package's notices.</footer>
 </body></html>
 """
     path = story.folder / "index.html"
@@ -65,7 +67,7 @@ def _section(chapter: Chapter, story: Story) -> str:
 
 
 def loss_curve(losses: list[float], width: int = 900, height: int = 220) -> str:
-    """An SVG of the loss of every step, faint, and of its exponential moving average."""
+    """Return an SVG of the loss of every step, faint, and of its exponential moving average."""
     smooth, mean = [], losses[0]
     for loss in losses:
         mean = 0.95 * mean + 0.05 * loss
@@ -89,5 +91,6 @@ def loss_curve(losses: list[float], width: int = 900, height: int = 220) -> str:
  font-family="system-ui, sans-serif" font-size="12" fill="#6e7781">{marks}
 <polyline points="{points(losses)}" fill="none" stroke="#b35900" stroke-opacity="0.25"/>
 <polyline points="{points(smooth)}" fill="none" stroke="#b35900" stroke-width="2.5"/>
-<text x="{left}" y="{height - 8}">step 1</text><text x="{width - 10}" y="{height - 8}" text-anchor="end">step {len(losses)}</text>
+<text x="{left}" y="{height - 8}">step 1</text>
+<text x="{width - 10}" y="{height - 8}" text-anchor="end">step {len(losses)}</text>
 <text x="{width / 2}" y="{height - 8}" text-anchor="middle">loss</text></svg>"""

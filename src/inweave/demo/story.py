@@ -1,6 +1,6 @@
-"""What the demo does, step by step; every step leaves an image and the commands that make it.
+"""The steps of the demo; each leaves an image and the commands that make it.
 
-1  base       a sheet of what the model generates by itself
+1  base       a sheet of images without LoRAs
 2  training   a style LoRA from the bundled images, with its loss curve
 3  strength   the same seeds at strength 0, 0.5 and 1
 4  stack      two LoRAs, each by itself and together
@@ -39,7 +39,6 @@ BASE = (
 )  # fmt: skip
 SUBJECTS = ("cat face", "pizza", "rocket", "octopus", "a blue cat face")
 STYLE, OTHER = "pixel", "ink"
-CELL = 128
 
 Report = Callable[[str], None]  #: a line of text
 Progress = Callable[[str, int, int], None]  #: activity, done, total
@@ -47,7 +46,7 @@ Progress = Callable[[str, int, int], None]  #: activity, done, total
 
 @dataclass(slots=True)
 class Chapter:
-    """One step as the page shows it."""
+    """One step, as shown on the page."""
 
     title: str
     text: str
@@ -57,7 +56,7 @@ class Chapter:
 
 @dataclass(slots=True)
 class Story:
-    """Everything the page shows."""
+    """The contents of the page."""
 
     folder: Path
     chapters: list[Chapter] = field(default_factory=list)
@@ -74,7 +73,7 @@ def run(
     report: Report = print,
     progress: Progress | None = None,
 ) -> Story:
-    """Run the whole demo into ``folder``; fewer ``image_steps`` than the model's own are for a quick look."""
+    """Run the whole demo into ``folder``; ``image_steps`` below the model's default are for a quick look."""
     if exists(folder) and not is_folder(folder):
         raise ConfigError(f"{folder} is a file; the demo needs a folder to write to")
     make_folder(folder)
@@ -139,7 +138,8 @@ def _train(story: Story, steps: int, progress: Progress | None) -> Path:
     out = story.folder / "training"
     shutil.rmtree(out, ignore_errors=True)  # left by an earlier demo: training never overwrites a run
     config = TrainConfig.of(
-        model=embedded.NAME, dataset=f"inweave/{STYLE}", output=str(out), name=STYLE, steps=steps, seed=1, cache_dir=str(out / "cache")
+        model=embedded.NAME, dataset=f"inweave/{STYLE}", output=str(out), name=STYLE, steps=steps, seed=1,
+        cache_dir=str(out / "cache"),
     )  # fmt: skip
 
     def on_record(record: Mapping[str, Any]) -> None:
@@ -158,7 +158,8 @@ def _train(story: Story, steps: int, progress: Progress | None) -> Path:
     story.chapters.append(
         Chapter(
             f"A style from {len(images)} images",
-            f"Rank 8, {steps} steps with a batch size of 2, on the CPU. None of the subjects below is among the images.",
+            f"Rank 8, {steps} steps with a batch size of 2, on the CPU. "
+            "None of the subjects below is among the images.",
             "training.png",
             [
                 f"inweave train --dataset inweave/{STYLE} --steps {steps} --seed 1 --name {STYLE} --output {folder}",
@@ -231,30 +232,31 @@ def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
     write_png(
         story.folder / "edit.png", Sheet([[image for _, image in edits]], [name for name, _ in edits], []).render()
     )
-    name = story.folder.name
+    start_file, mask_file = (f"{story.folder.name}/{name}.png" for name in ("apple", "mask"))
+    lora = _command_path(story, style)
     story.chapters.append(
         Chapter(
             "Editing an image",
-            "Image to image at strength 0.6 and, with the LoRA, at 0.5; and one half inpainted. Pixels where the mask is black "
-            "do not change at all.",
+            "Image to image at strength 0.6 and, with the LoRA, at 0.5; and one half inpainted. Pixels where the mask "
+            "is black do not change at all.",
             "edit.png",
             [
-                f'inweave generate "red apple" --seed 7 -o {name}/apple.png',
-                f'inweave generate "green apple" --seed 3 --init {name}/apple.png --strength 0.6',
-                f'inweave generate "red apple" --seed 3 --init {name}/apple.png --strength 0.5 --lora {_command_path(story, style)}',
-                f'inweave generate "pizza" --seed 5 --init {name}/apple.png --mask {name}/mask.png --strength 1 --feather 6',
+                f'inweave generate "red apple" --seed 7 -o {start_file}',
+                f'inweave generate "green apple" --seed 3 --init {start_file} --strength 0.6',
+                f'inweave generate "red apple" --seed 3 --init {start_file} --strength 0.5 --lora {lora}',
+                f'inweave generate "pizza" --seed 5 --init {start_file} --mask {mask_file} --strength 1 --feather 6',
             ],
         )
     )
 
 
 def _command_path(story: Story, path: Path) -> str:
-    """A file of the demo as a command line names it."""
+    """Return the path of a demo file for a command line."""
     return f"{story.folder.name}/{path.relative_to(story.folder)}"
 
 
 def _captioned(image: Image.Image, text: str) -> Image.Image:
-    """An image with its caption below, as wide as the image."""
+    """Return an image with its caption below, wrapped to its width."""
     from inweave.generate.sheet import FAINT, PAPER, font
 
     paper = Image.new("RGB", (image.width, image.height + 30), PAPER)

@@ -27,6 +27,8 @@ from inweave.formats.files import read_header
 from inweave.formats.gate import Header
 
 CHUNK = 4 * 1024 * 1024
+#: number of hex digits -> field of `Hashes`; 64 digits may also be BLAKE3
+KINDS = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,12 @@ def hash_file(path: str | os.PathLike[str], *, progress: Callable[[int, int], ob
         claimed=claimed,
         note=note,
     )
+
+
+def hash_digits(text: str) -> str | None:
+    """Return the digits of a hash of any kind in lower case, without 0x; None for other texts."""
+    digits = text.lower().removeprefix("0x")
+    return digits if len(digits) in KINDS and set(digits) <= set("0123456789abcdef") else None
 
 
 def _header(path: str | os.PathLike[str]) -> Header | None:

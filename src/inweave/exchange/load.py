@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,16 +39,12 @@ def load(
     return read_container(open_container(path), name=name, trainer_exact=trainer_exact, alpha=alpha)
 
 
-def load_stack(paths: Sequence[str | os.PathLike[str]], *, alpha: Alphas | None) -> list[Adapter]:
-    """Several adapters; ``alpha`` is for those of them that do not state theirs, of which there must be one."""
-    adapters = [load(path) for path in paths]
-    lacking = [any(lacks_alpha(entry) for entry in adapter) for adapter in adapters]
-    if alpha is not None and not any(lacking):
+def alphas_for(paths: Iterable[str | os.PathLike[str]], alpha: Alphas) -> list[Alphas | None]:
+    """Return ``alpha`` for each file that leaves an alpha open and None for the others; raise ConfigError if none does."""
+    lacking = [any(lacks_alpha(entry) for entry in load(path)) for path in paths]
+    if not any(lacking):
         raise ConfigError("alpha: every module of these adapters states its own alpha, so none can be supplied")
-    return [
-        load(path, alpha=alpha) if lacks and alpha is not None else adapter
-        for path, adapter, lacks in zip(paths, adapters, lacking, strict=True)
-    ]
+    return [alpha if lacks else None for lacks in lacking]
 
 
 def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> ModelIndex:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -19,11 +18,10 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from inweave.errors import ConfigError, FormatError
-from inweave.exchange.hashes import Hashes, hash_file
+from inweave.exchange.hashes import Hashes, hash_digits, hash_file
 from inweave.files.paths import expand_home, is_file, is_folder, occupied, printable_path
 from inweave.formats.files import read_header
 
-_LENGTHS = (8, 10, 12, 64)
 _EMPTY = "e3b0c442"  # AutoV1 of every file that ends before the bytes it hashes
 
 
@@ -122,16 +120,14 @@ class AdapterLookup:
 
 
 def is_hash(text: str) -> bool:
-    """Whether it is one of the kinds of hashes in use."""
-    digits = text.lower().removeprefix("0x")
-    return len(digits) in _LENGTHS and re.fullmatch("[0-9a-f]+", digits) is not None
+    """Return whether a text is a hash of one of the kinds in use."""
+    return hash_digits(text) is not None
 
 
 def has_hash(hashes: Hashes, text: str) -> bool:
-    """Whether a file's hashes include this one."""
-    digits = text.lower().removeprefix("0x")
+    """Return whether a file's hashes include this one."""
     known = {hashes.sha256, hashes.blake3, hashes.autov3, hashes.autov2, hashes.autov1} - {None, _EMPTY}
-    return digits in known
+    return hash_digits(text) in known
 
 
 def hashes_of(path: Path) -> Hashes:

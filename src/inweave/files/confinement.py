@@ -1,9 +1,9 @@
-"""Folders that nothing leads out of: whoever may write there could swap a file for a link after it was looked at.
+"""Confined folders: no path leads out of them, even if a file is swapped for a link after it was checked.
 
-    with confined(folder): ...          until then, files below the folder are opened step by step, without following a link
-    open_beneath(folder, "a/b.bin")     a descriptor of what lies there
+    with confined(folder): ...          files below the folder are opened step by step, without following a link
+    open_beneath(folder, "a/b.bin")     a descriptor of that file
 
-A link that stays inside is followed, by the name it resolves to; if something on that way is swapped for a link in the
+A link that stays inside is followed, by the name it resolves to; if a part of that path is swapped for a link in the
 meantime, opening it fails. The folder itself may be reached through links: its owner put them there.
 """
 
@@ -30,14 +30,14 @@ def confined(*folders: Path) -> Iterator[None]:
 
 
 def confine(*folders: Path) -> list[str]:
-    """The same for the rest of the process."""
+    """Confine the rest of the process to these folders."""
     names = [str(folder.resolve()) for folder in folders]
     _confined.extend(names)
     return names
 
 
 def open_confined(path: Path, flags: int) -> int:
-    """A descriptor of a file, without leaving the confined folder it lies in; one that lies in none is opened as it is."""
+    """Return a descriptor of a file without leaving its confined folder; a file outside of all is opened plainly."""
     whole = os.path.normpath(path.absolute())
     for folder in _confined:
         if whole.startswith(folder + os.sep):
@@ -46,7 +46,7 @@ def open_confined(path: Path, flags: int) -> int:
 
 
 def open_beneath(folder: Path, path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of what lies at ``path`` below ``folder``; OSError (ELOOP) where that leads out of it."""
+    """Return a descriptor of ``path`` below ``folder``; raise OSError (ELOOP) if it leads out of the folder."""
     target, boundary = (folder / path).resolve(), folder.resolve()
     if not target.is_relative_to(boundary):
         raise OSError(errno.ELOOP, "a link that leads out of the library", str(folder / path))
@@ -67,7 +67,7 @@ def open_beneath(folder: Path, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """A path that opens what a descriptor has open."""
+    """Return a path that opens what a descriptor has open."""
     return f"{_DESCRIPTORS}/{descriptor}"
 
 
@@ -76,7 +76,7 @@ _DESCRIPTORS = "/proc/self/fd" if _HAS_PROC else "/dev/fd"
 
 
 def _open_in(folder: int, name: str, flags: int) -> int:
-    """What a name means in an open folder; by a whole path where there is one, so that traces of a process show it."""
+    """Open a name in an open folder; by its whole path where there is one, so that traces of a process show it."""
     if _HAS_PROC:
         return os.open(f"{descriptor_path(folder)}/{name}", flags)
     return os.open(name, flags, dir_fd=folder)

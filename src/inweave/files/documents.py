@@ -9,8 +9,8 @@
     digits    at most 300 per integer, so that each of them can become a float
     values    at most 1,000,000: two bytes of JSON can become a hundred in memory
 
-A number such as 1e999, which would become infinity, and the words NaN and Infinity are refused: they could not be written
-again. Where other programs write them (configurations of models), ``finite=False`` accepts them.
+A number such as 1e999, which would become infinity, and the words NaN and Infinity are refused: they could not be
+written again. Where other programs write them (configurations of models), ``finite=False`` accepts them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_VALUES = 1_000_000
 def read_json(
     path: str | os.PathLike[str], limit: int = MAX_JSON, *, error: ErrorClass = FormatError, finite: bool = True
 ) -> dict[str, object]:
-    """A JSON object from a file of at most ``limit`` bytes."""
+    """Return a JSON object from a file of at most ``limit`` bytes."""
     document = parse_json(read_bytes(path, limit, error=error), printable_path(path), error=error, finite=finite)
     if not isinstance(document, dict):
         raise error(f"{printable_path(path)}: a JSON object was expected")
@@ -48,7 +48,7 @@ def parse_json(
     finite: bool = True,
     values: int = MAX_VALUES,
 ) -> Any:
-    """The value of a JSON text; whatever is wrong with it is an ``error`` that starts with ``where``."""
+    """Return the value of a JSON text; raise an ``error`` that starts with ``where`` if it is invalid."""
     if isinstance(text, bytes):
         count = text.count(b",") + text.count(b"[") + text.count(b"{")
     else:
@@ -72,7 +72,7 @@ def parse_json(
 
 
 def format_json(document: object, indent: int | None = None) -> str:
-    """A document as JSON that a terminal can show: no control character, no change of direction, no lone surrogate.
+    """Return a document as JSON that is safe to print: no control character, no change of direction, no lone surrogate.
 
     A number that is not finite is null.
     """

@@ -12,11 +12,11 @@ WRITTEN = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """The format that a name stands for; `ConfigError` for a name that stands for none."""
+    """Return the format that a file name has by its extension; raise `ConfigError` if it has none."""
     suffix = as_path(path).suffix.lower()
     if suffix not in WRITTEN:
         raise ConfigError(
-            f"{printable_path(path)}: images are written as PNG, JPEG or WebP; end the name in .png, .jpg or .webp, or in / "
-            "for a folder"
+            f"{printable_path(path)}: images are written as PNG, JPEG or WebP; end the name in .png, .jpg or .webp, "
+            "or in / for a folder"
         )
     return WRITTEN[suffix]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import BinaryIO, NamedTuple
@@ -33,8 +33,8 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from inweave.errors import FormatError, InweaveError
-from inweave.files.paths import ErrorClass, as_path, printable_path
+from inweave.errors import FormatError, InweaveError, Problem
+from inweave.files.paths import as_path, printable_path
 from inweave.files.reading import open_regular
 from inweave.files.writing import write_atomic
 
@@ -45,6 +45,7 @@ except ImportError:  # this Pillow was built without it
 else:
     _AVIF = ("AVIF",)
 
+ImageError = Callable[[str | Problem], InweaveError]
 _PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, BmpImagePlugin, TiffImagePlugin, GifImagePlugin)
 FORMATS = tuple(name for name in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", *_AVIF) if name in Image.OPEN)
 DATASET_FORMATS = (*FORMATS, "GIF", "HEIF")
@@ -69,11 +70,11 @@ class DecodedImage(NamedTuple):
 def open_image(
     path: str | os.PathLike[str],
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
     pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
-    """An image whose header was read; ``pixels``: how many it may have; ``formats``: those that are accepted."""
+    """Open an image and read its header; ``pixels``: the most it may have; ``formats``: those accepted."""
     source = as_path(path)
     with (
         open_regular(source, error=error) as file,
@@ -87,18 +88,18 @@ def open_image_bytes(
     content: bytes,
     label: str,
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
     pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
-    """An image in memory whose header was read; ``formats``: those of `FORMATS` that it may have."""
+    """Open an image in memory and read its header; ``formats``: those of `FORMATS` that it may have."""
     with _opened(io.BytesIO(content), label, error, pixels, formats) as image:
         yield image
 
 
 @contextmanager
 def _opened(
-    file: BinaryIO, label: str, error: ErrorClass, pixels: int, formats: tuple[str, ...]
+    file: BinaryIO, label: str, error: ImageError, pixels: int, formats: tuple[str, ...]
 ) -> Iterator[Image.Image]:
     try:
         _bound_png(file)
@@ -108,22 +109,22 @@ def _opened(
         file.seek(0)
         image = Image.open(file, formats=formats)
     except Exception as problem:  # decoders raise whatever a broken file leads them to
-        raise error(f"{label}: not an image that can be read: {_reason(problem, formats)}") from None
+        raise error(Problem(label, f"not an image that can be read: {_reason(problem, formats)}")) from None
     with image:
         if image.width * image.height > pixels:
-            raise error(f"{label}: {image.width}x{image.height} is larger than {pixels:,} pixels")
+            raise error(Problem(label, f"{image.width}x{image.height} is larger than {pixels:,} pixels"))
         yield image
 
 
 def read_image(
     path: str | os.PathLike[str],
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
     pixels: int = MAX_PIXELS,
     upright: bool = True,
     formats: tuple[str, ...] = FORMATS,
 ) -> DecodedImage:
-    """An image decoded to the last pixel, in memory; ``upright``: turned as its EXIF orientation says."""
+    """Return an image decoded to the last pixel, in memory; ``upright``: rotated by its EXIF orientation."""
     with open_image(path, error=error, pixels=pixels, formats=formats) as image:
         try:
             image.load()
@@ -136,7 +137,7 @@ def read_image(
 
 
 def has_more_frames(path: str | os.PathLike[str], formats: tuple[str, ...] = FORMATS) -> bool:
-    """Whether a file is an animation or has several pages; a JPEG with previews or depth beside its image has not."""
+    """Return whether a file is an animation or has several pages; previews or depth maps of a JPEG do not count."""
     with open_image(path, formats=formats) as image:
         try:
             return image.format != "MPO" and bool(getattr(image, "is_animated", False))
@@ -145,7 +146,7 @@ def has_more_frames(path: str | os.PathLike[str], formats: tuple[str, ...] = FOR
 
 
 def _is_heic(head: bytes) -> bool:
-    """By the brands at the head of the file; AVIF is made of the same boxes."""
+    """Return whether a file is HEIC by the brands in its header; AVIF is made of the same boxes."""
     brands = {head[start : start + 4] for start in (8, *range(16, min(int.from_bytes(head[:4]), len(head)), 4))}
     return head[4:8] == b"ftyp" and not brands & {b"avif", b"avis"} and bool(brands & _HEIC_BRANDS)
 
@@ -165,7 +166,7 @@ def write_png(
     image: Image.Image,
     text: PngImagePlugin.PngInfo | None = None,
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
 ) -> None:
     """Write a PNG in one step; ``text``: its text chunks."""
     write_atomic(path, [encode_png(image, text)], error=error)

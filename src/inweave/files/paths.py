@@ -1,14 +1,14 @@
-"""Paths: from what a caller passed, what lies there, and how they are printed.
+"""Paths: made from arguments, tested for existence, and printed safely.
 
-    as_path("~/loras/a.safetensors")   a Path; whatever cannot be one is an error of ours
-    is_file, is_folder, exists         False for whatever the system cannot look at: a name of 300 characters, a NUL
+    as_path("~/loras/a.safetensors")   a Path; an InweaveError if it cannot be one
+    is_file, is_folder, exists         False for names the system cannot look up: 300 characters, a NUL
 
     printable("a\\x1b[2J\\u202e")        'a\\\\x1b[2J\\\\u202e': escaped as Python writes it
 
-A name in a file can hold escape sequences of terminals, characters that turn the direction of the text around them, and
-halves of surrogate pairs. `printable` escapes whatever Unicode calls control, format, surrogate, private use, separator
-(but for the space) or unassigned, and letters and marks that show nothing (fillers, most variation selectors), so that what
-is printed is what is there.
+A name in a file can hold escape sequences of terminals, characters that turn the direction of the text around them,
+and halves of surrogate pairs. `printable` escapes whatever Unicode calls control, format, surrogate, private use,
+separator (but for the space) or unassigned, and letters and marks that show nothing (fillers, most variation
+selectors), so that nothing is hidden or disguised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_SHOWN = 300
 
 
 def as_path(path: object) -> Path:
-    """A path from what a caller passed as one."""
+    """Return a path from a caller's argument."""
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
         if isinstance(text, str):
@@ -36,20 +36,20 @@ def as_path(path: object) -> Path:
 
 
 def expand_home(path: str | os.PathLike[str], error: ErrorClass = ConfigError) -> Path:
-    """The path with a leading `~` or `~user` replaced by that home folder."""
+    """Return the path with a leading `~` or `~user` replaced by that home folder."""
     source = as_path(path)
     try:
         return source.expanduser()
     except (RuntimeError, OSError, ValueError, KeyError):
         home = source.parts[0]
         raise error(
-            f"{printable_path(source)}: {printable(home)} is the home folder of nobody here; write the whole path, or ./{printable(home)} "
-            "for a folder of that name"
+            f"{printable_path(source)}: {printable(home)} is not a user's home folder; write the whole path, "
+            f"or ./{printable(home)} for a folder of that name"
         ) from None
 
 
 def mode_of(path: Path, error: ErrorClass = FormatError) -> int:
-    """The mode of what lies at a path, links followed; nothing there is an error that says why."""
+    """Return the mode of a path, links followed; raise an error with the reason if there is nothing."""
     try:
         return path.stat().st_mode
     except (OSError, ValueError) as problem:
@@ -57,7 +57,7 @@ def mode_of(path: Path, error: ErrorClass = FormatError) -> int:
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a regular file lies there, links followed."""
+    """Return whether a path is a regular file, links followed."""
     try:
         return stat.S_ISREG(Path(path).stat().st_mode)
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether something lies there, links followed."""
+    """Return whether a path exists, links followed."""
     try:
         Path(path).stat()
     except (OSError, ValueError):
@@ -74,7 +74,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
 
 def occupied(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is in use, be it by a link that leads nowhere: whoever opens it learns what is wrong with it."""
+    """Return whether a name is in use, even by a broken link: opening it tells the reason."""
     try:
         Path(path).lstat()
     except (OSError, ValueError):
@@ -83,7 +83,7 @@ def occupied(path: str | os.PathLike[str]) -> bool:
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder lies there, links followed."""
+    """Return whether a path is a folder, links followed."""
     try:
         return stat.S_ISDIR(Path(path).stat().st_mode)
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def kind(mode: int) -> str:
-    """What a mode is the mode of, in words."""
+    """Return the kind of file that a mode describes, in words."""
     kinds = (
         (stat.S_ISREG, "a file"), (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a named pipe"),
         (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a symbolic link"),
@@ -100,7 +100,7 @@ def kind(mode: int) -> str:
 
 
 def reason(path: Path, problem: OSError | ValueError) -> str:
-    """One line: the path, and what the system says about it."""
+    """Return one line: the path, and the system's reason."""
     if isinstance(problem, UnicodeEncodeError):
         return f"{printable_path(path)}: no file can have this name: it holds half of a surrogate pair"
     if isinstance(problem, ValueError):
@@ -114,14 +114,15 @@ def reason(path: Path, problem: OSError | ValueError) -> str:
             target = path.readlink()
         except (OSError, ValueError):
             return f"{printable_path(path)}: no such file or directory"
-        return f"{printable_path(path)}: no such file or directory: a symbolic link to {printable_path(target)}, which is not there"
+        link = f"a symbolic link to {printable_path(target)}, which does not exist"
+        return f"{printable_path(path)}: no such file or directory: {link}"
     if problem.errno == errno.ENAMETOOLONG:
         return f"{printable_path(path)}: File name too long"
     return f"{printable_path(path)}: {problem.strerror or problem}"
 
 
 def printable_path(path: str | os.PathLike[str]) -> str:
-    """A path as a message quotes it: printable, and with its middle left out where it is very long."""
+    """Return a path for a message: printable, and with its middle left out if it is very long."""
     text = printable(os.fspath(path))
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN // 2]}...{text[-_MAX_SHOWN // 2 :]}"
 
@@ -133,14 +134,14 @@ _INVISIBLE = re.compile(
 
 
 def printable(text: str) -> str:
-    """``text`` with every character escaped that could control a terminal, or show other than it is."""
+    """Return ``text`` with every character escaped that could control a terminal or be displayed misleadingly."""
     if is_plain(text):
         return text
     return "".join(c if is_plain(c) else _escaped(c) for c in text)
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text can be printed as it is."""
+    """Return whether a text can be printed without escapes."""
     return text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None)
 
 

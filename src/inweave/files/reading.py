@@ -36,7 +36,9 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 def open_regular(
     path: str | os.PathLike[str], *, error: ErrorClass = FormatError, limit: int | None = None, buffering: int = -1
 ) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; ``limit``: bytes. What the system refuses, also later, is an ``error``."""
+    """Open a regular file for reading; ``limit``: bytes. Whatever the system refuses, also later, raises an
+    ``error``.
+    """
     source = as_path(path)
     file = open_binary(source, error=error, limit=limit, buffering=buffering)
     try:
@@ -51,7 +53,7 @@ def open_regular(
 def open_binary(
     path: Path, *, error: ErrorClass = FormatError, limit: int | None = None, buffering: int = -1
 ) -> BinaryIO:
-    """The same, for those who close the file themselves."""
+    """Open a regular file like `open_regular`, for callers that close it themselves."""
     ensure_regular(path, error)
     try:
         descriptor = open_confined(path, _FLAGS)
@@ -69,12 +71,12 @@ def open_binary(
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = FormatError) -> bytes:
-    """All of a file of at most ``limit`` bytes."""
+    """Return the contents of a file of at most ``limit`` bytes."""
     with open_regular(path, error=error, limit=limit) as file:
-        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # memory for all of it is taken at once
+        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # allocated at once
         while len(raw) <= limit and (more := file.read(_BLOCK)):
             raw += more
-    if len(raw) > limit:  # it grew, or its size was not told, as in /proc
+    if len(raw) > limit:  # it grew, or its size is unknown, as in /proc
         raise error(f"{printable_path(path)}: more than the {limit:,} bytes that are accepted")
     return raw
 
@@ -82,7 +84,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = 
 def read_text(
     path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError, newlines: bool = True
 ) -> str:
-    """The text of a file of at most ``limit`` bytes: UTF-8, with or without a mark in front.
+    """Return the text of a file of at most ``limit`` bytes: UTF-8, with or without a byte-order mark.
 
     ``newlines``: those of other systems become "\\n".
     """
@@ -97,8 +99,11 @@ def read_text(
 def read_foreign_text(
     path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError
 ) -> tuple[str, str]:
-    """(text, its encoding): UTF-8; UTF-16 and UTF-32, by their mark; UTF-16 without one, by its zeros; else Windows-1252,
-    which Latin-1 is a part of. Anything with control characters is no text."""
+    """Return (text, encoding) of a file that another program wrote.
+
+    UTF-8; UTF-16 and UTF-32 by their mark; UTF-16 without one, by its zeros; else Windows-1252, which includes Latin-1.
+    Contents with control characters are not text.
+    """
     raw = read_bytes(path, limit, error=error)
     for encoding in _encodings(raw):
         try:

@@ -1,13 +1,13 @@
 """Writing: a file or a folder appears whole, under its name, or not at all.
 
-    write_atomic(path, chunks)        .NAME.RANDOM.part beside it -> flushed to the disk -> renamed -> folder flushed
-    with new_folder(path) as hidden:  .NAME.RANDOM.part beside it; renamed by whoever fills it, removed otherwise
+    write_atomic(path, chunks)        .NAME.RANDOM.part next to it -> flushed to disk -> renamed -> folder flushed
+    with new_folder(path) as hidden:  .NAME.RANDOM.part next to it; renamed by the caller, removed otherwise
     open_append(path)                 a log or a lock: grows in place
 
-A temporary name is random and must be new (O_EXCL), so nobody can plant a link there. A link at the target is replaced,
-never followed; something at the target that is neither a file nor a link stays. The mode is what the umask leaves of
-0666; a file that is replaced keeps its mode. Whatever the system refuses (a full disk, a read-only folder) is one line,
-and nothing is left behind.
+A temporary name is random and must be new (O_EXCL), so that no link can be planted there. A link at the target is
+replaced, never followed; anything else than a file or a link at the target stays. The mode is what the umask leaves
+of 0666; a file that is replaced keeps its mode. A refusal of the system (a full disk, a read-only folder) becomes a
+one-line error, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, error: ErrorClass = F
 
 
 def make_folder(path: str | os.PathLike[str], *, error: ErrorClass = FormatError) -> Path:
-    """The folder of this name, made with its parents where it is not there."""
+    """Return the folder of this name, created with its parents if it does not exist."""
     folder = as_path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def make_folder(path: str | os.PathLike[str], *, error: ErrorClass = FormatError
 
 @contextmanager
 def new_folder(target: Path, *, error: ErrorClass = FormatError) -> Iterator[Path]:
-    """A new, empty, hidden folder beside a path, removed at the end unless it was renamed by then."""
+    """Create an empty hidden folder next to a path, removed at the end unless it was renamed by then."""
     hidden = _hidden(target, error)
     with _system_errors(target, error):
         hidden.mkdir()
@@ -107,7 +107,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def open_append(path: Path, *, error: ErrorClass = FormatError) -> TextIO:
-    """A text file that grows in place; a link, a pipe and a device are refused."""
+    """Open a text file that grows in place; a link, a pipe or a device is refused."""
     with _system_errors(path, error):
         descriptor = os.open(path, _GROWING, 0o666)
     try:
@@ -131,7 +131,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def _replaceable(target: Path, error: ErrorClass) -> int | None:
-    """The permissions of the file that will be replaced; what must not be replaced is an error."""
+    """Return the permissions of the file that will be replaced; raise if it must not be replaced."""
     if not target.name:
         raise error(f"{printable_path(target)}: not the name of a file")
     try:
@@ -154,7 +154,7 @@ def _new_file(target: Path, error: ErrorClass) -> tuple[Path, int]:
 
 
 def _hidden(target: Path, error: ErrorClass) -> Path:
-    """A name beside the target that nobody can guess, and that is not longer than names may be."""
+    """Return a name next to the target that cannot be guessed and is within the length limit."""
     name = target.name.encode("utf-8", "surrogateescape") if _is_name(target) else b""
     ending = f".{secrets.token_hex(8)}.part"
     room = _MAX_NAME - 1 - len(ending)

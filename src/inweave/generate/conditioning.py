@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from inweave.errors import Problem
 from inweave.generate.prompt import ParsedPrompt, Pieces
 from inweave.models import embedded
 from inweave.models.configuration import library_errors
@@ -71,7 +72,7 @@ class PromptConditioning:
         return spelled
 
 
-def composition_problem(model: Model, guidance: float) -> str:
+def composition_problem(model: Model, guidance: float) -> Problem:
     """Why the prompts that AND joins cannot be composed by this model at this guidance."""
     family, variant = model.family, model.blueprint.variant
     least = next((number for number in (0, 1) if family.is_guided(model, number + 0.5)), None)
@@ -81,4 +82,4 @@ def composition_problem(model: Model, guidance: float) -> str:
         if least is not None
         else f"classifier-free guidance, which {name} does not have"
     )
-    return f"prompt: prompts that AND joins are composed by {reason}; write one prompt without AND"
+    return Problem("prompt", f"prompts that AND joins are composed by {reason}; write one prompt without AND")

@@ -16,8 +16,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.arguments import expect
-from inweave.checked import CheckedModel
-from inweave.errors import ConfigError
+from inweave.checked import CheckedModel, FieldError
+from inweave.errors import ConfigError, Problem
 from inweave.files.paths import is_file
 from inweave.generate.prompt import LoraTag, ParsedPrompt, parse
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
@@ -135,7 +135,7 @@ class GenerateConfig(CheckedModel):
         try:
             return parse_loras(() if value is None else value)
         except ConfigError as error:
-            raise ValueError("; ".join(error.problems)) from None  # collected with all the others
+            raise ValueError("; ".join(map(str, error.problems))) from None  # collected with all the others
 
     @field_validator("sampler")
     @classmethod
@@ -155,7 +155,7 @@ class GenerateConfig(CheckedModel):
     def _readable_tags(self) -> GenerateConfig:
         positive, negative = self.parsed_prompts()
         if wrong := [*positive.problems, *negative.problems]:
-            raise ValueError("; ".join(wrong))
+            raise FieldError(Problem(wrong[0].field, "; ".join([wrong[0].text, *map(str, wrong[1:])])))
         return self
 
     @model_validator(mode="before")
@@ -194,7 +194,7 @@ class GenerateConfig(CheckedModel):
 def parse_loras(entries: Iterable[str | LoraChoice | Mapping[str, Any]]) -> tuple[LoraChoice, ...]:
     """Choices of any form: text, mappings, or choices themselves; every problem in one error."""
     choices: list[LoraChoice] = []
-    wrong: list[str] = []
+    wrong: list[str | Problem] = []
     if isinstance(entries, str | LoraChoice | Mapping):
         entries = [entries]
     if not isinstance(entries, Iterable):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -22,11 +22,11 @@ from typing import Any
 
 from inweave.adapter import Adapter
 from inweave.checked import did_you_mean
-from inweave.errors import ConfigError
-from inweave.exchange.load import load
+from inweave.errors import ConfigError, Problem
+from inweave.exchange.load import alphas_for, load
 from inweave.exchange.lookup import AdapterLookup, ensure_strength, has_hash, hashes_of, is_hash, names_beside, stamp_of
 from inweave.files.paths import expand_home, is_file, is_folder, printable_path
-from inweave.formats.alphas import Alphas, lacks_alpha
+from inweave.formats.alphas import Alphas
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
 
@@ -61,9 +61,9 @@ class LoraFinder(AdapterLookup):
             return match
         return self.by_name(choice.name)
 
-    def problems(self, choices: Iterable[LoraChoice]) -> list[str]:
+    def problems(self, choices: Iterable[LoraChoice]) -> list[Problem]:
         """What cannot be found, and why."""
-        wrong: list[str] = []
+        wrong: list[Problem] = []
         for choice in choices:
             try:
                 self.find(choice)
@@ -84,17 +84,12 @@ def _scaled_adapter(path: Path, stamp: tuple[int, int], alpha: str) -> Adapter:
     return load(path, alpha=json.loads(alpha))
 
 
-def with_alpha(choices: Iterable[LoraChoice], finder: LoraFinder, alpha: Alphas | None) -> list[LoraChoice]:
-    """The choices with ``alpha`` for each file that does not state its own, of which there must be one."""
-    choices = list(choices)
-    if alpha is None:
-        return choices
-    lacking = [any(lacks_alpha(entry) for entry in load(finder.find(choice))) for choice in choices]
-    if not any(lacking):
-        raise ConfigError("alpha: every module of these LoRAs states its own alpha, so none can be supplied")
+def with_alpha(choices: Sequence[LoraChoice], finder: LoraFinder, alpha: Alphas) -> list[LoraChoice]:
+    """Return the choices with ``alpha`` for each file that does not state its own; raise ConfigError if all of them do."""
+    alphas = alphas_for([finder.find(choice) for choice in choices], alpha)
     return [
-        choice.model_copy(update={"alpha": alpha}) if lacks else choice
-        for choice, lacks in zip(choices, lacking, strict=True)
+        choice if each is None else choice.model_copy(update={"alpha": each})
+        for choice, each in zip(choices, alphas, strict=True)
     ]
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 
 from inweave.adapter import Adapter
 from inweave.arguments import expect
-from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
+from inweave.errors import ConfigError, FormatError, InweaveError, Problem, RequestError, TargetError
 from inweave.exchange.load import load
 from inweave.files.paths import is_file
 from inweave.generate.applied import AppliedLora
@@ -83,10 +83,10 @@ class Pipeline:
         model: Model,
         *,
         loras: Sequence[LoraChoice] = (),
-        lora_folders: Iterable[str | os.PathLike[str]] = (),
+        finder: LoraFinder | None = None,
     ) -> None:
         self.model = model
-        self.finder = LoraFinder(lora_folders)
+        self.finder = finder or LoraFinder()
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
         self._lock = threading.RLock()
 
@@ -98,7 +98,7 @@ class Pipeline:
         """Replace the stack for the requests that follow; returns how many tensors were written."""
         choices = parse_loras(loras)
         with self._lock:
-            wrong: list[str] = []
+            wrong: list[str | Problem] = []
             applied = self._apply(choices, (), wrong)
             if wrong:
                 raise ConfigError(wrong)
@@ -118,6 +118,7 @@ class Pipeline:
         cancelled: Callable[[], bool] | None = None,
         on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
         on_mismatch: OnMismatch = "error",
+        finder: LoraFinder | None = None,
         **settings: Any,
     ) -> Result:
         """Generate images for one request.
@@ -128,17 +129,18 @@ class Pipeline:
         `CancelledError` is raised once ``cancelled()`` returns true.
         ``on_image(number, image, record)`` is called with each image when it is done.
         ``on_mismatch="warn"``: of a LoRA that fits only in part, use that part, and name the rest in the warnings of the
-        result. Raises `ConfigError` with every invalid setting.
+        result. ``finder`` looks up the LoRAs of this request, instead of the pipeline's own finder. Raises `ConfigError` with
+        every invalid setting.
         """
         if not isinstance(prompt, GenerateConfig):
-            config = parse_request({"prompt": prompt, **settings}, self.finder)
+            config = parse_request({"prompt": prompt, **settings}, finder or self.finder)
         elif settings:
             raise ConfigError(f"{', '.join(settings)}: set these in the configuration")
         else:
             config = prompt
         with self._lock:
             callbacks = Callbacks(progress, preview_every, cancelled, preview_first=preview_first)
-            return self._run(self.prepare(config, init, mask, on_mismatch), callbacks, on_image)
+            return self._run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image)
 
     def prepare(
         self,
@@ -146,15 +148,16 @@ class Pipeline:
         init: ImageInput | None = None,
         mask: ImageInput | None = None,
         on_mismatch: OnMismatch = "error",
+        finder: LoraFinder | None = None,
     ) -> PreparedRequest:
         """Check everything and fill in the model's own values; no denoising yet."""
-        wrong: list[str] = []
+        wrong: list[str | Problem] = []
         positive, negative = config.parsed_prompts()
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
         image, region = self._open_images(config, init, mask, wrong)
         size = self._size(config, image, wrong)
-        loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong, on_mismatch)
+        loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong, on_mismatch, finder)
         defaults = self.model.blueprint.variant or self.model.family
         guidance = defaults.guidance if config.guidance is None else config.guidance
         if positive.composed and not self.model.family.is_guided(self.model, guidance):
@@ -184,13 +187,13 @@ class Pipeline:
         return self._record(request, request.config.seed)
 
     def _open_images(
-        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str]
+        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str | Problem]
     ) -> tuple[Image.Image | None, Image.Image | None]:
         init = config.init if init is None else init
         mask = config.mask if mask is None else mask
         if init is None:
             if mask is not None:
-                wrong.append("mask: there is no image to repaint; give one as init")
+                wrong.append(Problem("mask", "there is no image to repaint; give one as init"))
             return None, None
         try:
             image = open_image(init, "init")
@@ -199,30 +202,32 @@ class Pipeline:
             wrong.append(str(error))
             return None, None
 
-    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str]) -> tuple[int, int]:
+    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str | Problem]) -> tuple[int, int]:
         native, patch = self.model.size, self.model.patch
         width, height = (native, native) if image is None else working_size(image.size, native, patch)
         width, height = config.width or width, config.height or height
         for name, side in (("width", width), ("height", height)):
             if not patch <= side <= MAX_SIDE:
-                wrong.append(f"{name}: {side} is not possible; {patch} to {MAX_SIDE} pixels are")
+                wrong.append(Problem(name, f"{side} is not possible; {patch} to {MAX_SIDE} pixels are"))
             elif side % patch:
-                wrong.append(f"{name}: {side} is not a multiple of {patch}, which this model needs")
+                wrong.append(Problem(name, f"{side} is not a multiple of {patch}, which this model needs"))
         return width, height
 
     def _apply(
         self,
         choices: Iterable[LoraChoice],
         tagged: Iterable[LoraChoice],
-        wrong: list[str],
+        wrong: list[str | Problem],
         on_mismatch: OnMismatch = "error",
+        finder: LoraFinder | None = None,
     ) -> list[AppliedLora]:
         """The files of all LoRAs, each proved to fit the model."""
+        finder = finder or self.finder
         applied: list[AppliedLora] = []
         for choice, in_prompt in [*((each, False) for each in choices), *((each, True) for each in tagged)]:
             started = time.perf_counter()
             try:
-                path = self.finder.find(choice)
+                path = finder.find(choice)
                 source = adapter_of(choice, path)
                 plan = self._fit(path, source, on_mismatch)
             except InweaveError as error:
@@ -354,6 +359,7 @@ def pipeline(
     *,
     loras: Iterable[str | LoraChoice | Mapping[str, Any]] = (),
     lora_folders: Iterable[str | os.PathLike[str]] = (),
+    finder: LoraFinder | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     variant: str | None = None,
@@ -364,7 +370,7 @@ def pipeline(
     """Load a model for generating images, with ``loras`` merged while its weights load.
 
     ``model``: "inweave/emoji" (built in), a diffusers folder, a checkpoint file or a Hub id. ``loras``: files or names with
-    strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``. ``device``: "cpu", "cuda:1", ...; ``dtype``:
+    strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``, or by ``finder``. ``device``: "cpu", "cuda:1", ...; ``dtype``:
     "fp32", "fp16", "bf16" or a torch dtype. For a checkpoint file: ``variant`` names the model where it cannot be detected,
     ``parts`` adds components that it lacks, {"vae": path}. ``progress(part, done, total)`` counts bytes while it loads. Raises `ConfigError`, `FormatError` or `TargetError`.
 
@@ -378,10 +384,10 @@ def pipeline(
         raise ConfigError(f"lora_folders: expected folders, got {type(lora_folders).__name__}")
     choices = parse_loras(loras)
     folders = [lora_folders] if isinstance(lora_folders, str | os.PathLike) else list(lora_folders)
-    finder = LoraFinder(folders)
+    finder = finder or LoraFinder(folders)
     layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
     loaded = load_model(
         model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download,
         progress=progress,
     )  # fmt: skip
-    return Pipeline(loaded, loras=choices, lora_folders=folders)
+    return Pipeline(loaded, loras=choices, finder=finder)

@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 
 from inweave.adapter.strength_spec import parse_strength_spec
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.generate.prompt_edits import Composition, compose
 
 Pieces = tuple[tuple[str, float], ...]
@@ -62,7 +62,7 @@ class ParsedPrompt:
     text: str
     pieces: Pieces
     tags: tuple[LoraTag, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
     composition: Composition | None = None
 
@@ -83,10 +83,10 @@ class ParsedPrompt:
 def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
     """Split a prompt into weighted text and LoRA tags; AND means nothing in a ``negative`` one."""
     tags: list[LoraTag] = []
-    problems: list[str] = []
+    problems: list[Problem] = []
     warnings: list[str] = []
     if len(prompt) > MAX_LENGTH:
-        wrong = f"prompt: {len(prompt):,} characters; at most {MAX_LENGTH:,} are accepted"
+        wrong = Problem("prompt", f"{len(prompt):,} characters; at most {MAX_LENGTH:,} are accepted")
         return ParsedPrompt(prompt, (), (), (wrong,), ())
 
     def take(match: re.Match[str]) -> str:
@@ -98,7 +98,8 @@ def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
             spec = parse_strength_spec(content, tag=True)
         except ConfigError as error:
             reason = _short(str(error), 300)
-            problems.append(f"prompt: {_short(match[0])}: {reason}; write <lora:name:0.8> or <lora:name:te:unet>")
+            advice = "write <lora:name:0.8> or <lora:name:te:unet>"
+            problems.append(Problem("prompt", f"{_short(match[0])}: {reason}; {advice}"))
             return ""
         te = spec.components.get("te", 1.0 if spec.overall is None else spec.overall)
         tags.append(LoraTag(spec.name, te, spec.components.get("unet", te)))
@@ -107,7 +108,7 @@ def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
     text = _TAG.sub(take, prompt)
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
     if not _is_text(text):
-        problems.append("prompt: it holds half a surrogate pair, which is no text")
+        problems.append(Problem("prompt", "it holds half a surrogate pair, which is no text"))
     composition = None
     try:
         composition = compose(text, negative=negative)
@@ -123,9 +124,9 @@ def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
         composition = None
     elif composition is not None:
         if any(not abs(part.weight) <= MAX_WEIGHT for part in composition.parts):
-            problems.append(f"prompt: AND gives a part a weight beyond {MAX_WEIGHT:,.0f}")
+            problems.append(Problem("prompt", f"AND gives a part a weight beyond {MAX_WEIGHT:,.0f}"))
     if any(not abs(weight) <= MAX_WEIGHT for _, weight in pieces):
-        problems.append(f"prompt: its brackets give a word a weight beyond {MAX_WEIGHT:,.0f}")
+        problems.append(Problem("prompt", f"its brackets give a word a weight beyond {MAX_WEIGHT:,.0f}"))
     return ParsedPrompt(text, tuple(pieces), tuple(tags), tuple(problems), tuple(warnings), composition)
 
 

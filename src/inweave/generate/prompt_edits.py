@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 
 MAX_DEPTH = 50
 MAX_PARTS = 16
@@ -160,7 +160,7 @@ class _Reader:
         depth = 1 + max(self.depths[first:])
         self.nodes[first:], self.depths[first:] = [node], [depth]
         if depth > MAX_DEPTH:
-            raise ConfigError(f"prompt: [from:to:when] and [a|b] are nested more than {MAX_DEPTH} deep")
+            raise ConfigError(Problem("prompt", f"[from:to:when] and [a|b] are nested more than {MAX_DEPTH} deep"))
         return True
 
     def _enclose(self, start: int) -> None:
@@ -171,7 +171,8 @@ class _Reader:
 
     def parts(self) -> list[Template]:
         if len(self.joints) >= MAX_PARTS:
-            raise ConfigError(f"prompt: AND joins {len(self.joints) + 1} prompts; at most {MAX_PARTS} can be composed")
+            reason = f"AND joins {len(self.joints) + 1} prompts; at most {MAX_PARTS} can be composed"
+            raise ConfigError(Problem("prompt", reason))
         if not self.joints:
             return [Template(_joined(self.nodes))]
         return [_part(nodes) for nodes in _split(self.nodes, 0, self.joints)]

@@ -7,7 +7,7 @@ import torch
 from inweave.adapter import ALGORITHMS, Factors, Tensor, imported, load_algorithms
 from inweave.errors import ConfigError
 from inweave.layers.branch import Branch, Geometry
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 
 _TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -26,9 +26,9 @@ from torch import nn
 from inweave.adapter import Factors, Magnitude, Tensor, imported, scale
 from inweave.errors import TargetError
 from inweave.layers.spec import DROPOUTS, AdapterSpec
-from inweave.ops.decode import Reader, encode
 from inweave.ops.kinds import LayerKind
 from inweave.ops.linear import Rounded
+from inweave.ops.tensors.decode import Reader, encode
 
 
 @dataclass(frozen=True, slots=True)

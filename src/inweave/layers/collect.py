@@ -19,7 +19,7 @@ from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, sites
 from inweave.layers.state import lora_layers
 from inweave.layers.training import trained_leaves
-from inweave.ops.decode import encode
+from inweave.ops.tensors.decode import encode
 
 
 def collect(model: nn.Module, name: str = "default", *, component: str = "") -> Adapter:

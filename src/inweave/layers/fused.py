@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from inweave.layers.branch import Branch
 from inweave.layers.lora import LoraBranch
 from inweave.layers.plan import Acting, InferencePlan, may_be_kept, product, source_of
-from inweave.ops.fp8 import Fp8Linear
 from inweave.ops.kinds import LayerKind, LinearKind, registered_kind
 from inweave.ops.linear import Rounded, Weight, lora_linear
+from inweave.ops.quantized import QuantizedLinear
 
 #: kinds of devices whose linear layers are computed this way
 DEVICES = frozenset({"cuda"})
@@ -88,7 +88,7 @@ class FusedLinear:
                 return None
         loras = cast("Loras", acting)
         if weight is None:
-            if gradients and isinstance(base, Fp8Linear):
+            if gradients and isinstance(base, QuantizedLinear):
                 return _with_gradients(x, base.quantized, bias, loras)
             return self._added(x, loras)
         if gradients:
@@ -126,7 +126,7 @@ class FusedLinear:
         )
 
     def _added(self, x: torch.Tensor, acting: Loras) -> torch.Tensor | None:
-        """On a layer that was quantized since (`inweave.ops.fp8`): its own output, and the LoRAs added in place, by a product.
+        """On a layer that was quantized since (`inweave.ops.quantized`): its own output, and the LoRAs added in place, by a product.
 
         Not where a compiler fuses the addition with what follows, or where selective checkpointing has stored that output.
         """

@@ -135,7 +135,7 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
         try:
             hits = matching(targets, by_name, [name for site in able for name in site.names])
         except ConfigError as error:
-            problems.extend(error.problems)
+            problems.extend(map(str, error.problems))
         chosen = list({id(by_name[hit]): by_name[hit] for hit in hits}.values())
     if chosen:
         names = [name for site in chosen for name in site.names]

@@ -21,7 +21,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Lokr
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, kaiming
-from inweave.ops.decode import Reader
+from inweave.ops.tensors.decode import Reader
 
 
 class LokrBranch(Branch):

@@ -21,8 +21,8 @@ from torch import nn
 from inweave.adapter import Factors, Lora
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, exact, kaiming
 from inweave.layers.dropout import HIDDEN, RANKS, dropout, rank_dropout
-from inweave.ops.decode import Reader
 from inweave.ops.kinds import LayerKind
+from inweave.ops.tensors.decode import Reader
 
 
 class LoraBranch(Branch):

@@ -71,7 +71,7 @@ def check_patterns(field: str, patterns: Mapping[str, object], names: Iterable[s
     try:
         return _nothing([table.patterns[position] for position in table.unmatched(names)], names, field)
     except ConfigError as error:
-        return list(error.problems)
+        return [*map(str, error.problems)]
 
 
 def _nothing(entries: Sequence[str | re.Pattern[str]], known: Iterable[str], field: str) -> list[str]:

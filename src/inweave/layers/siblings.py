@@ -19,8 +19,8 @@ from inweave.layers.branch import Branch
 from inweave.layers.fused import is_plain_linear, is_plain_lora, is_unchanged
 from inweave.layers.layer import LoraLayer
 from inweave.layers.lora import LoraBranch
-from inweave.ops.fp8 import Fp8Linear, Fp8Weight, joint_weight
 from inweave.ops.linear import Rounded, Weight, lora_linear
+from inweave.ops.quantized import QuantizedLinear, joint_weight
 
 
 class SiblingFactors(NamedTuple):
@@ -39,7 +39,7 @@ class Siblings:
     def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         self.layers = layers
         self.weight, self.bias = weight, bias
-        self.dtype: torch.dtype = layers[0].base.dtype if isinstance(weight, Fp8Weight) else weight.dtype  # type: ignore[assignment]
+        self.dtype = cast("torch.dtype", (weight if isinstance(weight, torch.Tensor) else layers[0].base).dtype)
         self.count = len(layers)
         self.factors: SiblingFactors | None = None
 
@@ -62,8 +62,9 @@ class Siblings:
 
     def _is_part(self, layer: LoraLayer, at: int) -> bool:
         """Whether the layer has its part of the one matrix as its weight."""
-        whole = self.weight.rows if isinstance(self.weight, Fp8Weight) else self.weight
-        own = layer._buffers.get("rows") if isinstance(layer.base, Fp8Linear) else layer._parameters.get("weight")
+        whole = self.weight if isinstance(self.weight, torch.Tensor) else self.weight[0]
+        base = layer.base
+        own = base.quantized[0] if isinstance(base, QuantizedLinear) else layer._parameters.get("weight")
         part = whole[at * layer.out : (at + 1) * layer.out]
         return own is not None and own.data_ptr() == part.data_ptr() and own.dtype == part.dtype
 
@@ -116,8 +117,8 @@ def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
     if len(layers) < max(2, len(modules)) or not (_alike(biases) or all(bias is None for bias in biases)):
         return None
     weight: Weight | None = None
-    if all(type(layer.base) is Fp8Linear for layer in layers):
-        weight = joint_weight([cast("Fp8Linear", layer.base) for layer in layers])
+    if all(isinstance(layer.base, QuantizedLinear) for layer in layers):
+        weight = joint_weight([layer.base for layer in layers])
     elif all(is_plain_linear(layer.base, layer.kind) for layer in layers):
         weights = [layer._parameters.get("weight") for layer in layers]
         weight = _one_matrix(cast("list[nn.Parameter]", weights)) if _alike(weights) else None

@@ -15,8 +15,8 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.layers.layer import LoraLayer
-from inweave.ops.overlaps import overlaps
-from inweave.ops.wrappers import is_wrapper
+from inweave.ops.kinds.wrappers import is_wrapper
+from inweave.ops.tensors.overlaps import overlaps
 from inweave.targets.spellings import FUSED
 
 

@@ -21,7 +21,7 @@ from inweave.layers.branch import Branch
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import Targets, matching
 from inweave.layers.sites import sites
-from inweave.ops.wrappers import is_wrapper
+from inweave.ops.kinds.wrappers import is_wrapper
 
 _FROZEN = "_inweave_frozen"  # where a model keeps the names of the parameters that inject froze
 _TRAINED = "_inweave_trained"  # where a module keeps the names of its own parameters that `trainable` chose

@@ -18,7 +18,7 @@ from typing import Any
 
 from inweave.errors import ConfigError, FormatError, MissingError
 from inweave.files.paths import printable_path
-from inweave.library.entry import Contents, Entry, Facts
+from inweave.library.entry import Contents, LibraryEntry, LibraryFacts
 from inweave.library.walk import is_unicode
 
 _SCHEMA = """
@@ -98,7 +98,7 @@ class Database:
         with self._lock:
             self._db.close()
 
-    def _entries(self, where: str, *values: object, tail: str = "ORDER BY path") -> list[Entry]:
+    def _entries(self, where: str, *values: object, tail: str = "ORDER BY path") -> list[LibraryEntry]:
         marks = ", ".join("?" * len(self.folders))
         query = f"SELECT {_COLUMNS} FROM files WHERE present = 1 AND root IN ({marks}) AND ({where}) {tail}"
         return [_entry(row) for row in self._query(query, *map(str, self.folders), *values)]
@@ -142,19 +142,19 @@ def trigger_words(sources: str | None) -> str:
     return "\n".join(word for source in json.loads(sources or "[]") for word in source["words"])
 
 
-def facts_of(document: str) -> Facts:
-    return Facts(**_tuples(document))
+def facts_of(document: str) -> LibraryFacts:
+    return LibraryFacts(**_tuples(document))
 
 
-def document_of(facts: Facts) -> str:
+def document_of(facts: LibraryFacts) -> str:
     """JSON that every answer can hold: halves of surrogate pairs, which a sidecar can spell, become question marks."""
     return json.dumps(facts.as_dict(), ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
+def _entry(row: tuple[Any, ...]) -> LibraryEntry:
     entry, root, path, size, modified_ns, facts, contents = row
     read = Contents(**_tuples(contents)) if contents else None
-    return Entry(entry, root, path, size, modified_ns / 1e9, facts_of(facts), read)
+    return LibraryEntry(entry, root, path, size, modified_ns / 1e9, facts_of(facts), read)
 
 
 def _tuples(text: str) -> dict[str, Any]:

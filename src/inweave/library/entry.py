@@ -12,7 +12,7 @@ MAX_PROBLEMS = 20  # of one kind that are listed
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class LibraryFacts:
     """What the header of a file and the files next to it say."""
 
     alias: str | None = None  # the name its trainer gave it
@@ -58,7 +58,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LibraryEntry:
     """One file: who it is, where it is, what is known of it. ``contents`` is None until the file was read whole."""
 
     id: str
@@ -66,7 +66,7 @@ class Entry:
     path: str  # below its folder, with forward slashes
     size: int
     modified: float
-    facts: Facts
+    facts: LibraryFacts
     contents: Contents | None
 
     @property

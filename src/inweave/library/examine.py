@@ -19,7 +19,7 @@ from inweave.exchange.inspect import trigger_words
 from inweave.exchange.load import load
 from inweave.files.paths import printable_path
 from inweave.files.reading import open_regular
-from inweave.library.entry import MAX_PROBLEMS, Contents, Facts
+from inweave.library.entry import MAX_PROBLEMS, Contents, LibraryFacts
 from inweave.library.layouts import LayoutReader, exact_layout
 from inweave.library.sidecars import MAX_TEXT, Sidecars, bounded, read_sidecars
 from inweave.library.walk import PEFT_WEIGHTS
@@ -35,14 +35,14 @@ class Examiner:
     def __init__(self) -> None:
         self._layouts = LayoutReader()
 
-    def facts(self, path: Path, names: Collection[str]) -> Facts:
+    def facts(self, path: Path, names: Collection[str]) -> LibraryFacts:
         """From the header of ``path`` and its sidecars, which are among the ``names`` of its folder."""
         sidecars = read_sidecars(path.parent, path.stem, names)
         try:
             layout, metadata = self._layouts.read(path)
         except InweaveError as error:
             return _facts_of_unreadable(_reason(str(error), path), sidecars)
-        return Facts(
+        return LibraryFacts(
             **layout.as_dict() | {"warnings": (*sidecars.problems, *layout.warnings)[:MAX_PROBLEMS]},
             alias=metadata.get("ss_output_name", "")[:MAX_NAME] or None,
             title=metadata.get("modelspec.title", "")[:MAX_NAME] or None,
@@ -56,7 +56,7 @@ class Examiner:
             metadata={name: value[:2000] for name, value in sorted(metadata.items())[:MAX_METADATA]},
         )
 
-    def contents(self, path: Path, facts: Facts) -> tuple[Contents, Facts] | None:
+    def contents(self, path: Path, facts: LibraryFacts) -> tuple[Contents, LibraryFacts] | None:
         """From every byte of the file, with the facts that its numbers correct; None where it cannot be read."""
         try:
             hashes = hash_file(path)
@@ -99,8 +99,8 @@ def _reason(message: str, path: Path) -> str:
     return message.removeprefix(f"{path}: ").removeprefix(f"{printable_path(path)}: ").replace(f"{path}", path.name)
 
 
-def _facts_of_unreadable(reason: str, sidecars: Sidecars) -> Facts:
-    return Facts(
+def _facts_of_unreadable(reason: str, sidecars: Sidecars) -> LibraryFacts:
+    return LibraryFacts(
         error=reason, preview=sidecars.preview, sidecars=sidecars.names, description=sidecars.description,
         warnings=sidecars.problems,
     )  # fmt: skip

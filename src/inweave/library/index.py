@@ -25,7 +25,7 @@ from typing import Any
 from inweave.errors import MissingError
 from inweave.files.confinement import confined
 from inweave.library.database import document_of, facts_of
-from inweave.library.entry import Contents, Entry, Facts, entry_name
+from inweave.library.entry import Contents, LibraryEntry, LibraryFacts, entry_name
 from inweave.library.examine import Examiner, sample
 from inweave.library.lookup import Lookup
 from inweave.library.processes import is_alive, process_mark
@@ -151,7 +151,7 @@ class Library(Lookup):
                 return str(entry)
         return None
 
-    def _confirm(self, entry: Entry) -> bool:
+    def _confirm(self, entry: LibraryEntry) -> bool:
         """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
         root = Path(entry.root)
         row = self._one("SELECT size, stamp, present, inode, sample FROM files WHERE id = ?", entry.id)
@@ -198,7 +198,7 @@ class Library(Lookup):
                 "INSERT INTO files (id, root, path, name, size, modified_ns, inode, stamp, facts) "
                 "VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?) ON CONFLICT (root, path) DO UPDATE SET "
                 "size = excluded.size, stamp = excluded.stamp, facts = excluded.facts, contents = NULL",
-                (_new_id(), root, path, entry_name(path), size, stamp, json.dumps(Facts(error=FATAL).as_dict())),
+                (_new_id(), root, path, entry_name(path), size, stamp, json.dumps(LibraryFacts(error=FATAL).as_dict())),
             )
 
     def examine(self, *, limit: int | None = None, stop: Callable[[], bool] | None = None) -> int:
@@ -225,7 +225,7 @@ class Library(Lookup):
                 done += 1
         return done
 
-    def _keep_contents(self, entry: str, contents: Contents, facts: Facts) -> None:
+    def _keep_contents(self, entry: str, contents: Contents, facts: LibraryFacts) -> None:
         with self._lock:
             query = "SELECT id, root FROM files WHERE sha256 = ? AND present = 0 AND id != ?"
             for earlier, root in self._query(query, contents.sha256, entry):

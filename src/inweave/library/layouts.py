@@ -37,7 +37,7 @@ _MAX_VALUES = 8  # no tensor with more numbers than these decides how others are
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The part of `Facts` that tensors tell."""
+    """The part of `LibraryFacts` that tensors tell."""
 
     tensors: int
     algorithms: tuple[str, ...]

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.exchange.hashes import KINDS, hash_digits
 from inweave.library.database import Database, composed, folded
-from inweave.library.entry import Entry
+from inweave.library.entry import LibraryEntry
 from inweave.library.walk import is_unicode
 
 _ATTEMPTS = 3
 _MAX_WORDS = 50
-_HASHES = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
 
 
 class Lookup(Database, ABC):
     """Questions to the index. What is returned for use was compared with its file on the disk."""
 
-    def get(self, entry: str) -> Entry:
+    def get(self, entry: str) -> LibraryEntry:
         """The entry with an id, or `MissingError`: also where another file has taken the place of its own."""
         former = self._one("SELECT id FROM former WHERE former = ?", entry)
         for row in self._entries("id = ?", former[0] if former is not None else entry):
@@ -37,7 +37,7 @@ class Lookup(Database, ABC):
                 return row
         raise MissingError(f"LoRA {entry}: not in the library, or its file was replaced by another")
 
-    def find(self, reference: str) -> Entry:
+    def find(self, reference: str) -> LibraryEntry:
         """The entry that a name, a path below a folder, an id or a hash means; unknown and ambiguous ones are errors.
 
         A file that was replaced since the last scan is read anew first, one that is gone is unknown.
@@ -51,13 +51,13 @@ class Lookup(Database, ABC):
         raise MissingError(f"LoRA {reference[:200]}: its file keeps changing; try again when it is written")
 
     @abstractmethod
-    def _confirm(self, entry: Entry) -> bool:
+    def _confirm(self, entry: LibraryEntry) -> bool:
         """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
 
-    def _find(self, reference: str) -> Entry:
+    def _find(self, reference: str) -> LibraryEntry:
         text = reference
         kind, colon, digits = text.lower().partition(":")
-        if colon and kind in _HASHES.values() and (rows := self._entries(f"{kind} = ?", digits)):
+        if colon and kind in KINDS.values() and (rows := self._entries(f"{kind} = ?", digits)):
             return self._only(reference, rows)
         path = text.replace("\\", "/")
         if rows := self._at(path):
@@ -77,12 +77,11 @@ class Lookup(Database, ABC):
         ):
             if rows := self._entries(where, value):
                 return self._only(reference, rows)
-        digits = text.lower().removeprefix("0x")
-        if (column := _HASHES.get(len(digits))) and set(digits) <= set("0123456789abcdef"):
-            return self._only(reference, self._entries(f"{column} = ?", digits))
-        return self._only(reference, [])
+        digest = hash_digits(text)
+        rows = self._entries(f"{KINDS[len(digest)]} = ?", digest) if digest is not None else []
+        return self._only(reference, rows)
 
-    def _at(self, path: str) -> list[Entry]:
+    def _at(self, path: str) -> list[LibraryEntry]:
         """The entry at a path of this machine, which must begin with a folder of the library."""
         whole = posixpath.normpath(str(Path(path).expanduser()) if path.startswith("~/") else path)
         for folder in self.folders:
@@ -92,7 +91,7 @@ class Lookup(Database, ABC):
                     return rows[:1]
         return []
 
-    def _only(self, reference: str, rows: list[Entry]) -> Entry:
+    def _only(self, reference: str, rows: list[LibraryEntry]) -> LibraryEntry:
         if len({row.contents.sha256 if row.contents else row.id for row in rows}) > 1:
             first = [row for row in rows if row.root != str(self.folders[-1])]
             if len(first) != 1:
@@ -114,7 +113,9 @@ class Lookup(Database, ABC):
         near = difflib.get_close_matches(folded(reference[:100]), names, 1)
         return f"; did you mean {names[near[0]]!r}?" if near else ""
 
-    def entries(self, text: str = "", *, base: str | None = None, limit: int = 100_000, offset: int = 0) -> list[Entry]:
+    def entries(
+        self, text: str = "", *, base: str | None = None, limit: int = 100_000, offset: int = 0
+    ) -> list[LibraryEntry]:
         """The entries by name; each word of ``text`` must be part of a path, an alias or a trigger word, in any case."""
         where, values = ["1"], list[Any]()
         if base is not None:
@@ -136,15 +137,15 @@ class Lookup(Database, ABC):
         query = f"SELECT count(*) FROM files WHERE present = 1 AND root IN ({marks})"
         return int(self._query(query, *map(str, self.folders))[0][0])
 
-    def duplicates(self) -> list[list[Entry]]:
+    def duplicates(self) -> list[list[LibraryEntry]]:
         """Files that hold the same tensors, whatever their names and metadata."""
-        groups: dict[str, list[Entry]] = {}
+        groups: dict[str, list[LibraryEntry]] = {}
         for entry in self.entries():
             if entry.contents is not None and entry.contents.autov3:
                 groups.setdefault(entry.contents.autov3, []).append(entry)
         return [group for group in groups.values() if len(group) > 1]
 
-    def twins(self, entry: Entry) -> list[str]:
+    def twins(self, entry: LibraryEntry) -> list[str]:
         """The paths of other files with the same tensors."""
         if entry.contents is None or not entry.contents.autov3:
             return []

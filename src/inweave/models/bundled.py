@@ -4,6 +4,8 @@
     configs/components/*.json   one configuration each, in the format of diffusers and transformers
     configs/tokenizers/         the vocabularies of CLIP and T5, compressed
 
+A family of another package names the package that has such a `configs` folder for its variants (`Family.package`).
+
 CLIP's vocabulary is its merges in order: 256 bytes, the same bytes at the end of a word, one entry per merge,
 then the start and end token. So only the merges are stored.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inweave.errors import ConfigError
-from inweave.models.families import family_named
+from inweave.models.families import families, family_named
 from inweave.models.families.base import Variant
 from inweave.models.variants import find_variant
 
@@ -54,7 +56,8 @@ def component_config(variant: str | Variant, folder: str) -> tuple[str, Config]:
     if folder not in parts:
         raise ConfigError(f"{known.name} has no {folder!r}; its parts are {', '.join(parts)}")
     class_name, component = parts[folder]
-    config: Config = json.loads(_data("components", f"{component}.json").read_text("utf-8"))
+    file = _data(family_named(known.family).package, "components", f"{component}.json")
+    config: Config = json.loads(file.read_text("utf-8"))
     if folder == "scheduler" and known.prediction != "flow":
         config["prediction_type"] = known.prediction
         if known.zero_terminal_snr:  # the last step must be sampled, or its pure noise is never seen
@@ -143,16 +146,19 @@ def _variant(variant: str | Variant) -> Variant:
 
 @cache
 def _table() -> dict[str, dict[str, tuple[str, str]]]:
-    document = json.loads(_data("variants.json").read_text("utf-8"))
-    return {name: {part: tuple(entry) for part, entry in parts.items()} for name, parts in document.items()}
+    table: dict[str, dict[str, tuple[str, str]]] = {}
+    for package in dict.fromkeys(family.package for family in families()):
+        document = json.loads(_data(package, "variants.json").read_text("utf-8"))
+        table |= {name: {part: tuple(entry) for part, entry in parts.items()} for name, parts in document.items()}
+    return table
 
 
-def _data(*path: str) -> Traversable:
-    return resources.files("inweave.models").joinpath("configs", *path)
+def _data(package: str, *path: str) -> Traversable:
+    return resources.files(package).joinpath("configs", *path)
 
 
 def _unpacked(*path: str) -> str:
-    return gzip.decompress(_data("tokenizers", *path).read_bytes()).decode("utf-8")
+    return gzip.decompress(_data("inweave.models", "tokenizers", *path).read_bytes()).decode("utf-8")
 
 
 def _write_json(path: Path, document: object, indent: int | None = 2) -> None:

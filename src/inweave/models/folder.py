@@ -22,7 +22,7 @@ from inweave.files.paths import is_file, is_folder
 from inweave.formats.files import network_file
 from inweave.models.blueprint import Blueprint, Part, check_complete
 from inweave.models.configuration import read_config
-from inweave.models.families import CLASSES, TOKENIZERS, family_of
+from inweave.models.families import family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import ENCODERS, Family, Variant
 from inweave.models.samplers import checked_scheduler
 from inweave.models.tokenizers import make_tokenizer
@@ -120,8 +120,8 @@ def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
 
 def known_class(path: Path, class_name: str) -> str:
     """The class, if it is one that may be built."""
-    if class_name not in CLASSES:
-        raise FormatError(f"{path}: a network of class {class_name!r:.80}; known are {', '.join(CLASSES)}")
+    if class_name not in (known := network_classes()):
+        raise FormatError(f"{path}: a network of class {class_name!r:.80}; known are {', '.join(known)}")
     return class_name
 
 
@@ -136,8 +136,8 @@ def _weights(folder: Path) -> Path:
 
 def tokenizer_at(folder: Path, class_name: str) -> Callable[[], Any]:
     """How to make a tokenizer, when it is needed."""
-    if class_name not in TOKENIZERS:
-        raise FormatError(f"{folder}: a tokenizer of class {class_name!r:.80}; known are {', '.join(TOKENIZERS)}")
+    if class_name not in (known := tokenizer_classes()):
+        raise FormatError(f"{folder}: a tokenizer of class {class_name!r:.80}; known are {', '.join(known)}")
     return partial(_tokenizer, folder, class_name)
 
 

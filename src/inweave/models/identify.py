@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
-from inweave.models.families import FAMILIES
+from inweave.models.families import families
 from inweave.models.families.base import ENCODERS, Family, Variant
 from inweave.targets import bases
 from inweave.targets.index import DENOISER_TABLES, QUANTIZATION, SINGLE_FILE_PREFIXES
@@ -23,8 +23,6 @@ from inweave.targets.index import identify as table_of
 from inweave.targets.links import Shape
 from inweave.targets.tables import OWN
 
-_TABLES = {family.table for family in FAMILIES} - {OWN.name}
-_SUPPORTED = " or ".join(", ".join(dict.fromkeys(family.single_file for family in FAMILIES)).rsplit(", ", 1))
 _ENCODER_FOLDERS = {FOLDERS[folder]: folder for folder in ENCODERS}
 
 
@@ -38,7 +36,7 @@ class Identification:
 
 
 def identify(shapes: Mapping[str, Shape], metadata: Mapping[str, str]) -> Identification:
-    """The variant in a checkpoint of these tensors; `FormatError` where it is none that inweave can build."""
+    """Return the variant in a checkpoint of these tensors; `FormatError` where it is none that inweave can build."""
     prefix, table, tensors = _denoiser(shapes)
     family, base, evidence = _family(table, tensors)
     evidence += _verify(base, tensors)
@@ -48,10 +46,14 @@ def identify(shapes: Mapping[str, Shape], metadata: Mapping[str, str]) -> Identi
 
 
 def _family(table: str, tensors: Mapping[str, Shape]) -> tuple[Family, str, list[str]]:
-    for family in (each for each in FAMILIES if each.table == table):
+    for family in (each for each in families() if each.table == table):
         if (identified := family.identify(tensors)) is not None:
             return family, *identified
-    raise FormatError(f"a diffusion model of the family {table} that is none of the known ones: {_SUPPORTED}")
+    raise FormatError(f"a diffusion model of the family {table} that is none of the known ones: {_supported()}")
+
+
+def _supported() -> str:
+    return " or ".join(", ".join(dict.fromkeys(family.single_file for family in families())).rsplit(", ", 1))
 
 
 def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
@@ -63,11 +65,14 @@ def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
         for prefix, component in SINGLE_FILE_PREFIXES
         if component == "unet"
     ]
+    tables = {family.table for family in families()} - {OWN.name}
     for prefix, tensors in (*candidates, ("", bare)):
         table, naming = table_of(name for name in tensors if not name.endswith(QUANTIZATION))
-        if table.name == OWN.name and any(family.identify(tensors) for family in FAMILIES if family.table == OWN.name):
+        if table.name == OWN.name and any(
+            family.identify(tensors) for family in families() if family.table == OWN.name
+        ):
             return prefix, table.name, tensors
-        if table.name in _TABLES and tensors:
+        if table.name in tables and tensors:
             if naming == "diffusers":
                 raise FormatError(
                     f"this is one network in diffusers names ({table.name}), not a single-file checkpoint; "
@@ -76,17 +81,22 @@ def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
             return prefix, table.name, tensors
         if table.name in DENOISER_TABLES and tensors:
             raise FormatError(
-                f"a diffusion model of the family {table.name}; single files can be built of {_SUPPORTED}"
+                f"a diffusion model of the family {table.name}; single files can be built of {_supported()}"
             )
     first = ", ".join(list(shapes)[:3]) or "nothing"
     raise FormatError(
-        f"no diffusion model found: looked for {_SUPPORTED}, under {prefixes[0]} or {prefixes[1]} or without a prefix; "
+        f"no diffusion model found: looked for {_supported()}, under {prefixes[0]} or {prefixes[1]} or without a prefix; "
         f"the file has {len(shapes):,} tensors: {first} ..."
     )
 
 
 def _verify(base: str, tensors: Mapping[str, Shape]) -> list[str]:
-    """Compare with the listing of the base; a remark on tensors the base does not have."""
+    """Compare with the listing of the base; return a remark on tensors the base does not have.
+
+    A base of another package has no listing: its network is built from the configuration and names the missing tensors.
+    """
+    if bases.find(base) is None:
+        return []
     index = bases.known_index(base, "original")
     denoiser = index.components["unet"]
     listed = {name[len(denoiser.prefix) :]: shape for name, shape in denoiser.tensors.items()}
@@ -111,11 +121,13 @@ def _plain(shape: Shape) -> Shape:
 
 
 def _other_parts(variant: Variant, shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """folder -> prefix of the autoencoder and the text encoders the file has."""
+    """Return folder -> prefix of the autoencoder and the text encoders the file has."""
     known = bases.find(variant.tensors)
+    encoders = SINGLE_FILE_PREFIXES if known is None else [(part.prefix, part.component) for part in known.parts[1:]]
     prefixes = [(prefix, "vae") for prefix, component in SINGLE_FILE_PREFIXES if component == "vae"]
-    if known is not None:
-        prefixes += [(part.prefix, _ENCODER_FOLDERS[part.component]) for part in known.parts[1:]]
+    prefixes += [
+        (prefix, _ENCODER_FOLDERS[component]) for prefix, component in encoders if component in _ENCODER_FOLDERS
+    ]
     parts: dict[str, str] = {}
     for prefix, folder in prefixes:
         if folder not in parts and any(name.startswith(prefix) for name in shapes):

@@ -28,23 +28,23 @@ from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError, MergeStateError
 from inweave.models.blueprint import Blueprint, Part
 from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
-from inweave.models.families import CLASSES, TEXT_MODELS
+from inweave.models.families import network_classes
 from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
-from inweave.ops.device import choose_device, choose_dtype
+from inweave.ops.tensors.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
-from inweave.weights.resolved import ResolvedLayer, resolve_layer
+from inweave.weights.resolved import ResolvedItem, resolve_item
 from inweave.weights.source import WeightSource
-from inweave.weights.stack import Layer
+from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
 
 
@@ -127,7 +127,7 @@ class Model:
         """Whether its last training step is pure noise (zero terminal SNR)."""
         return bool(self.blueprint.scheduler.get("rescale_betas_zero_snr"))
 
-    def swap(self, stack: Iterable[Layer]) -> int:
+    def swap(self, stack: Iterable[StackItem]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
         return self._live_weaver().apply(stack)
 
@@ -158,7 +158,7 @@ class Model:
 def load_model(
     where: str | os.PathLike[str] | Blueprint,
     *,
-    loras: Iterable[Layer] = (),
+    loras: Iterable[StackItem] = (),
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     vae_dtype: str | torch.dtype | None = None,
@@ -222,13 +222,13 @@ def load_model(
     return Model(blueprint, networks, tokenizers, weaver, target, precision)
 
 
-def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[ResolvedLayer]]:
+def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:
     """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
-    stack: Future[list[ResolvedLayer]] = Future()
+    stack: Future[list[ResolvedItem]] = Future()
 
     def work() -> None:
         try:
-            stack.set_result([resolve_layer(adapter, strength, index) for adapter, strength in layers])
+            stack.set_result([resolve_item(adapter, strength, index) for adapter, strength in layers])
         except BaseException as error:
             stack.set_exception(error)
 
@@ -239,10 +239,10 @@ def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[ResolvedLaye
     return stack
 
 
-def _plans_of(stack: Future[list[ResolvedLayer]]) -> Future[Stack]:
+def _plans_of(stack: Future[list[ResolvedItem]]) -> Future[Stack]:
     plans: Future[Stack] = Future()
 
-    def hand_on(done: Future[list[ResolvedLayer]]) -> None:
+    def hand_on(done: Future[list[ResolvedItem]]) -> None:
         if (error := done.exception()) is not None:
             plans.set_exception(error)
         else:
@@ -269,17 +269,18 @@ def file_index(model: Model) -> ModelIndex:
 
 def on_meta(part: Part) -> nn.Module:
     """The network without weights."""
-    library = import_module(CLASSES[part.class_name])
-    kind = getattr(library, part.class_name)
+    declared = network_classes()[part.class_name]
     label = f"{part.folder}: its configuration cannot be used for a {part.class_name}"
     with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label):
-        if CLASSES[part.class_name] == "diffusers":
-            network = kind.from_config(diffusers_config(part.folder, kind, part.config))
-        else:
+        library = import_module(declared.library)
+        kind = getattr(library, part.class_name)
+        if hasattr(kind, "config_class"):  # a model of transformers
             config = transformers_config(part.folder, kind.config_class, part.config)
-            if part.class_name in TEXT_MODELS:
-                kind, config = getattr(library, TEXT_MODELS[part.class_name]), config.get_text_config()
+            if declared.text_model:
+                kind, config = getattr(library, declared.text_model), config.get_text_config()
             network = kind(config)
+        else:
+            network = kind.from_config(diffusers_config(part.folder, kind, part.config))
     assert isinstance(network, nn.Module)
     return network
 

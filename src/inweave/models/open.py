@@ -14,7 +14,7 @@ from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import Variant
 from inweave.models.folder import PartFiles, open_folder
 from inweave.models.single import open_single
-from inweave.models.variants import VARIANTS, find_variant, known_names
+from inweave.models.variants import find_variant, variants, variants_by_name
 
 #: weights as safetensors, configurations as JSON; no code and no pickle is ever fetched
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer*/*.txt", "tokenizer*/*.model")
@@ -70,14 +70,14 @@ def _variant(text: str | None) -> Variant | None:
     variant = find_variant(text)
     if variant is None:
         raise ConfigError(
-            f"no model variant is called {text!r}{_near(text)}; known are {', '.join(v.name for v in VARIANTS)}"
+            f"no model variant is called {text!r}{_near(text)}; known are {', '.join(v.name for v in variants())}"
         )
     return variant
 
 
 def _near(text: str) -> str:
     """The known name that a wrong one may stand for; nothing where it is one itself."""
-    known = [embedded.NAME, *known_names()]
+    known = [embedded.NAME, *variants_by_name()]
     return "" if text.lower() in known else did_you_mean(text.lower(), known)
 
 

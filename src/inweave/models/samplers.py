@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inweave.checked import for_message
-from inweave.errors import ConfigError, FormatError
+from inweave.errors import ConfigError, FormatError, Problem
 from inweave.models.lazy_imports import defer_imports
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def ensure_schedule(sampler: str, schedule: str) -> None:
     """Refuse a schedule that a sampler does not have, whatever the model."""
     if schedule in SCHEDULES and schedule not in schedules_of(sampler):
         offered = ", ".join(schedules_of(sampler))
-        raise ConfigError(f"schedule: {sampler} has no {schedule} schedule; it has {offered}")
+        raise ConfigError(Problem("schedule", f"{sampler} has no {schedule} schedule; it has {offered}"))
 
 
 def offered_samplers() -> tuple[str, ...]:
@@ -181,27 +181,33 @@ def _has_scipy() -> bool:
     return importlib.util.find_spec("scipy") is not None
 
 
-def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False) -> list[str]:
+def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False) -> list[Problem]:
     """What is wrong with a choice, for a model of this kind; ``zero_snr``: its last training step is pure noise."""
     wrong = []
     offered = [name for name in (FLOW_SAMPLERS if flow else SAMPLERS) if name in offered_samplers()]
     if sampler not in SAMPLERS:
-        wrong.append(f"sampler: {sampler!r} is unknown; known are {', '.join(offered)}")
+        wrong.append(Problem("sampler", f"{sampler!r} is unknown; known are {', '.join(offered)}"))
     elif sampler not in offered_samplers():
-        wrong.append(f"sampler: {sampler!r} {NEEDS_SCIPY}")
+        wrong.append(Problem("sampler", f"{sampler!r} {NEEDS_SCIPY}"))
     elif sampler not in offered:
-        wrong.append(f"sampler: {sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
+        wrong.append(
+            Problem("sampler", f"{sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
+        )
     elif zero_snr and not TABLE[sampler].zero_snr:
         able = [name for name in offered if TABLE[name].zero_snr]
-        wrong.append(f"sampler: {sampler!r} cannot start from pure noise, as this model does; use {', '.join(able)}")
+        wrong.append(
+            Problem("sampler", f"{sampler!r} cannot start from pure noise, as this model does; use {', '.join(able)}")
+        )
     if schedule not in SCHEDULES:
-        wrong.append(f"schedule: {schedule!r} is unknown; known are {', '.join(offered_schedules())}")
+        wrong.append(Problem("schedule", f"{schedule!r} is unknown; known are {', '.join(offered_schedules())}"))
     elif schedule not in offered_schedules():
-        wrong.append(f"schedule: {schedule!r} {NEEDS_SCIPY}")
+        wrong.append(Problem("schedule", f"{schedule!r} {NEEDS_SCIPY}"))
     if not wrong:
         able = [name for name in offered if _supports(name, schedule, flow)]
         if sampler not in able:
-            wrong.append(f"schedule: {sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
+            wrong.append(
+                Problem("schedule", f"{sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
+            )
     return wrong
 
 

@@ -19,7 +19,7 @@ from inweave.formats.files import open_container
 from inweave.models import bundled
 from inweave.models.blueprint import Blueprint, Part, check_complete
 from inweave.models.configuration import read_config
-from inweave.models.families import CLASSES, TOKENIZERS, family_of
+from inweave.models.families import family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import Variant
 from inweave.models.folder import (
     NETWORKS,
@@ -74,7 +74,8 @@ def open_single(
         if folder in configs
     }
     for folder, file in (parts or {}).items():
-        known_parts = [part for part, (class_name, _) in configs.items() if class_name in (*CLASSES, *TOKENIZERS)]
+        classes = (*network_classes(), *tokenizer_classes())
+        known_parts = [part for part, (class_name, _) in configs.items() if class_name in classes]
         if folder not in known_parts:
             raise ConfigError(f"{path}: this model has no part {folder!r}; its parts are {', '.join(known_parts)}")
         if folder.startswith("tokenizer"):
@@ -96,7 +97,7 @@ def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[]
     configs: dict[str, Config] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
     for part, class_name in index_entries(index):
-        if part in NETWORKS and class_name in CLASSES:
+        if part in NETWORKS and class_name in network_classes():
             configs[part] = (class_name, read_config(folder / part / "config.json"))
         elif part == "scheduler":
             configs[part] = (class_name, read_config(folder / part / "scheduler_config.json"))

@@ -6,30 +6,35 @@ the base whose tensors they have.
 
 from __future__ import annotations
 
-from inweave.models.families import FAMILIES
+from functools import cache
+
+from inweave.models.families import families
 from inweave.models.families.base import Variant
 from inweave.targets.bases import find
 
-VARIANTS: tuple[Variant, ...] = tuple(variant for family in FAMILIES for variant in family.variants)
 
-_BY_NAME = {
-    label.lower(): variant
-    for variant in reversed(VARIANTS)
-    for label in (variant.name, variant.repo, variant.repo.rpartition("/")[2], *variant.aliases)
-}
+def variants() -> tuple[Variant, ...]:
+    """Return the variants of all families."""
+    return tuple(variant for family in families() for variant in family.variants)
 
 
-def known_names() -> tuple[str, ...]:
-    """All names that variants are known by."""
-    return tuple(_BY_NAME)
+@cache
+def variants_by_name() -> dict[str, Variant]:
+    """Return the variants by every name they are known by, in lower case."""
+    return {
+        label.lower(): variant
+        for variant in reversed(variants())
+        for label in (variant.name, variant.repo, variant.repo.rpartition("/")[2], *variant.aliases)
+    }
 
 
 def find_variant(text: str) -> Variant | None:
-    """A variant by its name, the name of its repository, an alias, or any name of the base it has the tensors of."""
+    """Return a variant by its name, the name of its repository, an alias, or any name of the base it has the tensors of."""
     label = text.strip().lower()
     plain = label.replace("_", "-").replace(" ", "-")
-    variant = _BY_NAME.get(label) or _BY_NAME.get(plain) or _BY_NAME.get(plain.rpartition("/")[2])
+    known = variants_by_name()
+    variant = known.get(label) or known.get(plain) or known.get(plain.rpartition("/")[2])
     if variant is not None:
         return variant
     base = find(text)
-    return _BY_NAME.get(base.name) if base is not None else None
+    return known.get(base.name) if base is not None else None

@@ -59,7 +59,7 @@ class Program:
 
 
 def compile_program(pattern: str, flags: int = 0) -> Program:
-    """The graph of an expression. Raises `re.error` as `re` does, or `UnsupportedPatternError`."""
+    """Return the graph of an expression; raise `re.error` as `re` does, or `UnsupportedPatternError`."""
     parsed = _parser.parse(pattern, flags)
     if (states := _size(parsed)) > MAX_STATES:
         raise UnsupportedPatternError(
@@ -80,7 +80,7 @@ def _anything(character: str) -> bool:
 
 
 def _size(parsed: Iterable[tuple[Any, Any]]) -> int:
-    """How many states a part needs, counted without making them."""
+    """Return the number of states a part needs, counted without making them."""
     total = 0
     for operation, argument in parsed:
         if operation in _REFUSED:
@@ -107,7 +107,7 @@ def _sequence(parsed: Any, flags: int, after: Node) -> Node:
 
 
 def _part(operation: Any, argument: Any, flags: int, after: Node) -> Node:
-    """The state where one element starts; behind it comes ``after``."""
+    """Return the state where one element starts; behind it comes ``after``."""
     if operation in _CHARACTERS:
         return Node("read", after=after, test=_test(operation, argument, flags))
     if operation is _constants.AT:
@@ -166,7 +166,7 @@ def _anchor(place: Any, flags: int) -> re.Pattern[str]:
 
 
 def _single(operation: Any, argument: Any, flags: int) -> re.Pattern[str]:
-    """`re`'s own matcher for one character or one anchor: it cannot take long."""
+    """Return `re`'s own matcher for one character or one anchor: it cannot take long."""
     state = _parser.State()
     state.flags = flags
     return _compiler.compile(_parser.SubPattern(state, [(operation, argument)]), flags)  # type: ignore[no-any-return]

@@ -36,8 +36,8 @@ class Work:
         self.left -= steps
         if self.left < 0:
             raise self.error(
-                f"{self.field}: matching these patterns takes too many steps (more than {_STEPS:,}); use fewer patterns, or "
-                "plain names of modules, which are looked up"
+                f"{self.field}: matching these patterns takes more than {_STEPS:,} steps; use fewer patterns, "
+                "or plain names of modules, which are looked up"
             )
 
 
@@ -75,7 +75,7 @@ class Regex:
         return self._matches(self._program.start, text, work, whole=True)
 
     def match(self, text: str, work: Work | None = None) -> bool:
-        """At the beginning of the text."""
+        """Match at the beginning of the text."""
         return self._matches(self._program.start, text, work, whole=False)
 
     def search(self, text: str, work: Work | None = None) -> bool:
@@ -106,7 +106,7 @@ class _Run:
         return current.accepts and (position == end or not whole)
 
     def _move(self, current: _Set, position: int) -> _Set:
-        """The set behind one character, where it is not known yet or depends on the place."""
+        """Return the set after one character, if it is not known yet or depends on the position."""
         character = self.text[position]
         target = current.moves.get(character)
         if target is None:
@@ -162,7 +162,7 @@ def _compiled(text: str, flags: int) -> Regex:
 
 
 def regex(pattern: str | re.Pattern[str], field: str = "", error: type[InweaveError] = ConfigError) -> Regex:
-    """An expression ready to match; ``error`` where it is none, or one that cannot be matched in bounded time.
+    """Return an expression ready to match; raise ``error`` if it is invalid or cannot be matched in bounded time.
 
     ``field``: where it comes from, for messages.
     """

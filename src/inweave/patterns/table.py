@@ -3,8 +3,8 @@
     `(.*\\.)?(pattern)$` matches from the beginning of the module's name
 
 Most patterns are the names of modules, or their ends: letters, digits, `_`, `-`, dots (each of which stands for any
-character), escaped signs, maybe between `^` and `$`. These are looked up by their length and by the places of their dots, so
-that thousands of patterns cost little; the others are matched one by one, within the bounds of `Work`.
+character), escaped signs, maybe between `^` and `$`. These are looked up by their length and by the places of their
+dots, so that thousands of patterns cost little; the others are matched one by one, within the bounds of `Work`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PatternTable:
             self._others.append(position)  # another spelling of an earlier one
 
     def first(self, name: str) -> int | None:
-        """The position of the first pattern that matches a module's name, or None."""
+        """Return the position of the first pattern that matches a module's name, or None."""
         if name not in self._firsts:
             known = min(self._lookups(name), default=None)
             candidates = range(len(self.patterns)) if "\n" in name else self._others
@@ -68,7 +68,7 @@ class PatternTable:
         return self._firsts[name]
 
     def problems(self, limit: int) -> list[str]:
-        """What is wrong with patterns that are no regular expressions, at most ``limit`` messages."""
+        """Return what is wrong with patterns that are not regular expressions, at most ``limit`` messages."""
         messages: list[str] = []
         for position in self._others:
             try:
@@ -80,7 +80,7 @@ class PatternTable:
         return messages
 
     def unmatched(self, names: Iterable[str]) -> list[int]:
-        """The patterns that match none of the names."""
+        """Return the patterns that match none of the names."""
         names = list(names)
         hits = {position for name in names for position in self._lookups(name)}
         odd = [name for name in names if "\n" in name]
@@ -99,12 +99,16 @@ class PatternTable:
             try:
                 rule = self._rules[position] = regex(rf"(.*\.)?({pattern})$", self._work.field, self._error)
             except self._error:
-                regex(pattern, self._work.field, self._error)  # its own message names it without what stands around it
+                regex(
+                    pattern, self._work.field, self._error
+                )  # its own message names it without the surrounding pattern
                 raise
         return rule
 
     def _lookups(self, name: str) -> Iterator[int]:
-        """The plain patterns that match, unless there is a line break: there `.` and `$` mean something else."""
+        """Return the plain patterns that match; none if there is a line break, where `.` and `$` mean something
+        else.
+        """
         if "\n" in name:
             return
         yield from self._hits(self._wholes, name)

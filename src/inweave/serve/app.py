@@ -32,7 +32,8 @@ from inweave.serve.api.openapi import describe_interface
 from inweave.serve.http import page_files, sessions
 from inweave.serve.http.security import Security
 from inweave.serve.jobs.errors import StorageError
-from inweave.serve.jobs.failures import code_of, message_of, public, status_of
+from inweave.serve.jobs.failures import failure_of, public, status_of
+from inweave.serve.jobs.job import Failure
 from inweave.serve.service import MismatchError, Service
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.version import __version__
@@ -86,23 +87,23 @@ async def _our_error(request: Request, error: InweaveError) -> JSONResponse:
 def error_response(request: Request, error: Exception) -> JSONResponse:
     """An error in the shape of the API that was called."""
     status = status_of(error)
-    body: dict[str, Any] = {"code": code_of(error), "message": message_of(error)}
+    failure = failure_of(error)
+    body: dict[str, Any] = {}
     if isinstance(error, ConfigError):
-        body["problems"] = [public(problem) for problem in error.problems]
+        body["problems"] = [public(str(problem)) for problem in error.problems]
     if isinstance(error, MismatchError):
         body["report"] = error.report
     headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, BusyError) else {}
-    return JSONResponse(_shape(request.url.path, status, body), status, headers)
+    return JSONResponse(_shape(request.url.path, status, failure, body), status, headers)
 
 
-def _shape(path: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """Each API has its own shape of an error; all of them hold the same message."""
+def _shape(path: str, status: int, failure: Failure, more: dict[str, Any]) -> dict[str, Any]:
+    """Return an error in the shape of the API that was called; all of them hold the same message."""
     if path.startswith(("/v1/images", "/v1/models")):
-        return {"error": {**body, **openai.error_body(body["message"], body["code"], status)}}
+        return {"error": {**more, **openai.error_body(failure, status)}}
     if path.startswith(("/sdapi/", "/internal/")):
-        more = {name: value for name, value in body.items() if name not in ("message", "code")}
-        return {"error": body["code"], "detail": body["message"], "body": "", "errors": body["message"], **more}
-    return {"error": body}
+        return {"error": failure.code, "detail": failure.message, "body": "", "errors": failure.message, **more}
+    return {"error": {**failure.as_dict(), **more}}
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -116,7 +117,7 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         405: ("method_not_allowed", "this method is not allowed here"),
     }
     code, text = codes.get(error.status_code, ("invalid_request", "the request cannot be served"))
-    body = _shape(request.url.path, error.status_code, {"code": code, "message": text})
+    body = _shape(request.url.path, error.status_code, Failure(code, text), {})
     return JSONResponse(body, error.status_code, dict(error.headers or {}))
 
 

@@ -16,14 +16,15 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, FormatError, InweaveError, MissingError, TargetError
+from inweave.errors import ConfigError, FormatError, InweaveError, MissingError, Problem, TargetError
 from inweave.exchange.load import open_base
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig, LoraChoice
-from inweave.library import Entry, Library
+from inweave.library import Library, LibraryEntry
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
 from inweave.models.variants import find_variant
+from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.image_request import ImageRequest, decode_base64, png_size
@@ -31,8 +32,8 @@ from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns, add_to_library, free_name
-from inweave.serve.planner.client import Planner
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.planner.client import PlannerClient
+from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import ConversionStore
 from inweave.serve.sandbox.library_scan import scan_library
 from inweave.serve.settings import ServeSettings, model_name
@@ -70,22 +71,25 @@ class Service:
         )  # fmt: skip
         self.datasets = DatasetStore(settings.data / "datasets", int(settings.dataset_gb * 1024**3))
         self.runs = TrainingRuns(settings.data / "training")
-        self.planner = Planner()
+        self.planner = PlannerClient()
         self.loras = settings.data / "loras"  # uploaded and trained here
         self.loras.mkdir(parents=True, exist_ok=True)
         folders = [*settings.lora_folders, self.loras, embedded.folder() / "loras"]
         self.library = Library(settings.data / "library.sqlite3", folders)
         self.signals = JobSignals()
-        self.checker = Checker(folders=self.library.folders)
-        self.conversions = ConversionStore(settings.data / "converted", self.checker)
+        self.sandbox = SandboxClient(folders=self.library.folders)
+        self.conversions = ConversionStore(settings.data / "converted", self.sandbox)
         self.started = time.time()
         self.scan_report: dict[str, Any] | None = None
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
         self.dispatchers = [
             Dispatcher(
                 self.store, self.signals,
-                DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds,
-                                 settings.train_hours * 3600, tuple(map(str, self.library.folders))), self._resolve, self._deliver,
+                DispatchSettings(
+                    RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
+                    settings.model, settings.job_seconds, settings.train_hours * 3600,
+                ),
+                self._resolve, self._deliver,
             )
             for device in (settings.devices or (None,))
         ]  # fmt: skip
@@ -123,7 +127,7 @@ class Service:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self.checker.close()
+        await self.sandbox.close()
         await self.planner.close()
         self.library.close()
         self.uploads.close()
@@ -176,16 +180,16 @@ class Service:
         where = self.models[model]
         return str(embedded.folder()) if where == embedded.NAME else where
 
-    async def verdict(self, entry: Entry, model: str) -> dict[str, Any]:
+    async def verdict(self, entry: LibraryEntry, model: str) -> dict[str, Any]:
         """Whether a LoRA fits a model, proved in another process and remembered while the file stays the same."""
         key = (entry.id, entry.size, entry.modified, model)
         if key not in self._verdicts:
             if len(self._verdicts) > 10_000:
                 self._verdicts.clear()
-            self._verdicts[key] = await self.checker.lora(str(entry.file), self.base_of(model), f"LoRA {entry.name}")
+            self._verdicts[key] = await self.sandbox.lora(str(entry.file), self.base_of(model), f"LoRA {entry.name}")
         return self._verdicts[key]
 
-    async def fits_by_header(self, entry: Entry, model: str) -> bool:
+    async def fits_by_header(self, entry: LibraryEntry, model: str) -> bool:
         """Whether a LoRA was detected to be made for a model's base: cheap, for lists."""
         base = await self.base_name(model)
         return entry.facts.base is not None and entry.facts.base == base
@@ -205,7 +209,7 @@ class Service:
             defaults = {"size": variant.size, "steps": variant.steps, "guidance": variant.guidance}
         return {"base": base, "defaults": defaults}
 
-    async def add_lora(self, name: str, content: AsyncIterator[bytes]) -> Entry:
+    async def add_lora(self, name: str, content: AsyncIterator[bytes]) -> LibraryEntry:
         """Receive a file, have another process read it, and add it under a name that is free."""
         incoming = self.settings.data / "incoming"
         incoming.mkdir(exist_ok=True)
@@ -214,7 +218,7 @@ class Service:
             with received.open("xb") as file:
                 async for chunk in content:
                     await asyncio.to_thread(file.write, chunk)
-            await self.checker.adapter(str(received), f"LoRA {name}")
+            await self.sandbox.adapter(str(received), f"LoRA {name}")
             target = free_name(self.loras, name)
             received.replace(target)
         except OSError as error:
@@ -224,9 +228,9 @@ class Service:
         await asyncio.to_thread(self.library.scan)
         return await asyncio.to_thread(self.library.find, str(target.resolve()))
 
-    async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, Entry]:
+    async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, LibraryEntry]:
         """Each reference and its entry; everything that is unknown is one error."""
-        entries: dict[str, Entry] = {}
+        entries: dict[str, LibraryEntry] = {}
         problems: list[InweaveError] = []
         for choice in choices:
             try:
@@ -239,7 +243,7 @@ class Service:
             raise MissingError("; ".join(str(problem) for problem in problems))
         return entries
 
-    async def _check_fit(self, entries: Iterable[Entry], model: str, on_mismatch: str) -> list[str]:
+    async def _check_fit(self, entries: Iterable[LibraryEntry], model: str, on_mismatch: str) -> list[str]:
         """Warnings for what does not fit, or `MismatchError` with the report."""
         warnings: list[str] = []
         for entry in entries:
@@ -267,14 +271,16 @@ class Service:
         model = self.model(request.model)
         config = request.settings
         if config.count > self.settings.max_images:
-            raise ConfigError(f"count: at most {self.settings.max_images} images in one job, got {config.count}")
+            raise ConfigError(
+                Problem("count", f"at most {self.settings.max_images} images in one job, got {config.count}")
+            )
         if config.sampler is not None:
             ensure_schedule(config.sampler, config.schedule)
         if (config.width or 0) * (config.height or 0) > self.settings.image_pixels:
             raise ConfigError(f"width x height: at most {self.settings.image_pixels:,} pixels")
         choices = (*config.loras, *config.tagged_loras())
         if len(choices) > MAX_LORAS:
-            raise ConfigError(f"loras: at most {MAX_LORAS} in one job, got {len(choices)}")
+            raise ConfigError(Problem("loras", f"at most {MAX_LORAS} in one job, got {len(choices)}"))
         loras = await self.find_loras(choices)
         warnings = await self._check_fit(loras.values(), model, request.on_mismatch)
         inputs = {
@@ -287,9 +293,8 @@ class Service:
             and (sizes := [png_size(inputs[name]) for name in ("init.png", "mask.png")])[0] != sizes[1]
         ):
             (width, height), (mask_width, mask_height) = sizes
-            raise ConfigError(
-                f"mask_image: {mask_width}x{mask_height}; it must have the size of the image, {width}x{height}"
-            )
+            reason = f"{mask_width}x{mask_height}; it must have the size of the image, {width}x{height}"
+            raise ConfigError(Problem("mask_image", reason))
         body = {
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
             "preview_every": request.preview_every, "preview_first": request.preview_first, "on_mismatch": request.on_mismatch, "warnings": warnings,
@@ -308,7 +313,7 @@ class Service:
         if text.startswith(PREFIX):
             return await asyncio.to_thread(self.uploads.read, text)
         content = decode_base64(text, label, self.settings.body_bytes)
-        return await self.checker.picture(content, label, self.settings.image_pixels)
+        return await self.sandbox.image(content, label, self.settings.image_pixels)
 
     async def cancel(self, job: str) -> Job:
         """End a waiting job now, a running one after its current step."""
@@ -360,7 +365,7 @@ class Service:
         source = Path(result["adapter"])
         return {**result, "adapter": self.publish(source, source.stem).as_dict(details=False)}
 
-    def publish(self, adapter: Path, stem: str) -> Entry:
+    def publish(self, adapter: Path, stem: str) -> LibraryEntry:
         """Put an adapter that was trained here into the library, under a name that is free."""
         target = add_to_library(adapter, self.loras, stem)
         self.library.scan()

@@ -1,10 +1,11 @@
-"""Which base models a label can mean: hub ids, CivitAI labels, trainers' architecture strings, short names.
+"""The base models that a label can mean: hub ids, CivitAI labels, trainers' architecture strings, short names.
 
     bases_named("black-forest-labs/FLUX.2-klein-4B")  ->  ("flux2-klein-4b",)
     bases_named("wan2.1")                             ->  ("wan2.1-t2v-14b", "wan2.1-t2v-1.3b", "wan2.1-i2v-14b")
 
-Tried in turn, the first that knows the label answers: the bases' own names, `aliases.json`, both again with spaces and
-underscores written as hyphens, and the part of a hub id after its slash. A label of several bases answers with them all.
+The first of these that knows the label answers: the bases' own names, `aliases.json`, both again with spaces
+and underscores written as hyphens, and the part of a hub id after its slash. A label of several bases returns
+all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _OWN: Names = {label: (known.name,) for known in reversed(KNOWN) for label in (k
 
 
 def bases_named(label: str) -> tuple[str, ...]:
-    """The known bases ``label`` can mean, most common first; a remark in parentheses and a final /lora are ignored."""
+    """Return the known bases ``label`` can mean, most common first; a remark in parentheses and a final /lora
+    are ignored.
+    """
     plain = re.sub(r"\s*\(.*\)\s*$|/lora\s*$", "", label.strip().lower()).strip()
     return next((names[spelling] for spelling, names in _spellings(plain) if spelling in names), ())
 
@@ -38,7 +41,7 @@ def _spellings(plain: str) -> Iterator[tuple[str, Names]]:
 
 @lru_cache(maxsize=1)
 def _published() -> tuple[Names, Names]:
-    """The labels of `aliases.json` as they are, and hyphenated with the hub ids also without their owner."""
+    """Return the labels of `aliases.json` verbatim, and hyphenated with the hub ids also without their owner."""
     data = json.loads(resources.files("inweave.targets").joinpath("aliases.json").read_text("utf-8"))
     exact: dict[str, tuple[str, ...]] = {}
     for base, kinds in data["bases"].items():

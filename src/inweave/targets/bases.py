@@ -16,25 +16,27 @@ from importlib import resources
 
 from inweave.errors import ConfigError
 from inweave.targets.aliases import bases_named
-from inweave.targets.catalog import KNOWN, Known, Part
+from inweave.targets.catalog import KNOWN, Known, KnownNetwork
 from inweave.targets.compact import Shape, expand, expand_inner
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.tables import TABLES
 
-__all__ = ["KNOWN", "Known", "Part", "find", "holds", "known_index", "listed_modules", "listing"]
+__all__ = ["KNOWN", "Known", "KnownNetwork", "find", "holds", "known_index", "listed_modules", "listing"]
 
 _BY_NAME = {known.name: known for known in KNOWN}
 
 
 def find(name: str) -> Known | None:
-    """A known base by name or alias; a remark in parentheses is ignored. None also where a name fits several bases."""
+    """Return a known base by name or alias, ignoring a remark in parentheses; None also if a name fits several
+    bases.
+    """
     names = bases_named(name)
     return _BY_NAME[names[0]] if len(names) == 1 else None
 
 
 def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
-    """The shipped index of a base, as a diffusers folder or as a single-file checkpoint."""
+    """Return the shipped index of a base, as a diffusers folder or as a single-file checkpoint."""
     names = bases_named(name)
     if len(names) > 1:
         raise ConfigError(f"{name!r} can be any of several base models: {', '.join(names)}; name one of them")
@@ -42,9 +44,7 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
         every = ", ".join(k.name for k in KNOWN)
         matches = difflib.get_close_matches(name[:100].lower(), _BY_NAME, 1)
         near = f"; did you mean {matches[0]!r}?" if matches else ""
-        raise ConfigError(
-            f"no base model is called {name!r}{near}; known are {every}; a path to a checkpoint works too"
-        )
+        raise ConfigError(f"unknown base model {name!r}{near}; use one of {every}, or the path of a checkpoint")
     known = _BY_NAME[names[0]]
     components = {part.component: _component(part, naming) for part in known.networks}
     if known.experts == 2 and naming == "diffusers":  # a single file holds one of them
@@ -53,7 +53,7 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
 
 
 @lru_cache(maxsize=256)
-def _component(part: Part, naming: Naming) -> Component:
+def _component(part: KnownNetwork, naming: Naming) -> Component:
     shapes = dict(listing(part.listing))
     if part.other_folder:
         shapes.update(listing(part.other_folder))
@@ -67,8 +67,8 @@ def _component(part: Part, naming: Naming) -> Component:
     return Component(part.component, table, naming, shapes, "diffusers", prefix, missing)
 
 
-def condensed_component(part: Part) -> Component:
-    """One network with its outermost stack of blocks as one block: the same names and shapes, a fraction of them.
+def condensed_component(part: KnownNetwork) -> Component:
+    """Return one network with its outermost stack of blocks as one block: the same names, a fraction of them.
 
     A UNet's blocks differ from each other, and its table needs all of them.
     """
@@ -81,19 +81,19 @@ def condensed_component(part: Part) -> Component:
 
 @lru_cache(maxsize=256)
 def listing(name: str) -> dict[str, Shape]:
-    """Names and shapes of one network, from the package's data."""
+    """Return names and shapes of one network, from the package's data."""
     return expand(packed_listing(name))
 
 
 def listed_modules(name: str) -> frozenset[str]:
-    """The module names of one network with every number written as '#', read without spelling the listing out."""
+    """Return the module names of one network with '#' for every number, without expanding the listing."""
     return frozenset(
         re.sub(r"\[[\d,-]+\]|\d+", "#", tensor.rpartition(".")[0] or tensor) for tensor in packed_listing(name)
     )
 
 
 def holds(shapes: Mapping[str, Shape], name: str) -> bool:
-    """Whether ``shapes`` has every tensor of a listing; one tensor of each row decides most cases."""
+    """Return whether ``shapes`` has every tensor of a listing; one tensor of each row decides most cases."""
     last = {re.sub(r"\[[\d,-]*?(\d+)\]", r"\1", row): shape for row, shape in packed_listing(name).items()}
     quick = all(shapes.get(tensor) == tuple(shape) for tensor, shape in last.items())
     return quick and listing(name).items() <= shapes.items()
@@ -101,7 +101,7 @@ def holds(shapes: Mapping[str, Shape], name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def packed_listing(name: str) -> dict[str, list[int]]:
-    """The listing of one network as it is shipped (`inweave.targets.compact`)."""
+    """Return the listing of one network as shipped (`inweave.targets.compact`)."""
     text = resources.files("inweave.targets").joinpath("listings", f"{name}.json").read_text("utf-8")
     tensors: dict[str, list[int]] = json.loads(text)["tensors"]
     return tensors

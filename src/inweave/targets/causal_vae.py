@@ -33,7 +33,7 @@ def _resampling(part: str, original: str) -> str:
 
 
 def _half(half: str) -> str:
-    """What encoder and decoder have in common."""
+    """Return the rules that encoder and decoder have in common."""
     mid, middle = f"{half}.mid_block", f"{half}.middle"
     return f"""
 {half}.conv_in           {half}.conv1

@@ -2,7 +2,7 @@
 
     "transformer_blocks.[0-18].attn.to_q.weight": [3072, 3072]
 
-stands for 19 tensors. `[0-3,7]` lists ranges and single numbers; several brackets in one name mean all
+means 19 tensors. `[0-3,7]` lists ranges and single numbers; several brackets in one name mean all
 combinations. `expand` and `pack` are inverse to each other up to the order of the names.
 """
 
@@ -21,7 +21,7 @@ _PADDED = re.compile(r"(?<!\d)0\d")
 
 
 def expand(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
-    """Every name of a packed listing with its shape."""
+    """Return every name of a packed listing with its shape."""
     names: dict[str, Shape] = {}
     for pattern, shape in packed.items():
         size = tuple(shape)
@@ -39,7 +39,8 @@ def expand(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
 def expand_inner(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
     """Like `expand`, but the range that counts the blocks of the outermost stack stays a range in the names.
 
-    A short range is listed all the same: it may be `mlp.[0,2]`, two layers that have names of their own elsewhere.
+    A short range is expanded nevertheless: it may be `mlp.[0,2]`, two layers with names of their own in the other
+    naming.
     """
     names: dict[str, Shape] = {}
     for pattern, shape in packed.items():
@@ -54,7 +55,7 @@ def expand_inner(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
 
 
 def pack(names: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """The shortest listing this grammar finds for ``names``."""
+    """Return the shortest listing this grammar finds for ``names``."""
     groups: dict[tuple[tuple[str, ...], Shape], set[tuple[int, ...]]] = {}
     packed: dict[str, list[int]] = {}
     for name, shape in names.items():
@@ -98,7 +99,7 @@ def _ranges(values: list[int]) -> str:
 
 
 def numbers_of(spec: str) -> list[str]:
-    """The numbers between two brackets."""
+    """Return the numbers between two brackets."""
     numbers: list[str] = []
     for run in spec.split(","):
         first, _, last = run.partition("-")

@@ -1,4 +1,4 @@
-"""Which layers the numbers of candle-lora's PEFT converters mean, worked out on the model.
+"""The layers behind the numbers of candle-lora's PEFT converters, derived from the model.
 
 The converters sort the modules of a PEFT adapter by name, as text (`layers.10` before `layers.2`), and number them:
 
@@ -7,8 +7,8 @@ The converters sort the modules of a PEFT adapter by name, as text (`layers.10` 
     lora_llama_csa.a<id>.weight      q_proj, k_proj, v_proj, o_proj
     lora_llama_block.a<id>.weight    everything else
 
-The path of a layer is lost. It is found again where exactly one set of leaf names (q_proj and v_proj, say) has as many
-modules as there are numbers, with every shape in its place; where several do, the numbers stay unplaced.
+The path of a layer is lost. It can be recovered if exactly one set of leaf names (q_proj and v_proj, say) has as many
+modules as there are numbers, with matching shapes; if several do, the numbers stay unplaced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_LEAVES = 10
 
 
 def name_layers(adapter: Adapter, index: ModelIndex) -> Adapter:
-    """The adapter with the modules of numbered layers in place of their struct, where they can be told."""
+    """Return the adapter with the modules of numbered layers in place of their struct, where they can be identified."""
     if not any(entry.ref.below for entry in adapter.entries):
         return adapter
     weights: dict[str, Shape] = {
@@ -41,7 +41,9 @@ def name_layers(adapter: Adapter, index: ModelIndex) -> Adapter:
     inner = {".".join(name.split(".")[:count]) for name in weights for count in range(1, name.count(".") + 2)}
     groups: dict[str, dict[int, int]] = {}
     for position, entry in enumerate(adapter.entries):
-        own = entry.ref.below and entry.ref.name not in inner  # else it is a struct of this model, numbered by itself
+        own = (
+            entry.ref.below and entry.ref.name not in inner
+        )  # otherwise it is a struct of this model with its own numbering
         if own and (match := _KEY.match(entry.keys[0])):
             groups.setdefault(match[1], {})[int(match[2])] = position
     entries = list(adapter.entries)
@@ -54,7 +56,7 @@ def name_layers(adapter: Adapter, index: ModelIndex) -> Adapter:
 
 
 def _members(path: str, weights: dict[str, Shape]) -> dict[str, Shape]:
-    """The modules that a group may hold."""
+    """Return the modules that a group may hold."""
     group = path.rpartition(".")[2]
     attention = {name for name in weights if ".self_attn." in name and name.rpartition(".")[2] in _ATTENTION}
     tables = {name for name in weights if name.rpartition(".")[2] in _EMBEDDINGS}
@@ -63,7 +65,9 @@ def _members(path: str, weights: dict[str, Shape]) -> dict[str, Shape]:
 
 
 def _only_reading(entries: list[Entry], members: dict[str, Shape]) -> list[Entry]:
-    """The entries under the names of the one set of modules they fit; nothing if there is none, or more than one."""
+    """Return the entries under the names of the one set of modules they fit; empty if there is none or more than
+    one.
+    """
     by_leaf: dict[str, list[str]] = {}
     for name in members:
         by_leaf.setdefault(name.rpartition(".")[2], []).append(name)

@@ -1,7 +1,7 @@
-"""Which base a file's metadata names: trainers' architecture strings, hub ids, names of model files.
+"""The base that a file's metadata declares: trainers' architecture strings, hub ids, names of model files.
 
 architecture   modelspec.architecture, ss_base_model_version, the module of the trainer, PEFT's base_model_name_or_path:
-               written by the program that had the model in hand; a contradiction is reported
+               written by the program that loaded the model; a contradiction is reported
 hint           names of files and titles, written by people: they only decide between bases that fit equally
 """
 
@@ -16,24 +16,26 @@ from functools import lru_cache
 from inweave.targets.aliases import bases_named
 from inweave.targets.bases import KNOWN, Known
 
-_ARCHITECTURE = ("modelspec.architecture", "ss_base_model_version", "base_model", "baseModel", "base_model_name_or_path",
-                 "ot_model_type", "model_type", "architecture")  # fmt: skip
+_ARCHITECTURE = (
+    "modelspec.architecture", "ss_base_model_version", "base_model", "baseModel", "base_model_name_or_path",
+    "ot_model_type", "model_type", "architecture",
+)  # fmt: skip
 _OPEN = ("base_model", "baseModel", "base_model_name_or_path", "model_type", "architecture")  # any model may be named
 _HINTS = ("ss_sd_model_name", "modelspec.title", "ss_output_name")
 _WORD = re.compile(r"[a-z]*")
 _EMPTY = ("", "none", "null", "unknown", "custom", "other", "undefined")
-#: the module that trained it, of sd-scripts and musubi-tuner -> what it trains
+#: network module of sd-scripts and musubi-tuner -> the architecture that it trains
 _NETWORK_MODULES = {
-    "lora_flux": "flux1", "oft_flux": "flux1", "lora_flux_2": "flux.2", "lora_wan": "wan2.1", "lora_framepack": "framepack",
-    "lora_qwen_image": "qwen-image", "lora_zimage": "z-image", "lora_hv_1_5": "hunyuan-video-1.5", "lora_krea2": "krea2",
-    "lora_kandinsky": "kandinsky-5", "lora_sd3": "sd 3.5", "lora_lumina": "lumina2", "lora_hunyuan_image": "hunyuan-image-2.1",
-    "lora_anima": "anima",
+    "lora_flux": "flux1", "oft_flux": "flux1", "lora_flux_2": "flux.2", "lora_wan": "wan2.1",
+    "lora_framepack": "framepack", "lora_qwen_image": "qwen-image", "lora_zimage": "z-image",
+    "lora_hv_1_5": "hunyuan-video-1.5", "lora_krea2": "krea2", "lora_kandinsky": "kandinsky-5", "lora_sd3": "sd 3.5",
+    "lora_lumina": "lumina2", "lora_hunyuan_image": "hunyuan-image-2.1", "lora_anima": "anima",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One field of the metadata, what it says, and the known bases that can mean."""
+    """One field of the metadata, its value, and the known bases that it can mean."""
 
     field: str
     label: str
@@ -45,7 +47,7 @@ class Declaration:
 
 
 def declarations(metadata: Mapping[str, str], config: Mapping[str, object] | None = None) -> list[Declaration]:
-    """What a file's metadata and adapter_config.json say about its base, the most reliable first."""
+    """Return what a file's metadata and adapter_config.json declare about its base, the most reliable first."""
     made = []
     for field, label in _labels(metadata, config or {}):
         bases = _bases(label)
@@ -55,18 +57,18 @@ def declarations(metadata: Mapping[str, str], config: Mapping[str, object] | Non
 
 
 def model_of(base: str) -> str:
-    """The base that ``base`` is a variant of, or itself."""
+    """Return the base that ``base`` is a variant of, or itself."""
     return _BY_NAME[base].variant_of or base if base in _BY_NAME else base
 
 
 def family_of(base: str) -> str:
-    """The name table of a base, or the first word of its name where it has none: versions of one architecture."""
+    """Return the name table of a base, or the first word of its name if it has none: versions of one architecture."""
     part = _BY_NAME[base].parts[0]
     return _WORD.match(part.listing)[0] if part.table == "own" else part.table  # type: ignore[index]
 
 
 def contradicts(declaration: Declaration, base: str) -> bool:
-    """Whether ``declaration`` names another model than ``base``, or one that is not known."""
+    """Return whether ``declaration`` names another model than ``base``, or one that is not known."""
     if declaration.hint:
         return False
     if len(declaration.bases) > 1:  # a label of several bases names their family
@@ -93,7 +95,7 @@ def _labels(metadata: Mapping[str, str], config: Mapping[str, object]) -> Iterat
 
 
 def _object(text: str) -> dict[str, object]:
-    """The JSON object in ``text``, empty if there is none."""
+    """Return the JSON object in ``text``, empty if there is none."""
     try:
         document = json.loads(text) if text[:1] == "{" else {}
     except (ValueError, RecursionError):
@@ -103,7 +105,7 @@ def _object(text: str) -> dict[str, object]:
 
 @lru_cache(maxsize=4096)  # a collection has few labels and many files
 def _bases(label: str) -> tuple[str, ...]:
-    """The bases of a label; a trainer's string may go on after the part that is known (`flux1-dev/lora`)."""
+    """Return the bases of a label; a trainer's string may go on after the part that is known (`flux1-dev/lora`)."""
     plain = re.sub(r"\.(safetensors|ckpt|gguf)$", "", label.lower()[:200])
     plain = re.sub(r"/(lora|lokr|loha|locon|lycoris|dora|textual-inversion|oft)$", "", plain)
     if bases := bases_named(plain):

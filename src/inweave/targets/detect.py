@@ -1,8 +1,9 @@
-"""Which base model an adapter was made for, and how sure that is.
+"""Detect the base model that an adapter was made for, with a confidence.
 
-Every known base is scored by the number of modules that exist there with matching shapes (`inweave.targets.scores`); the
-highest score wins. Names and shapes prove more than metadata, which is often wrong, so metadata only chooses among bases
-that fit equally; where it names another one (`inweave.targets.declared`), that is reported and the confidence is lower.
+Every known base is scored by the number of modules that exist there with matching shapes (`inweave.targets.scores`);
+the highest score wins. Names and shapes prove more than metadata, which is often wrong, so metadata only chooses
+among bases that fit equally; if it names another one (`inweave.targets.declared`), that is reported and lowers the
+confidence.
 
     confidence = share of the modules that fit  x  certainty of the choice  x  10 % less per 1 % that contradict
                  x  a half where the metadata names another family
@@ -40,7 +41,7 @@ _UNET = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The likeliest base; ``equals`` are the other bases that the tensors fit as well, ``warnings`` what speaks against it."""
+    """The likeliest base; ``equals``: other bases that the tensors fit as well; ``warnings``: evidence against it."""
 
     base: str | None
     confidence: float
@@ -52,7 +53,7 @@ class Detection:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
-        """The part of the documented JSON that is about the base."""
+        """Return the fields of the documented JSON that describe the base."""
         return {
             "detected": self.base,
             "confidence": self.confidence,
@@ -66,15 +67,15 @@ class Detection:
         }
 
     def fits_as_well(self, base: str) -> bool:
-        """Whether ``base`` scores as high as the detected one."""
+        """Return whether ``base`` scores as high as the detected one."""
         return self.base is not None and self.scores.get(base, -1) == self.scores[self.base]
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well the tensors of an adapter fit each base: of names and shapes alone, so files of one layout share it.
+    """The fit of an adapter's tensors to each base, by names and shapes alone, so that files of one layout share it.
 
-    ``fixed`` is the detection where no metadata can change it.
+    ``fixed``: the detection, if no metadata can change it.
     """
 
     scores: Mapping[str, Score] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Fit:
     fixed: Detection | None = None
 
     def decide(self, declared: tuple[Declaration, ...]) -> Detection:
-        """The likeliest base, with what the metadata declares."""
+        """Return the likeliest base, with what the metadata declares."""
         if self.fixed is not None:
             return self.fixed
         counts = {name: each.placed for name, each in self.scores.items()}
@@ -100,12 +101,12 @@ class Fit:
 
 
 def detect(adapter: Adapter) -> Detection:
-    """The most likely base, how sure that is, and why."""
+    """Return the most likely base, the confidence, and the reasons."""
     return fit(adapter).decide(tuple(declarations(adapter.metadata, adapter.config)))
 
 
 def fit(adapter: Adapter) -> Fit:
-    """The scores of an adapter's tensors, before its metadata is looked at."""
+    """Return the scores of an adapter's tensors, before its metadata is considered."""
     entries = [e for e in adapter.entries if e.param == "weight" and not e.ref.below]
     if not entries:
         return Fit(fixed=Detection(None, 0.0, ("no modules to go by",)))
@@ -117,7 +118,7 @@ def fit(adapter: Adapter) -> Fit:
 
 
 def _has_encoder(base: str) -> bool:
-    """Whether the tensors of the base's text encoder are known; if not, modules of one say nothing about the base."""
+    """Return whether the tensors of the base's text encoder are known; if not, modules of one prove nothing."""
     return any(part.component.startswith("te") for known in KNOWN if known.name == base for part in known.networks)
 
 
@@ -167,7 +168,7 @@ def _choose(scores: Mapping[str, Score], best: int, total: int, declared: tuple[
 
 
 def _against(base: str, declared: tuple[Declaration, ...]) -> tuple[list[str], float]:
-    """What the metadata says against ``base``, and by how much that lowers the confidence."""
+    """Return what the metadata declares against ``base``, and by how much that lowers the confidence."""
     warnings, belief = [], 1.0
     for each in declared:
         if contradicts(each, base):
@@ -178,7 +179,7 @@ def _against(base: str, declared: tuple[Declaration, ...]) -> tuple[list[str], f
 
 
 def contradiction(declaration: Declaration, base: str) -> str:
-    """The line that reports metadata which names another base than ``base``."""
+    """Return the line that reports metadata which names another base than ``base``."""
     if not declaration.bases:
         return f"the metadata names an architecture that inweave does not know ({declaration}); the tensors fit {base}"
     names = " or ".join(declaration.bases[:4])
@@ -190,7 +191,9 @@ def _known(declared: tuple[Declaration, ...]) -> list[Declaration]:
 
 
 def _scores(candidates: list[Known], groups: list[EntryGroup]) -> dict[str, Score]:
-    """Modules that fit, by base. A variant differs in its input layer only: unless that is named, it scores alike."""
+    """Count modules that fit, by base. A variant differs in its input layer only: unless that is named, it
+    scores alike.
+    """
     namings = _namings(groups)
     input_named = any(_INPUT.search(group.form) for group in groups)
     encoders = any(group.encoder for group in groups)
@@ -212,7 +215,7 @@ _LDM = re.compile(r"(input|output)_blocks[._]|middle_block[._]|time_embed[._]#|l
 
 
 def _namings(groups: list[EntryGroup]) -> tuple[Naming, ...]:
-    """The namings that occur; a UNet's are told apart by their first word, so that one need not be built."""
+    """Return the namings that occur; a UNet's are distinguished by their first word, so that one need not be built."""
     denoiser = [group for group in groups if not group.encoder]
     unet = [group for group in denoiser if _UNET.match(group.form.replace(".", "_"))]
     if len(unet) * 2 < len(denoiser) or not denoiser:
@@ -244,7 +247,7 @@ def _candidates(groups: list[EntryGroup]) -> list[Known]:
 
 
 def _spellings(group: EntryGroup) -> tuple[str, ...]:
-    """The flat forms under which a family may know the modules of a group."""
+    """Return the flat forms under which a family may know the modules of a group."""
     forms = [group.form, *alternatives(group.form, flat=group.flat, any_root=True)]
     forms += [leaf for form in forms for leaf in fused_leaves(form)[:1]]
     forms += [form.rpartition("_")[0] for form in forms if form.endswith(("linear#_qkv", "linear#_mlp"))]
@@ -271,7 +274,7 @@ def _names_of(known: Known) -> str:
 
 
 def _families() -> Iterator[tuple[str, Callable[[str], bool]]]:
-    """(family, does it know this form), the UNets first."""
+    """Yield (family, whether it knows this form), the UNets first."""
     yield "unet", lambda form: _UNET.match(form) is not None
     for name, table in TABLES.items():
         if isinstance(table, RuleTable) and name in DENOISER_TABLES and not name.endswith("-comfy"):

@@ -1,6 +1,6 @@
-"""Does a change fit a weight? Only flattened shapes are compared, never the number of axes.
+"""Compare the shape of a change with that of a weight: only flattened shapes, never the number of axes.
 
-A 2-D LoRA on a 1x1 convolution and a 4-D one on a Linear are both legal; a LoKr's kernel may lie anywhere.
+A 2-D LoRA on a 1x1 convolution and a 4-D one on a Linear are both legal; a LoKr's kernel may be in either factor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INPUT_LAYERS = ("x_embedder.weight", "conv_in.weight", "pos_embed.proj.weight",
 
 
 def uses_of(spelling: Spelling, param: str) -> tuple[Use, ...] | None:
-    """A norm's only parameter may be called weight or scale, depending on the naming."""
+    """Return the uses of a parameter; a norm's only one may be called weight or scale, depending on the naming."""
     other = {"weight": "scale", "scale": "weight"}.get(param, param)
     return spelling.get(param) or spelling.get(other)
 
@@ -31,16 +31,18 @@ def stacked_shape(component: Component, uses: tuple[Use, ...]) -> Shape:
 
 
 def fitted(factors: Factors, shape: Shape) -> Factors | None:
-    """The factors as they apply to a weight of ``shape``, or None. Only flattened shapes are compared."""
+    """Return the factors as they apply to a weight of ``shape``, or None. Only flattened shapes are compared."""
     if factors.fits(shape):
         return factors
     if factors.transposed and replace(factors, transposed=False).fits(shape):
-        return replace(factors, transposed=False)  # fan_in_fan_out names the whole model; this layer is a Linear
+        return replace(
+            factors, transposed=False
+        )  # fan_in_fan_out is recorded for the whole model; this layer is a Linear
     return None
 
 
 def either_way(factors: Factors, shape: Shape, part: str) -> Factors:
-    """candle-lora does not record that a layer is an embedding: one is read transposed."""
+    """Try a layer also as an embedding, read transposed: candle-lora does not record which one it is."""
     table = re.search(r"emb|wte|wpe|shared", part) is not None
     if table and not factors.fits(shape) and replace(factors, transposed=True).fits(shape):
         return replace(factors, transposed=True)
@@ -48,7 +50,7 @@ def either_way(factors: Factors, shape: Shape, part: str) -> Factors:
 
 
 def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | None:
-    """The shape a control adapter or a `reshape_weight` pads the base to, if that makes it fit."""
+    """Return the shape that a control adapter or a `reshape_weight` pads the base to, if that makes it fit."""
     if factors.widen is not None:
         large = factors.widen
         ok = len(large) == len(shape) and all(a >= b for a, b in zip(large, shape, strict=True))

@@ -1,4 +1,4 @@
-"""A network's modules by the form of their names: enough to count what fits, without listing every block.
+"""A network's modules by the form of their names: enough to count matches without listing every block.
 
     form       a flat module name with `#` for each number:      transformer_blocks_#_attn_to_q
     numbers    which numbers each `#` may be, one set per slot:  ({0 .. 18},)
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from inweave.targets.bases import Part, condensed_component
+from inweave.targets.bases import KnownNetwork, condensed_component
 from inweave.targets.compact import numbers_of
 from inweave.targets.index import Component, Spelling, stacked
 from inweave.targets.links import Naming
@@ -25,7 +25,7 @@ _SLOT = re.compile(r"\d+|\[[0-9,-]+\]")
 
 @dataclass(frozen=True, slots=True)
 class FormModule:
-    """The modules that share one form and one shape: which numbers they have, and what each covers."""
+    """The modules that share one form and one shape, with their numbers and the parts each covers."""
 
     numbers: tuple[frozenset[str], ...]
     spelling: Spelling
@@ -42,9 +42,9 @@ class FormIndex:
         self._forms: dict[Naming, dict[str, list[FormModule]]] = {}
 
     def look_up(self, form: str, *, flat: bool, namings: tuple[Naming, ...]) -> tuple[str, list[FormModule]]:
-        """The form under which the network knows a name, and the modules of that form; empty if it knows none.
+        """Return the form under which the network knows a name, and the modules of that form; empty if it knows none.
 
-        ``form`` is dotted unless ``flat``: the roots of wrappers are ignored as they are for whole names.
+        ``form`` is dotted unless ``flat``: the roots of wrappers are ignored, as for whole names.
         """
         any_root = self.component.table.name == "own"
         for spelled in (form, *alternatives(form, flat=flat, any_root=any_root)):
@@ -64,7 +64,7 @@ class FormIndex:
         return modules or []
 
     def _fused(self, leaves: tuple[str, ...]) -> list[FormModule]:
-        """The projections that stack ``leaves`` of the same blocks."""
+        """Return the projections that stack ``leaves`` of the same blocks."""
         first, *others = (self._forms["diffusers"].get(leaf, []) for leaf in leaves)
         fused = []
         for module in first:
@@ -76,18 +76,18 @@ class FormIndex:
 
 
 @lru_cache(maxsize=256)
-def form_index(part: Part) -> FormIndex:
-    """The forms of one network of a known base."""
+def form_index(part: KnownNetwork) -> FormIndex:
+    """Return the forms of one network of a known base."""
     return FormIndex(condensed_component(part))
 
 
 def form_of(name: str) -> str:
-    """A name with `#` for each number."""
+    """Return a name with `#` for each number."""
     return _SLOT.sub("#", name)
 
 
 def numbers_in(name: str) -> tuple[str, ...]:
-    """The numbers of a name, in order."""
+    """Return the numbers of a name, in order."""
     return tuple(_SLOT.findall(name))
 
 

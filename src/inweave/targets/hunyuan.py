@@ -1,6 +1,7 @@
 """HunyuanVideo, FramePack, HunyuanImage 2.1 and HunyuanVideo 1.5: diffusers <-> Tencent's names, and ComfyUI's.
 
-ComfyUI spells Tencent's modules as Flux does, so each model has two original spellings. They differ in the last words only:
+ComfyUI spells Tencent's modules as Flux does, so each model has two original spellings. They differ in the last words
+only:
 
     img_attn_qkv  img_attn_proj  mlp.fc1  mlp.fc2  mod.linear    t_embedder.mlp.0    c_embedder.linear_1    Tencent
     img_attn.qkv  img_attn.proj  mlp.0    mlp.2    mod.lin       t_embedder.in_layer c_embedder.in_layer    ComfyUI
@@ -130,7 +131,7 @@ _COMFY = (
 
 
 def _comfy(text: str) -> str:
-    """The same rules with ComfyUI's spelling on the right."""
+    """Return the same rules with ComfyUI's spelling on the right."""
     return "\n".join(line for rule in text.splitlines() for line in _comfy_rules(rule.split()))
 
 
@@ -153,7 +154,7 @@ def _pair(name: str, text: str, comfy: str | None = None) -> tuple[RuleTable, Ru
     return RuleTable(name, text), RuleTable(f"{name}-comfy", _comfy(comfy or text))
 
 
-#: HunyuanImage first: its refiner has no name that HunyuanVideo's table does not know too
+#: HunyuanImage first: HunyuanVideo's table knows every name of its refiner too
 HUNYUAN_IMAGE, HUNYUAN_IMAGE_COMFY = _pair("hunyuan-image", _COMMON + _FUSED + _SINGLE + _BYT5 + _IMAGE)
 HUNYUAN_VIDEO, HUNYUAN_VIDEO_COMFY = _pair("hunyuan-video", _COMMON + _FUSED + _SINGLE + _VIDEO)
 HUNYUAN_VIDEO_15, HUNYUAN_VIDEO_15_COMFY = _pair(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inweave.targets.rules import RuleTable, each_stack
 
-#: what PixArt and Sana have in common
+#: rules common to PixArt and Sana
 _PIXART_LIKE = """
 =transformer_blocks.{i}.scale_shift_table   =blocks.{i}.scale_shift_table
 transformer_blocks.{i}.attn1.to_q           blocks.{i}.attn.qkv                 1/3

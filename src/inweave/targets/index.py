@@ -1,11 +1,11 @@
-"""A model as a set of names: which tensors it has, under which spellings an adapter may name them.
+"""A model as a set of names: its tensors, and the spellings under which an adapter may name them.
 
     Component = one network (the denoiser "unet", text encoders "te1" "te2" "te3", or any other "model")
       parts     the finest tensors, by diffusers/transformers name
-      homes     where each part lies in the files at hand: (tensor, rows, swap, transpose)
+      homes     the place of each part in the given files: (tensor, rows, swap, transpose)
       spellings module name -> param -> the parts it covers, for both namings and their aliases
 
-The same adapter therefore resolves against a diffusers folder and a single-file checkpoint alike.
+So the same adapter resolves against a diffusers folder and a single-file checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
 )
 
 
-#: tensors that come with a quantized weight and are no weights themselves
+#: tensors that accompany a quantized weight
 QUANTIZATION = (
     ".scale_weight",
     ".weight_scale",
@@ -55,7 +55,7 @@ QUANTIZATION = (
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a part lies in the files at hand; ``length`` None means the whole tensor."""
+    """The place of a part in the given files; ``length`` None means the whole tensor."""
 
     tensor: str
     start: int = 0
@@ -66,7 +66,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One part covered by a module name, and how its rows differ from that naming's."""
+    """One part covered by a module name, and how its rows differ from those in that naming."""
 
     part: str
     swap: bool = False
@@ -78,9 +78,9 @@ Spelling = Mapping[str, tuple[Use, ...]]
 
 @dataclass(frozen=True)
 class Component:
-    """``shapes`` are tensors in the ``listed`` naming; ``naming`` is that of the files at hand.
+    """``shapes`` are tensors in the ``listed`` naming; ``naming`` is that of the given files.
 
-    Everything else is computed on first use, so looking at one naming never pays for the other.
+    Everything else is computed on first use, so that using one naming never pays for the other.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Component:
     shapes: Mapping[str, Shape]
     listed: Naming = "diffusers"
     prefix: str = ""
-    missing: frozenset[str] = frozenset()  # parts this naming's files do not hold
+    missing: frozenset[str] = frozenset()  # parts that files in this naming lack
 
     @cached_property
     def links(self) -> list[Link]:
@@ -127,7 +127,7 @@ class Component:
         return [self.spelled_by(name).tiles for name in SPELLINGS.get(self.table.name, ())]
 
     def spelled_by(self, table: str) -> Component:
-        """The same network with the original names of another table."""
+        """Return the same network with the original names of another table."""
         return replace(self, table=TABLES[table], shapes=self.diffusers, listed="diffusers")
 
     @cached_property
@@ -216,7 +216,7 @@ class Component:
         return _flattened(self.by_original)
 
     def look_up(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> tuple[Spelling, str] | None:
-        """What a module name covers and in which naming; ``prefer`` decides where the two disagree."""
+        """Return what a module name covers and in which naming; ``prefer`` decides if the two disagree."""
         order = ("diffusers", "original") if prefer == "diffusers" else ("original", "diffusers")
         readings = self.readings_of(name, flat=flat)
         return next(((readings[naming], naming) for naming in order if naming in readings), None)
@@ -224,10 +224,11 @@ class Component:
     def readings_of(
         self, name: str, *, flat: bool, namings: tuple[Naming, ...] = ("diffusers", "original")
     ) -> dict[str, Spelling]:
-        """The readings of a module name, by naming.
+        """Return the readings of a module name, by naming.
 
-        In a model known by its own names only, a path may have segments too many in front (`distilbert.`); in the others
-        only the roots of known wrappers are ignored (`inweave.targets.spellings`): an unknown root is another network's.
+        In a model known by its own names only, a path may have extra leading segments (`distilbert.`); in the
+        others only the roots of known wrappers are ignored (`inweave.targets.spellings`): an unknown root belongs to
+        another network.
         """
         any_root = self.table.name == "own"
         for spelled in (name, *alternatives(name, flat=flat, any_root=any_root)):
@@ -241,7 +242,7 @@ class Component:
         return {}
 
     def _fused_reading(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
-        """A projection that stacks several of the finer names, such as `to_qkv`."""
+        """Return the reading of a projection that stacks several of the finer names, such as `to_qkv`."""
         leaves = fused_leaves(name) if naming == "diffusers" else ()
         readings = [spelling for leaf in leaves if (spelling := self._reading_in(leaf, flat, naming)) is not None]
         return stacked(readings, self.parts) if leaves and len(readings) == len(leaves) else None
@@ -255,13 +256,13 @@ class Component:
         return table[module] if module is not None else None
 
     def modules(self) -> Iterable[str]:
-        """Every module name of either naming."""
+        """Return every module name of either naming."""
         return dict.fromkeys((*self.by_diffusers, *self.by_original))
 
 
 @dataclass(frozen=True, repr=False)
 class ModelIndex:
-    """The names, kinds and shapes of a model's tensors, by component: what adapters are resolved on.
+    """The names and shapes of a model's tensors by component, on which adapters are resolved.
 
     `index_of` makes one from a model, a file or a known name. ``base`` is the name of the base model, if it is known.
     """
@@ -295,7 +296,7 @@ class ModelIndex:
 
 
 def module_of(tensor: str) -> tuple[str, str]:
-    """(module, param) of a tensor name; a bare parameter is its own module's weight."""
+    """Return (module, param) of a tensor name; a bare parameter is its own module's weight."""
     head, _, leaf = tensor.rpartition(".")
     if head and leaf in ("weight", "bias", "scale"):
         return head, leaf
@@ -312,7 +313,7 @@ def component_from_names(name: str, shapes: Mapping[str, Shape], prefix: str = "
 
 
 def identify(names: Iterable[str]) -> tuple[Table, Naming]:
-    """The table that knows the most of these names, if it knows four fifths of them."""
+    """Return the table that knows the most of these names, if it knows four fifths of them."""
     names = list(names)
     best: tuple[int, Table, Naming] = (0, OWN, "diffusers")
     for table in TABLES.values():
@@ -370,7 +371,7 @@ def _with_roots(modules: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spe
 
 
 def stacked(readings: Sequence[Spelling], parts: Mapping[str, Shape]) -> Spelling | None:
-    """Several modules read as one that stacks their rows, or None if their inputs differ."""
+    """Return several modules as one that stacks their rows, or None if their inputs differ."""
     spelling: dict[str, tuple[Use, ...]] = {}
     for param in ("weight", "bias"):
         uses = [reading[param] for reading in readings if param in reading]
@@ -381,7 +382,7 @@ def stacked(readings: Sequence[Spelling], parts: Mapping[str, Shape]) -> Spellin
 
 
 def _flattened(spellings: Mapping[str, Spelling]) -> dict[str, str]:
-    """flat name -> module; two different modules with one flat name are left out, so they never match."""
+    """Map flat names to modules; two different modules with one flat name are left out, so they never match."""
     flats: dict[str, str] = {}
     clashes: set[str] = set()
     for module, spelling in spellings.items():

@@ -1,7 +1,7 @@
-"""How the tensors of a model in one naming correspond to those in the other.
+"""Links between the tensors of a model in one naming and those in the other.
 
 A *part* is a tensor of the finer naming (diffusers, transformers): fused tensors of an original
-checkpoint consist of several. A `Link` says where one part lies in the original:
+checkpoint consist of several. A `Link` gives the place of one part in the original:
 
     part  <->  rows [start : start+length] of `original`, halves swapped or transposed if marked
 
@@ -28,7 +28,7 @@ class Link:
     swap: bool = False
     transpose: bool = False
     flat: bool = False  # the original holds the same values in one axis
-    tensor: str = ""  # the diffusers tensor, where the part is only some rows of it
+    tensor: str = ""  # the diffusers tensor, if the part is only some of its rows
     offset: int = 0  # the first of these rows
 
     @property
@@ -52,11 +52,11 @@ class Table(Protocol):
         ...
 
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
-        """One link per part, for a model whose tensors (in ``naming``) are ``shapes``."""
+        """Return one link per part, for a model whose tensors (in ``naming``) are ``shapes``."""
         ...
 
     def coverage(self, names: Iterable[str]) -> dict[Naming, int]:
-        """How many names the table knows in each naming."""
+        """Return the number of names the table knows in each naming."""
         ...
 
     def aliases(self, links: list[Link]) -> dict[str, tuple[str, ...]]:
@@ -81,7 +81,7 @@ class IdentityTable:
 
 
 def tiles_of(links: Iterable[Link]) -> dict[str, list[Link]]:
-    """original tensor -> the parts that make it up, in row order."""
+    """Map each original tensor to the parts that make it up, in row order."""
     tiles: dict[str, list[Link]] = {}
     for link in links:
         tiles.setdefault(link.original, []).append(link)
@@ -91,7 +91,7 @@ def tiles_of(links: Iterable[Link]) -> dict[str, list[Link]]:
 
 
 def whole_shape(link: Link, divided: Mapping[str, list[Link]]) -> Shape:
-    """The shape of the diffusers tensor a part lies in."""
+    """Return the shape of the diffusers tensor that contains a part."""
     if not link.tensor:
         return link.shape
     return (sum(part.rows for part in divided[link.tensor]), *link.shape[1:])

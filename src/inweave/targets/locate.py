@@ -1,7 +1,7 @@
-"""Which module of a model an entry of an adapter names.
+"""Find the module of a model that an entry of an adapter names.
 
-1. the component: the one the file says; text encoders also by content, because numbering differs
-   between trainers ("te2" is bigG, T5 or nothing, depending on who wrote it)
+1. the component: the one the file names; text encoders also by content, because trainers number them
+   differently ("te2" is bigG, T5 or nothing, depending on the trainer)
 2. the module: looked up among the model's own names, in both namings; where the two disagree about a
    name, the naming most of the file's other names belong to decides
 """
@@ -38,7 +38,7 @@ class Locator:
         self.orders: dict[str, list[str]] = {}
 
     def _vote(self, network: str) -> Naming:
-        """The naming most of the file's names belong to alone; it decides names both namings have."""
+        """Return the naming that most of the file's names belong to exclusively; it decides names both namings have."""
         votes: Counter[str] = Counter()
         entries = [entry for entry in self.adapter.entries if entry.ref.component.startswith("te") == (network == "te")]
         for entry in entries:
@@ -62,7 +62,7 @@ class Locator:
         return ([own] if own else []) + others + ([generic] if generic else [])
 
     def match(self, entry: Entry) -> Match | str:
-        """The component and module an entry names, or the reason there is none."""
+        """Return the component and module an entry names, or the reason there is none."""
         ref = entry.ref
         if ref.name.startswith("#"):
             return self._match_listed(entry)
@@ -126,5 +126,5 @@ class Locator:
 
 
 def is_saved_module(entry: Entry) -> bool:
-    """A module PEFT saved whole, such as a classifier's head: it may be new to the base."""
+    """Return whether PEFT saved the module whole, such as a classifier's head: it may be new to the base."""
     return entry.dialect == "peft" and entry.factors.whole and entry.factors.replaces

@@ -1,4 +1,4 @@
-"""The module of a model whose name is nearest to one that it does not have.
+"""The module of a model whose name is nearest to one that it lacks.
 
 A model has thousands of modules and about a hundred *forms* of names: the same name with `#` for each number. Names are
 compared by form, each form once; then the numbers choose among the modules of the nearest form.
@@ -25,7 +25,7 @@ class NearestNames:
         self._answers: dict[str, str | None] = {}
 
     def find(self, name: str) -> str | None:
-        """The module that looks most like ``name``, dotted or flat, or None if none does."""
+        """Return the module that looks most like ``name``, dotted or flat, or None."""
         form = _form(name[:_LONGEST])
         if form not in self._answers:
             close = difflib.get_close_matches(form, self._modules, 1, _CUTOFF)

@@ -44,7 +44,7 @@ def _blocks(known: set[str]) -> list[str]:
 
 
 def _numbered(known: set[str], prefix: str) -> list[str]:
-    """prefix.0, prefix.1, ... as long as some module lies below it."""
+    """Yield prefix.0, prefix.1, ... while there are modules below them."""
     return list(
         takewhile(lambda name: any(m.startswith(name + ".") for m in known), (f"{prefix}.{i}" for i in count()))
     )

@@ -43,11 +43,11 @@ class Placement:
     swap: bool = False
     transpose: bool = False
     widen: Shape | None = None  # the shape the base tensor is zero-padded to first
-    creates: bool = False  # the base has no such tensor; it starts as zeros
+    creates: bool = False  # the base lacks the tensor; it starts from zeros
     whole: tuple[Piece, ...] = ()
 
     def rows(self) -> range:
-        """The rows of the base tensor this placement touches."""
+        """Return the rows of the base tensor this placement changes."""
         start, length = self.target or (0, self.shape[0] if self.shape else 1)
         return range(start, start + length)
 
@@ -65,7 +65,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Some keys that could not be used, why, and what would fit."""
+    """Keys that could not be used, the reason, and what would fit."""
 
     keys: tuple[str, ...]
     module: str
@@ -87,7 +87,7 @@ class Finding:
 
 @dataclass(slots=True, repr=False)
 class Report:
-    """What happened to every key; the counts add up to the number of tensors."""
+    """The outcome for every key; the counts sum to the number of tensors."""
 
     tensors: int = 0
     placed: int = 0
@@ -133,7 +133,7 @@ class Plan:
         return f"<Plan: {len(self.placements)} placements of {self.adapter!r}>"
 
     def by_tensor(self) -> dict[tuple[str, str], list[Placement]]:
-        """(component, tensor) -> what it receives."""
+        """Map (component, tensor) to what it receives."""
         received: dict[tuple[str, str], list[Placement]] = {}
         for placement in self.placements:
             received.setdefault((placement.component, placement.tensor), []).append(placement)

@@ -2,8 +2,8 @@
 
 1. which module, and so which parts of the model (`inweave.targets.locate`)
 2. does it fit: the change's flattened shape must equal that of the parts together (`inweave.targets.fit`)
-3. where: each part's home in the files at hand; neighboring rows of one tensor become one placement
-4. no two entries on the same rows
+3. where: each part's home in the given files; neighboring rows of one tensor become one placement
+4. no two entries change the same rows
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inweave.targets.locate import Locator, Match, is_saved_module
 from inweave.targets.nearest import NearestNames
 from inweave.targets.plan import Finding, Piece, Placement, Plan, Report
 
-_MAX_NEAREST = 8  # a wholly foreign file has thousands of names; the first ones tell enough
+_MAX_NEAREST = 8  # a file for another model has thousands of names; the first ones are enough
 
 
 def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan:
@@ -102,12 +102,15 @@ class _Resolver:
         return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
 
     def _turned(self, entry: Entry, shape: Shape) -> Factors | None:
-        """PEFT records fan_in_fan_out once for all layers, although it settles it for each one."""
+        """Try the other orientation: PEFT records fan_in_fan_out once for all layers, although it decides it per
+        layer.
+        """
         other = replace(entry.factors, transposed=not entry.factors.transposed)
         if fitted(other, shape) is None:
             return None
         self._warn(
-            "fan_in_fan_out of the configuration contradicts some layers' shapes; square layers follow the configuration"
+            "fan_in_fan_out of the configuration contradicts some layers' shapes; "
+            "square layers follow the configuration"
         )
         return other
 
@@ -116,17 +119,18 @@ class _Resolver:
             self.report.warnings.append(warning)
 
     def _create(self, entry: Entry, match: Match, param: str) -> list[Placement] | None:
-        """A bias the base does not have starts as zeros; anything else cannot be placed."""
+        """Place a bias that the base does not have, starting from zeros; anything else cannot be placed."""
         weight = uses_of(match.spelling, "weight")
         factors = entry.factors
         if param != "bias" or weight is None or not factors.whole:
             return self._unplaced(entry, f"the module has no {param}")
         rows = stacked_shape(match.component, weight)[0]
         if (numel := math.prod(factors.shape())) != rows:
-            self.report.mismatched.append(
-                Finding(entry.keys, str(entry.ref), match.component.name, f"a bias of {numel} for {rows} outputs",
-                        expected=(rows,), got=factors.shape())
-            )  # fmt: skip
+            reason = f"a bias of {numel} for {rows} outputs"
+            finding = Finding(
+                entry.keys, str(entry.ref), match.component.name, reason, expected=(rows,), got=factors.shape()
+            )
+            self.report.mismatched.append(finding)
             return None
         self.report.warnings.append(f"{entry.ref}: the base has no bias here; one is created from zeros")
         biases = tuple(Use(use.part.removesuffix("weight") + "bias", use.swap) for use in weight)
@@ -143,7 +147,7 @@ class _Resolver:
         return made
 
     def _place_below(self, entry: Entry) -> list[Placement] | None:
-        """The file names an enclosing module only: take the one layer in it that fits, if there is one."""
+        """Place an entry that names an enclosing module on the one layer in it that fits, if there is one."""
         siblings = self._below_counts[entry.ref]
         where = f"inside {entry.ref.name!r}" if entry.ref.name else "of the whole model"
         if siblings > 1:
@@ -169,7 +173,7 @@ class _Resolver:
         return Counter(entry.ref for entry in self.adapter.entries if entry.ref.below)
 
     def _weights_below(self, component: Component, module: str) -> list[tuple[str, Shape]]:
-        """The weights inside a module of this name."""
+        """Return the weights inside a module of this name."""
         if component.name not in self._insides:
             inside = self._insides[component.name] = {}
             for part, shape in component.parts.items():
@@ -180,7 +184,7 @@ class _Resolver:
         return self._insides[component.name].get(module, [])
 
     def _new_module(self, entry: Entry) -> list[Placement]:
-        """A module PEFT saved whole (a classifier head) that the base does not have yet."""
+        """Place a module that PEFT saved whole (a classifier head) and the base does not have yet."""
         tensor = f"{entry.ref.name}.{entry.param}"
         self.report.warnings.append(f"{tensor}: not in the base; the adapter brings it (modules_to_save)")
         component = next(iter(self.index.components))
@@ -203,7 +207,7 @@ class _Resolver:
 
 
 def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape: Shape) -> list[Placement]:
-    """One placement a run of neighboring rows."""
+    """Return one placement per run of neighboring rows."""
     factors = entry.factors
     pieces: list[tuple[Piece, int, int]] = []  # piece, source start, length
     start = 0

@@ -25,7 +25,9 @@ BLOCKS = "inweave.blocks"
 
 @dataclass(slots=True)
 class Respelling:
-    """``lost``: what cannot be renamed; ``duplicates``: entries for rows that a finer entry of the file covers already."""
+    """``lost``: what cannot be renamed; ``duplicates``: entries for rows that a finer entry of the file covers
+    already.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     lost: list[Finding] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Name tables written as text, one rule a line, readable in both directions.
+"""Name tables written as text, one rule per line, readable in both directions.
 
 diffusers module   original module   [rows] [swap | swap-last | transpose | last]
 
@@ -13,7 +13,7 @@ in:1/2       the other way around: the original is the first of two equal row pa
 rows:6       the original is flat: the diffusers tensor has the same values in six rows
 swap         the two halves of the rows change places (scale, shift <-> shift, scale)
 swap-last    the same, in the last block only
-last         the rule holds in the last block only; it stands before the rule for the others
+last         the rule holds in the last block only; it comes before the rule for the others
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EQUAL = re.compile(r"(in:)?(\d)/(\d)")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A name with numbered slots: a '#'-form for look-up and what each number must be."""
+    """A name with numbered slots: a '#'-form for look-up and the constraint on each number."""
 
     form: str
     slots: tuple[str, ...]  # "{i}" for a variable, else the literal digits
@@ -70,7 +70,7 @@ class Rule:
     transpose: bool = False
     last: bool = False
     flat_rows: int = 0
-    pieces: int = 0  # of how many originals the diffusers tensor consists; ``index`` says which one this is
+    pieces: int = 0  # the number of originals in the diffusers tensor; ``index`` is this one's position
 
 
 Lookup = dict[str, list[tuple[Template, Rule]]]
@@ -151,7 +151,7 @@ class RuleTable:
         }
 
     def module_forms(self) -> set[str]:
-        """Flat module names of both namings and the aliases, numbers replaced by '#'; the rules need not be parsed for it."""
+        """Return flat module names of both namings and the aliases, with '#' for numbers, without parsing the rules."""
         names = {name.removeprefix("=") for line in self._text.splitlines() for name in line.split()[:2]}
         names |= {name for line in self._alias_text.splitlines() for name in line.split()[:1]}
         forms = {re.sub(r"\.(weight|bias|scale)$", "", _SLOT.sub("#", name)).replace(".", "_") for name in names}
@@ -181,7 +181,7 @@ class RuleTable:
 
 
 def each_stack(text: str, *stacks: str) -> str:
-    """The same rules for several stacks of blocks, whose names replace the @."""
+    """Return the same rules for several stacks of blocks, whose names replace the @."""
     return "".join(text.replace("@", stack) for stack in stacks)
 
 
@@ -229,7 +229,7 @@ _SAME = Rule(Template("", (), ("",)), Template("", (), ("",)))
 
 
 def _find(rules: Lookup, name: str, last: str | None = None) -> list[tuple[Rule, dict[str, str]]]:
-    """The rules for a tensor; those of the last block only where it is known to be the ``last`` one, or may be (None)."""
+    """Return the rules for a tensor; those of the last block only if it is the ``last`` one, or may be (None)."""
     form, numbers = _form(name)
     candidates = rules.get(form)
     if not candidates:
@@ -244,12 +244,12 @@ def _find(rules: Lookup, name: str, last: str | None = None) -> list[tuple[Rule,
 
 @lru_cache(maxsize=1 << 14)
 def _form(name: str) -> tuple[str, tuple[str, ...]]:
-    """A name with '#' for every number, and the numbers; kept, because many tables are asked about the same names."""
+    """Return a name with '#' for every number, and the numbers; cached, because many tables ask for the same names."""
     return _NUMBER.sub("#", name), tuple(_NUMBER.findall(name))
 
 
 def _piece(rule: Rule, tensor: str, original: str, shape: Shape) -> Link:
-    """One original that is some rows of a diffusers tensor; its part is called like a numbered part of a fused module."""
+    """Return the link of an original that is some rows of a diffusers tensor, named like a part of a fused module."""
     module, _, param = tensor.rpartition(".")
     rows = shape[0]
     return Link(f"{module}.{rule.index}.{param}", shape, original, tensor=tensor, offset=rule.index * rows)
@@ -290,13 +290,13 @@ def _swaps(rule: Rule, variables: Mapping[str, str], last: str) -> bool:
 
 
 def _last_block(shapes: Mapping[str, Shape]) -> str:
-    """The highest block number of the main stack."""
+    """Return the highest block number of the main stack."""
     numbers = [int(m[1]) for name in shapes if (m := _MAIN_STACK.match(name))]
     return str(max(numbers, default=-1))
 
 
 def _width(name: str, shapes: Mapping[str, Shape], rule: Rule, variables: Mapping[str, str]) -> int:
-    """The fused weight's input width; a bias asks the weight beside it."""
+    """Return the fused weight's input width; a bias asks the weight next to it."""
     shape = shapes[name]
     if len(shape) > 1:
         return shape[1]

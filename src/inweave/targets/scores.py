@@ -1,11 +1,11 @@
-"""How well an adapter fits each known base: counted by forms of names, so that a hundred bases cost milliseconds.
+"""Scores of an adapter against each known base: counted by forms of names, so that 100 bases take milliseconds.
 
-    placed        modules that exist there with matching shapes
-    contradicted  modules whose name exists there and that do not fit: a block too many, another width
+    placed        modules that exist in the base with matching shapes
+    contradicted  modules whose name exists in the base but whose shape or block number does not fit
     whole         share of the stacks of blocks that the adapter covers from the first block to the last
 
-A base that is right has nothing contradicted. `whole` tells bases apart that all have the file's modules: trainers
-change every block, so the base whose blocks are all there is likelier than one with more of them.
+A base that is right has nothing contradicted. `whole` distinguishes bases that all have the file's modules:
+trainers change every block, so a base whose blocks are all covered is likelier than one with more of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EntryGroup:
 
 
 def grouped(entries: Iterable[Entry]) -> list[EntryGroup]:
-    """The groups of ``entries``, in the order of their first members."""
+    """Return the groups of ``entries``, in the order of their first members."""
     groups: dict[Hashable, EntryGroup] = {}
     for entry in entries:
         ref, factors = entry.ref, entry.factors
@@ -60,7 +60,7 @@ def grouped(entries: Iterable[Entry]) -> list[EntryGroup]:
 
 
 def score(known: Known, groups: list[EntryGroup], namings: tuple[Naming, ...]) -> Score:
-    """How well all groups fit one base."""
+    """Return how well all groups fit one base."""
     two_denoisers = {"unet", "unet2"} <= {group.component for group in groups}
     placed = contradicted = 0
     coverage: dict[
@@ -110,7 +110,7 @@ def _fits(group: EntryGroup, index: FormIndex, module: FormModule) -> bool:
 
 
 def _signature(factors: Factors) -> Hashable:
-    """Everything of the factors that decides whether they fit a shape."""
+    """Return everything of the factors that decides whether they fit a shape."""
     magnitude = (factors.magnitude.axis, factors.magnitude.tensor.numel) if factors.magnitude is not None else None
     blocks = (factors.share, factors.block_size) if isinstance(factors, OftIn) else None
     return type(factors), factors.shape(), factors.transposed, factors.widen, magnitude, blocks

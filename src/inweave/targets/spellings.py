@@ -1,10 +1,11 @@
-"""Further names under which a file may mean a module: wrappers left in front, a parameter's name left behind, fused leaves.
+"""Further names under which a file may mean a module: wrappers left in front, a parameter's name left behind, fused
+leaves.
 
     model.blocks.0.attn.to_q               a wrapper that the grammar cannot tell from a model's own root
     img_attn.norm.query_norm.scale         a parameter, where the module is query_norm
     attn.to_qkv                            rows of to_q, to_k, to_v of the same attention, in this order
 
-They are tried only after the name itself, so a model whose modules really are called so is never misread.
+They are tried only after the name itself, so a model whose modules really have these names is never misread.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _ROOTS = (
     "module", "unet", "dit", "net", "pipe",
 )  # fmt: skip
 _PARAMS = ("scale", "weight")
-_MOST = 8  # wrappers that may lie around each other
+_MOST = 8  # wrappers that may be nested
 
 #: a fused projection -> the leaves of the same attention whose rows it stacks, in order
 FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -31,9 +32,9 @@ FUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def alternatives(name: str, *, flat: bool, any_root: bool) -> Iterator[str]:
-    """Other names of the same module, the likeliest first.
+    """Yield other names of the same module, the likeliest first.
 
-    ``any_root``: the network is known by its own names only, so a dotted path may begin with any segment too many.
+    ``any_root``: the network is known by its own names only, so a dotted path may have extra leading segments.
     """
     mark = "_" if flat else "."
     names = [name]
@@ -58,7 +59,7 @@ def _without_root(name: str, mark: str) -> str:
 
 
 def fused_leaves(name: str) -> tuple[str, ...]:
-    """The names of the modules a fused projection stacks, empty if ``name`` is no such projection."""
+    """Return the names of the modules a fused projection stacks, empty if ``name`` is not such a projection."""
     for leaf, parts in FUSED:
         if name.endswith((f".{leaf}", f"_{leaf}")):
             stem = name[: -len(leaf)]

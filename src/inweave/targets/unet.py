@@ -78,7 +78,7 @@ def _resnet(pairs: dict[str, str], part: str, ldm: str) -> None:
 
 
 def _numbers(names: Iterable[str], prefix: str) -> list[int]:
-    """The numbers that follow ``prefix`` in any name."""
+    """Return the numbers that follow ``prefix`` in any name."""
     start = len(prefix)
     return sorted({int(n[start:].split(".", 1)[0]) for n in names if n.startswith(prefix)})
 
@@ -147,7 +147,7 @@ def _pairs_from_ldm(names: Iterable[str]) -> dict[str, str]:
 
 
 def _middle(pairs: dict[str, str], attention: bool) -> None:
-    """Without attention (distilled SDXL) the second resnet follows the first directly."""
+    """Return the rules of the middle block; without attention (distilled SDXL) the second resnet follows the first."""
     _resnet(pairs, "mid_block.resnets.0", "middle_block.0")
     if attention:
         pairs["mid_block.attentions.0"] = "middle_block.1"

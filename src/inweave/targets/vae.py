@@ -60,7 +60,7 @@ class VaeTable:
 
 
 def _levels(names: Iterable[str], naming: Naming) -> int:
-    """How many levels the decoder has: its last one in the one naming is the first in the other."""
+    """Return the number of the decoder's levels: its last one in the one naming is the first in the other."""
     level = re.compile(r"decoder\.up_blocks\.(\d+)\." if naming == "diffusers" else r"decoder\.up\.(\d+)\.")
     return 1 + max((int(match[1]) for name in names if (match := level.match(name))), default=-1)
 
@@ -97,6 +97,6 @@ def _to_diffusers(name: str, levels: int) -> str:
 
 
 def _swapped(leaf: str, names: Mapping[str, str]) -> str:
-    """`to_out.0.weight` -> `proj_out.weight`: the module's name in the other naming, the parameter as it is."""
+    """Map `to_out.0.weight` to `proj_out.weight`: the module's name in the other naming, the same parameter."""
     module, _, param = leaf.rpartition(".")
     return f"{names.get(module, module)}.{param}" if module else leaf

@@ -1,4 +1,6 @@
-"""The name tables of video models (grammar: `inweave.targets.rules`); HunyuanVideo's are in `inweave.targets.hunyuan`."""
+"""The name tables of video models (grammar: `inweave.targets.rules`); HunyuanVideo's are in
+`inweave.targets.hunyuan`.
+"""
 
 from __future__ import annotations
 

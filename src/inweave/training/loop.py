@@ -63,8 +63,9 @@ class Run:
     """A task, its adapters, and everything that is saved."""
 
     def __init__(
-        self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None
-    ) -> None:
+        self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None,
+        save_seconds: float = float("inf"),
+    ) -> None:  # fmt: skip
         problems = [no_validation(config)] if config.validation_split and not task.held_out else []
         if problems := [*run_problems(config), *problems]:
             raise ConfigError(problems)
@@ -86,7 +87,7 @@ class Run:
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
-        self.schedule = CheckpointSchedule(state_folder(config), config.keep_last, config.keep_every)
+        self.schedule = CheckpointSchedule(state_folder(config), config.keep_last, config.keep_every, save_seconds)
         self._save_interval = self._interval(config.save_every, config.save_every_epochs)
         self._sample_interval = self._interval(config.sample_every, config.sample_every_epochs)
         self._validate_interval = (

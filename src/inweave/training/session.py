@@ -8,6 +8,7 @@ encode, attach adapters, resume. No weight is read before everything that can be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,7 +18,7 @@ import torch
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.exchange.load import load
-from inweave.ops.device import choose_device
+from inweave.ops.tensors.device import choose_device
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
@@ -74,9 +75,15 @@ def train(
 
 
 def prepare(
-    config: TrainConfig, world: World | None = None, on_progress: OnProgress | None = None
+    config: TrainConfig,
+    world: World | None = None,
+    on_progress: OnProgress | None = None,
+    save_seconds: float = math.inf,
 ) -> tuple[Run, Sample | None]:
-    """Return a run that is ready to train, and what generates its samples."""
+    """Return a run that is ready to train, and what generates its samples.
+
+    ``save_seconds``: the longest time between two checkpoints, whatever `save_every` says.
+    """
     world = world or World()
     check_shard(config, world)
     check_libraries(config)
@@ -96,10 +103,10 @@ def prepare(
         if staged:  # adapters stay where they are attached, so their network must be on the device by then
             loaded.fill_caches(world, on_progress)
         with oom_hint("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
-            run = Run(loaded.task, loaded.model, loaded.index, config, world)
+            run = Run(loaded.task, loaded.model, loaded.index, config, world, save_seconds)
             run.step.split = plan.split if plan is not None else 1  # a checkpoint brings its own
             if config.quantize != "off":
-                run.notes.append(("quantize", quantize_denoiser(loaded.model, setup.device)))
+                run.notes.append(("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device)))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)
@@ -176,7 +183,7 @@ def check_libraries(config: TrainConfig) -> None:
             if needed:
                 check_one()
         except ConfigError as error:
-            problems += error.problems
+            problems += map(str, error.problems)
     if problems:
         raise ConfigError(problems)
 

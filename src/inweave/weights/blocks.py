@@ -35,7 +35,7 @@ def block_list(values: Sequence[float]) -> dict[str, float]:
 
 
 def block_names(index: ModelIndex) -> dict[str, str]:
-    """For each tensor of the denoiser: its block name (IN04 ...), and under "<tensor>#part" its diffusers name."""
+    """Map each tensor of the denoiser to its block (IN04 ...), and "<tensor>#part" to its diffusers name."""
     component = index.denoiser
     if component is None:
         return {}

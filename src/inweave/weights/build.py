@@ -1,9 +1,9 @@
 """Fill a model from a source, strictly.
 
-The model may stand on the meta device: its tensors are replaced by the source's, in the model's dtype.
-On a GPU, weights that receive plain LoRA pairs are read as they are and merged in place by one launch.
-Missing tensors, unused tensors and shape mismatches are collected and raised together. Weights tied in the model stay tied;
-an adapter on one of them is refused.
+The model may be on the meta device: its tensors are replaced by the source's, in the model's dtype. On a GPU, weights
+that receive plain LoRA pairs are read unmerged and merged in place by one launch. Missing tensors, unused tensors and
+shape mismatches are collected and raised together. Weights tied in the model stay tied; an adapter on one of them is
+refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
-from inweave.ops.device import choose_device, named_dtype
+from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.networks import Slot
@@ -35,8 +35,20 @@ def build(
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
 
-    ``dtype`` overrides the model's own for floating-point tensors; ``ignore`` names tensors of the source
-    that the model may leave unused. ``progress`` is called with the stored bytes of each tensor when it is in place.
+    Args:
+        model: Any torch module; it may be on the meta device.
+        source: Where the weights come from: a `FileSource`, a `DictSource`, a `MergedSource`.
+        device: Where the tensors go.
+        dtype: Overrides the model's own dtype for floating-point tensors.
+        ignore: Names of tensors of the source that the model may leave unused.
+        progress: Called with the stored bytes of each tensor when it is in place.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TargetError: Tensors are missing, unused or of another shape, or an adapter changes a tied weight.
+        ConfigError: An argument has a wrong type.
     """
     if not isinstance(model, nn.Module) or not isinstance(source, WeightSource):
         names = f"{type(model).__name__} and {type(source).__name__}"
@@ -88,7 +100,7 @@ def build(
 
 
 def stored_bytes(source: WeightSource, name: str) -> int:
-    """How many bytes a tensor takes in its source."""
+    """Return the number of bytes that a tensor takes in its source."""
     spec = source.spec(name)
     return math.prod(spec.shape) * spec.dtype.itemsize
 
@@ -96,7 +108,7 @@ def stored_bytes(source: WeightSource, name: str) -> int:
 def _read_ahead(
     slots: dict[str, Slot], source: WeightSource, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """While a stack is being resolved in another thread, copy the base's tensors to the GPU; they are merged there."""
+    """Copy the base's tensors to the GPU while another thread resolves the stack; they are merged there."""
     early: dict[str, torch.Tensor] = {}
     if device.type != "cuda" or not isinstance(source, MergedSource) or source.settled:
         return early
@@ -114,7 +126,7 @@ def _target_dtype(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str:
-    """The name itself, or for a tied tensor any of its names that the source has."""
+    """Return the name itself, or for a tied tensor any of its names that the source has."""
     names = source.names()
     if name in names:
         return name
@@ -122,7 +134,9 @@ def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str
 
 
 def _changed_names(slots: dict[str, Slot], source: MergedSource) -> dict[int, str]:
-    """id of a tensor with several names -> the name under which an adapter changes it; `TargetError` where it is tied."""
+    """Map the id of a tensor with several names to the one that an adapter changes; raise `TargetError` if it is
+    tied.
+    """
     names: dict[int, list[str]] = {}
     for name, slot in slots.items():
         names.setdefault(id(slot.tensor), []).append(name)
@@ -135,7 +149,7 @@ def _changed_names(slots: dict[str, Slot], source: MergedSource) -> dict[int, st
         if len(places) > 1 or len(changed) > 1:
             others = ", ".join(name for name in group if name != changed[0])
             raise TargetError(
-                f"{changed[0]}: tied: one tensor with {others} in this model, which would change with it; build the model with "
+                f"{changed[0]}: tied to {others} in this model, which would change with it; build the model with "
                 "a tensor for each, or leave this module out of the adapter"
             )
         chosen[tensor] = changed[0]  # a module under two names

@@ -1,8 +1,8 @@
-"""Networks on disk: which files make one up, and its tensors by plain reads.
+"""Networks on disk: the files that make one up, and its tensors by plain reads.
 
 NAME.safetensors                   one file
 NAME.safetensors.index.json        the shards it names
-a folder                           one network, and perhaps variants of it (fp16, ema) beside it
+a folder                           one network, and perhaps variants of it (fp16, ema)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inweave.errors import FormatError
 from inweave.files.reading import open_regular
 from inweave.formats.files import read_header, shard_files, weight_files
 from inweave.formats.gate import Header, Span
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.plan import Rows
 from inweave.weights.source import TensorSpec
 from inweave.weights.transfer import read_bytes
@@ -30,23 +30,23 @@ PIECE = 16 * 1024**2  #: bytes read at a time where a whole tensor is not needed
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One set of weights: a file, or shards and their index. A ``variant`` repeats the one before it."""
+    """One set of weights: a file, or shards and their index. A ``variant`` repeats the previous one in another form."""
 
     files: tuple[Path, ...]
     index: Path | None = None
-    component: str | None = None  # None: whatever is placed on its names
+    component: str | None = None  # None: any component with its names
     variant: bool = False
 
 
 def network_at(path: Path, component: str | None = None, variant: bool = False) -> Network:
-    """The network a file is, or an index names."""
+    """Return the network in a file, or the one that an index of shards names."""
     if path.name.endswith(".index.json"):
         return Network(tuple(shard_files(path)), path, component, variant)
     return Network((path,), None, component, variant)
 
 
 def networks_in(folder: Path, component: str | None = None) -> list[Network]:
-    """Every set of safetensors weights in a folder, the one that counts first."""
+    """Return every set of safetensors weights in a folder, the one that is loaded first."""
     networks: list[Network] = []
     for path in weight_files(folder):
         if not any(path in network.files for network in networks):
@@ -55,7 +55,7 @@ def networks_in(folder: Path, component: str | None = None) -> list[Network]:
 
 
 class Pieces:
-    """A network's tensors by plain reads: no page of the file stays in this process, and all of it is the caller's."""
+    """A network's tensors by plain reads: no page of the file stays mapped, and the caller owns the memory."""
 
     def __init__(self, network: Network, opened: ExitStack) -> None:
         self.headers: dict[Path, Header] = {path: read_header(path) for path in network.files}
@@ -91,7 +91,7 @@ class Pieces:
         return decode(self._part(name, start, length, shape), dtype=dtype or TORCH[span.dtype], device=device)
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """A tensor from front to end, flat."""
+        """Yield a flattened tensor piece by piece."""
         span = self._where[name][1]
         size, item = span.end - span.begin, TORCH[span.dtype].itemsize
         for start in range(0, size, PIECE):

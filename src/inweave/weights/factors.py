@@ -23,14 +23,14 @@ from inweave.files.reading import open_regular
 from inweave.formats.files import Container, maps_of, open_container, refuse_truncated
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
-from inweave.ops.decode import TORCH, decode
-from inweave.ops.merge import Product, Target
+from inweave.ops.merge import Product, WeightUpdate
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.plan import Plan
 from inweave.weights.layout_cache import Layout, is_template, layout_of, retargeted
 from inweave.weights.stack import Item
 from inweave.weights.transfer import ring_for
 
-#: factors the kernel reads as they are; anything else is decoded to float32 first
+#: dtypes of factors that the kernel reads directly; others are decoded to float32 first
 KERNEL_DTYPES = ("F32", "F16", "BF16")
 
 
@@ -49,13 +49,13 @@ class Loaded:
     key: object
     plan: Plan
     bytes: int
-    name: str = "the adapter"  # what messages call it
+    name: str = "the adapter"  # its name in messages
     template: int | None = None  # files of one layout share a number
     views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
-    scattered: bool = False  # its factors do not lie in one piece
+    scattered: bool = False  # its factors are not contiguous in the file
     checked: bool = False
-    maps: list[mmap.mmap] = field(default_factory=list)  # of files that its tensors are views of
+    maps: list[mmap.mmap] = field(default_factory=list)  # sizes of the files that its tensors are views of
 
     def __post_init__(self) -> None:
         self.maps = maps_of(self.plan.adapter.tensors.values())
@@ -78,7 +78,7 @@ class Loaded:
         self.checked = True
 
     def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
-        """A factor on ``device``, as a matrix (first axis by the rest)."""
+        """Return a factor on ``device``, as a matrix (first axis by the rest)."""
         key = (device, id(tensor))
         view = self.views.get(key)
         if view is None:
@@ -123,7 +123,7 @@ class Loaded:
 
 
 def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
-    """A placement's factors on the device, cut to its rows, with the scale they are applied at."""
+    """Return a placement's factors on the device, cut to its rows, with the scale they are applied at."""
     placement = item.placement
     factors = placement.factors
     if not isinstance(factors, Lora):
@@ -136,16 +136,16 @@ def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
 
 def targets_of(
     original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, Loaded]
-) -> list[tuple[Target, list[Item]]]:
-    """``live`` as runs of rows that receive the same products, each with the items behind them, in order.
+) -> list[tuple[WeightUpdate, list[Item]]]:
+    """Split ``live`` into runs of rows that receive the same products, each with its items, in order.
 
-    Every row is in one run: rows that receive nothing now may have received something from the stack before.
-    ``owners``: whose placement it is, by its identity.
+    Every row is in one run: rows that receive nothing now may have received something from the last stack.
+    ``owners`` maps the id of each placement to its adapter.
     """
     out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
     products = [product_of(item, owners[id(item.placement)], live.device) for item in items]
     if all(item.placement.target is None for item in items):
-        return [(Target(base, out, tuple(products)), list(items))]
+        return [(WeightUpdate(base, out, tuple(products)), list(items))]
     ranges = [item.placement.rows() for item in items]
     borders = sorted({0, len(out), *(row for rows in ranges for row in (rows.start, rows.stop))})
     runs = []
@@ -158,7 +158,7 @@ def targets_of(
             for number in here
         )
         if cut or base.data_ptr() != out.data_ptr():
-            runs.append((Target(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
+            runs.append((WeightUpdate(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
     return runs
 
 
@@ -193,7 +193,7 @@ class AdapterCache:
         return len(self._loaded)
 
     def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
-        """The adapter, resolved and checked; from the cache where it has been seen before."""
+        """Return the adapter, resolved and checked, from the cache if it was seen before."""
         with self._lock:
             key = _key(adapter)
             if key in self._loaded:
@@ -206,7 +206,7 @@ class AdapterCache:
             return loaded
 
     def partial_plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
-        """The plan of an adapter that may have tensors without a place; the same object while it stays the same."""
+        """Return the plan of an adapter that may have tensors without a place; the same object for the same file."""
         with self._lock:
             key = _key(adapter)
             if key not in self._partial_plans:
@@ -220,7 +220,7 @@ class AdapterCache:
             return self._partial_plans[key]
 
     def keys(self, adapters: Iterable[Adapter | Plan | str | os.PathLike[str]]) -> tuple[object, ...]:
-        """What these adapters are filed under, in this order."""
+        """Return the cache keys of these adapters, in this order."""
         return tuple(map(_key, adapters))
 
     def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
@@ -244,7 +244,7 @@ class AdapterCache:
         return Loaded(key, plan, size, _name(adapter), template)
 
     def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
-        """The plan of a file, and the number of its layout if other files may share it."""
+        """Return the plan of a file, and the number of its layout if other files may share it."""
         layout = layout_of(container)
         known = self._plans_by_layout.get(layout)
         if known is not None:

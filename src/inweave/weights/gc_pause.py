@@ -2,7 +2,7 @@
 
 A full pass over the objects of torch, diffusers and a large model takes about 0.3 s, many times what a swap
 costs, and finds nothing: plans, views and parameters are freed by reference counts. So it is paused while
-a model is built or a stack is woven, in whatever thread, and resumes afterwards.
+a model is built or a stack is woven, in any thread, and resumes afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _was_enabled = False
 
 @contextmanager
 def collector_waits() -> Iterator[None]:
-    """No collection until the last holder leaves; a collector that was off stays off."""
+    """Pause garbage collection until the last holder leaves; a collector that was off stays off."""
     global _holders, _was_enabled
     with _lock:
         if _holders == 0:

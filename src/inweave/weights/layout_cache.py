@@ -1,8 +1,8 @@
 """A plan serves every file of the same layout.
 
-Trainers write the same names, shapes and dtypes again and again. Where a file's layout and the metadata that
-can change its meaning equal those of one resolved before, its plan is that one's with the new tensors put in:
-the places are the same, alphas are read anew. Only plain LoRA entries qualify; anything else is resolved.
+Trainers write the same names, shapes and dtypes again and again. If a file's layout and the metadata that
+can change its meaning equal those of a file resolved before, it reuses that plan with its own tensors:
+the places are the same, alphas are read again. Only plain LoRA entries qualify; anything else is resolved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inweave.adapter import Adapter, Lora, Tensor
 from inweave.formats.files import Container
 from inweave.targets.plan import Placement, Plan
 
-#: metadata that reading looks at
+#: metadata that changes how a file is read
 _MEANINGFUL = (
     "lora_adapter_metadata",
     "ss_network_args",
@@ -29,14 +29,14 @@ Layout = tuple[object, ...]
 
 
 def layout_of(container: Container) -> Layout:
-    """Everything about a file that decides where its tensors go, without any of their values."""
+    """Return everything about a file that decides where its tensors go, without any of their values."""
     names = tuple((name, tensor.dtype, tensor.shape) for name, tensor in container.tensors.items())
     meaning = tuple(container.metadata.get(key) for key in _MEANINGFUL)
     return names, meaning, json.dumps(container.config, sort_keys=True, default=str) if container.config else ""
 
 
 def is_template(plan: Plan) -> bool:
-    """Whether every placement's factors are tensors of the file as they are."""
+    """Return whether every placement's factors are unmodified tensors of the file."""
     own = {id(tensor) for tensor in plan.adapter.tensors.values()}
     return all(
         type(placement.factors) is Lora
@@ -57,7 +57,7 @@ def is_template(plan: Plan) -> bool:
 
 
 def retargeted(plan: Plan, container: Container) -> Plan:
-    """``plan`` for the tensors of another file of the same layout."""
+    """Return ``plan`` for the tensors of another file of the same layout."""
     tensors = container.tensors
     new = {id(old): tensors[name] for name, old in plan.adapter.tensors.items()}
     made: dict[int, Lora] = {}

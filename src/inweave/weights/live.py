@@ -1,13 +1,13 @@
 """The weights of a live model, where they are now: looked up for every stack, since a model may change in between.
 
     place     (module, attribute) -> the tensor there; a module under two names is one place
-    home      where its numbers lie: the tensor itself; for one that accelerate offloaded, the tensor that its hook keeps
+    home      where its numbers are stored: the tensor itself, or the one that the hook of accelerate's offloading keeps
     copies    rows of a fused projection: after diffusers' `fuse_qkv_projections`, `to_q` is also rows of `to_qkv`
     shared    places of other modules whose memory overlaps: tied weights
-    mark      ((identity, address, dtype, device), version) of a home: any difference is somebody else's write or move
+    mark      ((identity, address, dtype, device), version) of a home: any difference is a write or move from outside
 
 What cannot be written is refused by name: tensors on the meta device, offloaded to disk, quantized or expanded.
-Writes through `.data` or a raw pointer leave no mark; nothing can be seen of them.
+Writes through `.data` or a raw pointer leave no mark and go unnoticed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inweave.errors import MergeStateError, TargetError
-from inweave.ops.overlaps import address, overlaps
-from inweave.ops.wrappers import named_modules, unwrapped
+from inweave.ops.kinds.wrappers import named_modules, unwrapped
+from inweave.ops.tensors.overlaps import address, overlaps
 from inweave.targets.spellings import FUSED
 from inweave.weights.networks import Slot, slots
 from inweave.weights.snapshot import Entry, Snapshot
@@ -51,7 +51,9 @@ class LiveModel:
     def __init__(self, networks: Mapping[str, nn.Module]) -> None:
         self.networks = networks
         self.slots: dict[TensorKey, Slot] = {}
-        self._rows: dict[TensorKey, list[tuple[str, torch.Tensor, int]]] = {}  # the fused projections a part is in
+        self._rows: dict[
+            TensorKey, list[tuple[str, torch.Tensor, int]]
+        ] = {}  # part -> the fused projections that contain it
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
         self._quantized: dict[TensorKey, torch.Tensor] = {}
         self._homes: dict[TensorKey, Home] = {}
@@ -60,7 +62,7 @@ class LiveModel:
         self._whole: Snapshot | None = None
         self._watched: tuple[int, int, Snapshot] | None = None
         self._above: dict[int, tuple[Entry, nn.Module]] = {}  # id of a module -> where it is held, and by whom
-        self.looks = 0  # how often everything was found again
+        self.looks = 0  # how many times all tensors were looked up
         self.look()
 
     def look(self) -> int:
@@ -85,7 +87,9 @@ class LiveModel:
         return self.looks
 
     def are_unchanged(self, keys: Collection[TensorKey]) -> bool:
-        """Whether these tensors are where the last look saw them, and the modules above them; faster than a look."""
+        """Return whether these tensors and the modules above them are where the last look saw them; faster than
+        a look.
+        """
         if self._whole is None:
             return False
         if self._watched is None or self._watched[:2] != (self.looks, len(keys)):
@@ -123,46 +127,48 @@ class LiveModel:
                     self._groups |= {id(tensor): group for tensor in tensors}
 
     def layout(self) -> dict[TensorKey, tuple[int, ...]]:
-        """The shape of every tensor."""
+        """Return the shape of every tensor."""
         return {key: tuple(slot.tensor.shape) for key, slot in self.slots.items()}
 
     def canonical(self, key: TensorKey) -> TensorKey:
-        """The first name of the place that ``key`` names."""
+        """Return the first name of the place that ``key`` names."""
         slot = self.slots.get(key)
         return key if slot is None else self._first[id(slot.module), slot.leaf]
 
     def shared(self, key: TensorKey) -> list[str]:
-        """Names of other modules' tensors that lie in the same memory."""
+        """Return the names of other modules' tensors that share memory with this one."""
         group = self._shared.get(self.canonical(key), ())
         return [name if component == key[0] else f"{component}.{name}" for component, name in group]
 
     def home(self, key: TensorKey) -> Home:
-        """Where the numbers of a tensor lie; `TargetError` where they cannot be written."""
+        """Return where the numbers of a tensor are stored; raise `TargetError` if they cannot be written."""
         known = self._homes.get(key)
         if known is None:
             known = self._homes[key] = self._find(key)
         return known
 
     def is_at(self, key: TensorKey, mark: Mark) -> bool:
-        """Whether a tensor is as it was marked; one that cannot be written at present is not."""
+        """Return whether a tensor is as it was marked; False for one that cannot be written at present."""
         try:
             return self.home(key).mark() == mark
         except TargetError:
             return False
 
     def refuse_remains(self, key: TensorKey, mark: Mark) -> None:
-        """Raise where a weight without a place under its name still acts: its module computes it, or another one holds it."""
+        """Raise where a weight without a place under its name still acts: its module computes it, or another one
+        holds it.
+        """
         network, (path, _, leaf) = self.networks[key[0]], key[1].rpartition(".")
         (_, place, _, _), _ = mark
         computed = any(hasattr(module, leaf) for name, module in named_modules(network) if name == path)
         if computed or any(place == address(tensor) for tensor in (*network.parameters(), *network.buffers())):
             raise MergeStateError(
-                f"{key[1]}: wrapped, quantized or parametrized while adapters were merged in, so it cannot be restored; "
+                f"{key[1]}: wrapped, quantized or parametrized while adapters were merged, so it cannot be restored; "
                 "apply([]) before changing modules, or make a new Weaver to take the present weights as the base"
             )
 
     def unwritable(self) -> list[str]:
-        """Why some weights take no adapters, in a line: they are no floating-point numbers, or computed from others."""
+        """Return one line per reason why weights take no adapters: not floating-point, or computed from others."""
         reasons = [
             f"{key[1]} is stored as {str(tensor.dtype).removeprefix('torch.')} (quantized)"
             for key, tensor in self._quantized.items()
@@ -206,7 +212,7 @@ class LiveModel:
         return Home(owner.detach(), owner, tuple(self._copies(key, owner)), place, not owner.is_inference())
 
     def _kept_by_hook(self, key: TensorKey) -> torch.Tensor | None:
-        """The tensor that accelerate loads for each forward pass; `TargetError` where it lies on disk."""
+        """Return the tensor that accelerate loads for each forward pass; raise `TargetError` if it is on disk."""
         path = key[1].split(".")
         module, above = self.networks[key[0]], list[nn.Module]()
         for step in path[:-1]:
@@ -223,7 +229,7 @@ class LiveModel:
                     return stored
                 if name in weights:
                     raise TargetError(
-                        f"{key[1]}: offloaded to disk by accelerate, where it cannot be changed; offload it to the CPU, "
+                        f"{key[1]}: offloaded to disk by accelerate, where it cannot be changed; offload it to the CPU "
                         "or build the model with the adapters merged (MergedSource)"
                     )
         return None
@@ -239,9 +245,12 @@ class LiveModel:
             yield rows
 
     def _overlaps(self) -> dict[TensorKey, list[TensorKey]]:
-        """Every place with those of other modules whose memory overlaps its own."""
+        """Return every place with those of other modules whose memory overlaps its own."""
         tensors = {key: self._visible(key) for key in self._first.values()}
-        for component, network in self.networks.items():  # what a state dict leaves out, and what is no number
+        for (
+            component,
+            network,
+        ) in self.networks.items():  # non-persistent buffers, and tensors that are not floating-point
             for path, module in named_modules(network):
                 for leaf, buffer in module._buffers.items():
                     key = (component, f"{path}.{leaf}" if path else leaf)
@@ -268,10 +277,10 @@ def write_copies(homes: Iterable[Home]) -> None:
 
 
 def _entries_of(network: nn.Module, above: dict[int, tuple[Entry, nn.Module]]) -> list[Entry]:
-    """What every module of a network holds; ``above`` receives where each module is held."""
+    """Return the members of every module of a network; record in ``above`` where each module is held."""
     modules: list[nn.Module] = [network]
     entries: list[Entry] = []
-    for module in modules:  # which grows
+    for module in modules:  # the list grows
         for members in (module._parameters, module._buffers):
             entries += [(members, name, tensor) for name, tensor in members.items()]
         for name, child in module._modules.items():
@@ -283,7 +292,7 @@ def _entries_of(network: nn.Module, above: dict[int, tuple[Entry, nn.Module]]) -
 
 
 def _fused(network: nn.Module, every: Mapping[str, Slot]) -> Iterator[tuple[str, list[str]]]:
-    """Tensors of fused projections and the parts whose rows they hold."""
+    """Yield the tensors of fused projections with the parts whose rows they hold."""
     for path, module in named_modules(network):
         if not getattr(module, "fused_projections", False):
             continue
@@ -296,7 +305,7 @@ def _fused(network: nn.Module, every: Mapping[str, Slot]) -> Iterator[tuple[str,
 
 
 def _weight_maps(module: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Where accelerate's hooks of a module keep its weights."""
+    """Yield the mappings in which accelerate's hooks of a module keep its weights."""
     hook = getattr(module, "_hf_hook", None)
     for each in (hook, *getattr(hook, "hooks", ())):
         weights = getattr(each, "weights_map", None)
@@ -305,7 +314,7 @@ def _weight_maps(module: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
 
 
 def _offload_groups(module: nn.Module) -> Iterator[object]:
-    """The groups that diffusers' group offloading put a module in."""
+    """Yield the groups in which diffusers' group offloading put a module."""
     hooks: Mapping[str, object] = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
     for hook in hooks.values():
         if (group := getattr(hook, "group", None)) is not None:
@@ -313,10 +322,10 @@ def _offload_groups(module: nn.Module) -> Iterator[object]:
 
 
 def _elsewhere(group: object, tensor: torch.Tensor) -> str | None:
-    """Why a write would be lost where group offloading has the weight elsewhere at present."""
+    """Return why a write would be lost, if group offloading has the weight in another place at present."""
     if getattr(group, "offload_to_disk_path", None) is not None:
         return "offloaded to disk by diffusers, where it cannot be changed; offload it to memory instead"
     stored = getattr(group, "cpu_param_dict", {}).get(tensor)
     if stored is not None and stored.data_ptr() != tensor.data_ptr():
-        return "on the device for the moment by diffusers' group offloading; apply between two forward passes"
+        return "on the device temporarily by diffusers' group offloading; apply between two forward passes"
     return None

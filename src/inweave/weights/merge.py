@@ -3,7 +3,7 @@
 Everything is accumulated in float32 and rounded once, to the dtype of the result. Each delta is taken from the
 original W, so the order of a stack does not matter. Plain LoRA pairs of a stack are joined along the rank
 and added by a single addmm; every other algorithm adds the change of the one formula (`inweave.ops.delta`).
-The sum and the joined factors live in a `Scratch` that the caller owns and hands in again for the next tensor.
+The sum and the joined factors live in a `Scratch` that the caller owns and passes again for the next tensor.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
-from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.ops.delta import change, padded
 from inweave.ops.merge import all_usable, limit_of, usable_numbers
+from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.plan import Piece, Placement
 from inweave.weights.scratch import Scratch, padded_size
 from inweave.weights.stack import Item
@@ -36,10 +36,10 @@ def merged(
     owned: bool = False,
     scratch: Scratch | None = None,
 ) -> torch.Tensor:
-    """``base`` with every item added, in ``dtype``.
+    """Return ``base`` with every item added, in ``dtype``.
 
-    ``owned``: ``base`` is ours to write to. It then takes the sum, or the rounded result, where its dtype allows;
-    otherwise it is left alone. ``scratch``: memory for the sum that serves one call after another.
+    ``owned``: ``base`` may be written to. It then takes the sum, or the rounded result, where its dtype allows;
+    otherwise it is left alone. ``scratch``: memory for the sum, reused from call to call.
     """
     dtype = dtype or base.dtype
     for item in items:
@@ -63,7 +63,7 @@ def merge_into(
     """Write ``base`` with every item added to ``out``, of the same shape; ``out`` may be ``base`` itself."""
     wide = torch.float64 if base.dtype == torch.float64 else torch.float32
     products, additive, base_dependent = _sorted(items)
-    # an original is needed while changes are computed from it, and the first of them finds it in the sum
+    # an original is needed while changes are computed from it; the first such change still finds it in the sum
     reusable = len(base_dependent) < 2
     scratch = scratch or Scratch()
     with scratch.lock:
@@ -97,11 +97,12 @@ def refuse_overflow(name: str, result: torch.Tensor, before: Callable[[], torch.
         return
     wrong, original = ~usable_numbers(result), before()
     if result.shape != original.shape or bool((wrong & usable_numbers(original)).any()):
-        kind = DTYPE_NAMES.get(result.dtype, str(result.dtype))
-        raise TargetError(
-            f"{name}: the result would overflow {kind}, which can compute with numbers up to {limit_of(result.dtype):g}; "
-            "use a wider dtype or a lower strength"
-        )
+        raise TargetError(f"{name}: the result {overflow_of(result.dtype)}; use a wider dtype or a lower strength")
+
+
+def overflow_of(dtype: torch.dtype) -> str:
+    """Return the phrase that says which limit a result exceeds."""
+    return f"would overflow {DTYPE_NAMES.get(dtype, dtype)}, which can compute with numbers up to {limit_of(dtype):g}"
 
 
 Pairs = list[tuple[Lora, float, Placement]]
@@ -127,7 +128,7 @@ def _rows(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 def is_product(placement: Placement) -> bool:
-    """A plain LoRA whose change is up @ down on these rows: no core, no groups, no magnitude, nothing reordered."""
+    """Return whether the change is plain up @ down on these rows: no core, groups, magnitude or reordering."""
     factors = placement.factors
     return (
         isinstance(factors, Lora)
@@ -140,7 +141,7 @@ def is_product(placement: Placement) -> bool:
 
 
 def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
-    """What rows start..stop of a tensor receive, for plain products."""
+    """Return what rows start..stop of a tensor receive, for plain products."""
     cut = []
     for item in items:
         placement, rows = item.placement, item.placement.rows()
@@ -153,25 +154,27 @@ def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
 
 
 def _takes_sum(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether changes can be summed in this tensor itself: its dtype is that of the sum, and rows are matrices."""
+    """Return whether changes can be summed in this tensor itself: it has the dtype of the sum, and rows are
+    matrices.
+    """
     return tensor.dtype == dtype and (tensor.dim() <= 2 or tensor.is_contiguous())
 
 
 def _factor_bytes(pairs: Pairs, dtype: torch.dtype) -> int:
-    """The scratch memory that the joined factors of one run of rows need."""
+    """Return the scratch memory that the joined factors of one run of rows need."""
     rank, rows, columns = _joined_shape(pairs)
     return padded_size((rows, rank), dtype) + padded_size((rank, columns), dtype)
 
 
 def _joined_shape(pairs: Pairs) -> tuple[int, int, int]:
-    """(rank, rows, columns) of a stack's factors side by side."""
+    """Return (rank, rows, columns) of a stack's factors side by side."""
     first, _, placement = pairs[0]
     rank = sum(factors.down.shape[0] for factors, _, _ in pairs)
     return rank, len(placement.rows()), math.prod(first.down.shape[1:])
 
 
 def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
-    """target += [s1*up1 s2*up2 ..] @ [down1; down2; ..], one addmm for the whole stack."""
+    """Add [s1*up1 s2*up2 ..] @ [down1; down2; ..] to target, with one addmm for the whole stack."""
     device, dtype = target.device, target.dtype
     rank, rows, columns = _joined_shape(pairs)
     up, down = scratch.take((rows, rank), dtype, device), scratch.take((rank, columns), dtype, device)
@@ -189,12 +192,12 @@ def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
 
 
 def _stored(factor: Tensor, device: torch.device) -> torch.Tensor:
-    """A factor in the dtype of its file, which on the CPU is a view of the file."""
+    """Return a factor in the dtype of its file; on the CPU a view of the file."""
     return decode(factor, dtype=TORCH[factor.dtype], device=device)
 
 
 def placement_change(placement: Placement, original: torch.Tensor, strength: float, read: ReadBase) -> torch.Tensor:
-    """The change of one placement on its rows, computed from the weight the adapter was made for."""
+    """Return the change of one placement on its rows, computed from the weight the adapter was made for."""
     factors = placement.factors
     if placement.whole:
         weight: torch.Tensor | None = torch.cat([_piece(piece, read) for piece in placement.whole])

@@ -1,11 +1,11 @@
-"""A source that merges adapters while weights are read: every model becomes LoRA-capable without knowing it.
+"""A source that merges adapters while weights are read: any model that loads from a source supports LoRAs.
 
     MergedSource(base, [(plan, strength), ...]).get(name) = round(base + sum_i strength_i * delta_i)
 
 Tensors that no adapter changes come straight from the base, uncopied. One that is changed is read into memory of
-its own, never through a map: besides the result and the adapters, at most one tensor (in float32) is in memory, and
-what a change other than a plain LoRA's needs to be computed. That one tensor is a `Scratch` which belongs to the
-source: it grows to the largest tensor, serves all of them, and goes with the source or with `release`.
+its own, never through a map: besides the result and the adapters, at most one tensor (in float32) is in memory, plus
+the temporaries of algorithms other than plain LoRA. That tensor is a `Scratch` owned by the source: it grows to
+the largest tensor, serves all of them, and is freed with the source or by `release`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inweave.weights.blocks import block_names, refuse_unknown_blocks
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.merge import is_product, merged, on_rows, refuse_overflow
 from inweave.weights.networks import index_of
-from inweave.weights.resolved import resolve_layer
+from inweave.weights.resolved import resolve_item
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import TensorSpec, WeightSource
 from inweave.weights.stack import Item, StackEntry, canonical, items_by_tensor, read_stack
@@ -36,10 +36,16 @@ Stack = Iterable[StackEntry]
 class MergedSource:
     """A base with a stack of adapters merged in as it is read.
 
-    ``stack``: (adapter, strength) pairs or "NAME[:STRENGTH]"; an adapter is a `Plan`, an `Adapter` or a path, and is
-    resolved on ``index`` (None: that of ``base``). It may still be in the making, in another thread: what does not
-    depend on it can be read meanwhile. ``component`` names the network that ``base`` holds; placements for other
-    networks are ignored.
+    Args:
+        base: The unmerged weights.
+        stack: (adapter, strength) pairs or "NAME[:STRENGTH]"; an adapter is a `Plan`, an `Adapter` or a path. Or a
+            future of them, while another thread resolves it: tensors that do not depend on it can be read meanwhile.
+        component: The network that ``base`` holds; placements for other networks are ignored.
+        index: The model that adapters are resolved on; None: that of ``base``.
+
+    Raises:
+        ConfigError: ``base`` is not a weight source, or ``component`` is not in the model.
+        TargetError: An adapter does not fit the base.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class MergedSource:
                 raise ConfigError(
                     f"component: {component!r} is not in the model, which has {has}; nothing would be merged"
                 )
-        layers = [resolve_layer(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
+        layers = [resolve_item(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
         checked = canonical([(layer.plan, layer.strength) for layer in layers], lambda layer: layer)
         self._plans = [plan for plan, _ in checked]
         blocks = block_names(index) if index is not None else {}
@@ -105,19 +111,21 @@ class MergedSource:
             )
 
     def changes(self, name: str) -> bool:
-        """Whether an adapter touches ``name``."""
+        """Return whether an adapter changes ``name``."""
         self.settle()
         return name in self._items
 
     def deferrable(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether ``name`` may be read unmerged and merged in place later, by `weave`, without rounding twice."""
+        """Return whether ``name`` may be read unmerged and merged in place later, by `weave`, without rounding
+        twice.
+        """
         self.settle()
         items = self._items.get(name, [])
         plain = all(is_product(item.placement) and not item.placement.creates for item in items)
         return plain and bool(items) and self._base.spec(name).dtype == dtype
 
     def plain(self, name: str, *, device: torch.device | str) -> torch.Tensor:
-        """The base's tensor, to be merged into."""
+        """Return the base's tensor, to be merged into."""
         return self._base.get(name, device=device, owned=True)
 
     def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -136,7 +144,7 @@ class MergedSource:
             refuse_overflow(self._label(name), tensors[name], partial(self._base.get, name, device=device))
 
     def _label(self, name: str) -> str:
-        """A tensor with the files that change it, for messages."""
+        """Return a tensor's name with the files that change it, for messages."""
         placements = {id(item.placement) for item in self._items[name]}
         adapters = [plan.adapter for plan in self._plans if any(id(p) in placements for p in plan.placements)]
         files = dict.fromkeys(path.name for adapter in adapters for path, _ in adapter.places.values())
@@ -183,12 +191,12 @@ class MergedSource:
         result = merged(base, items, read, dtype, owned=True, scratch=self._scratch)
         if name not in self._created:
             refuse_overflow(self._label(name), result, lambda: self._base.get(name, device=device, rows=cut))
-        # a copy of the rows, so that the others are let go
+        # a copy of the rows, so that the rest can be freed
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()
 
 
 def _with_component(index: ModelIndex, component: str | None) -> ModelIndex:
-    """The index with its only network called ``component``, where names of tensors do not say what it is."""
+    """Return the index with its only network named ``component``, if tensor names do not identify it."""
     if component is None or component in index.components or len(index.components) != 1:
         return index
     (only,) = index.components.values()

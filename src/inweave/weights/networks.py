@@ -1,11 +1,11 @@
 """The networks of a model, by component, and the index of anything that has named tensors.
 
 a module                         {"unet": module}
-{"unet": .., "te1": ..}          as it is
+{"unet": .., "te1": ..}          unchanged
 a diffusers pipeline, or its     unet or transformer -> "unet", text_encoder -> "te1", text_encoder_2 -> "te2",
 `components`                     text_encoder_3 -> "te3"; others take no adapters
 
-Modules that only stand around others (`inweave.ops.wrappers`) are looked through.
+Wrapper modules (`inweave.ops.kinds.wrappers`) are looked through.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import nn
 from inweave.adapter.components import COMPONENTS, FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
-from inweave.ops.wrappers import named_modules, unwrapped
+from inweave.ops.kinds.wrappers import named_modules, unwrapped
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
 
 
 def networks_of(model: object) -> dict[str, nn.Module]:
-    """component -> network, of a module, a mapping of them, or a diffusers pipeline; each has weights."""
+    """Return component -> network of a module, a mapping of modules, or a diffusers pipeline; each has weights."""
     networks = {name: unwrapped(network) for name, network in _networks(model).items()}
     for name, network in networks.items():
         if not floating_state(network):
@@ -65,10 +65,15 @@ def _networks(model: object) -> Mapping[str, nn.Module]:
 
 
 def index_of(model: object) -> ModelIndex:
-    """The index of a model: what `resolve` places adapters on.
+    """Return the index of a model, on which `resolve` places adapters.
 
-    ``model``: a known base by name ("sdxl"), a path (a checkpoint, an index of shards or a model folder), a
-    `WeightSource`, a torch module, a mapping of component to module, or a diffusers pipeline.
+    Args:
+        model: A known base by name ("sdxl"), a path (a checkpoint, an index of shards or a model folder), a
+            `WeightSource`, a torch module, a mapping of component to module, or a diffusers pipeline.
+
+    Raises:
+        ConfigError: ``model`` is none of these, or has no weights that an adapter could change.
+        FormatError: A file cannot be read.
     """
     if isinstance(model, ModelIndex):
         return model
@@ -94,7 +99,7 @@ class Slot(NamedTuple):
 
 
 def slots(network: nn.Module) -> dict[str, Slot]:
-    """name -> the place of everything a state dict would hold, under the names without those of wrappers."""
+    """Map the names of a state dict, without those of wrappers, to the places that hold the tensors."""
     places: dict[str, Slot] = {}
     for prefix, module in named_modules(network):
         dot = f"{prefix}." if prefix else ""
@@ -108,5 +113,5 @@ def slots(network: nn.Module) -> dict[str, Slot]:
 
 
 def floating_state(network: nn.Module) -> dict[str, torch.Tensor]:
-    """The floating-point tensors of a network's state dict, not detached."""
+    """Return the floating-point tensors of a network's state dict, not detached."""
     return {name: slot.tensor for name, slot in slots(network).items() if slot.tensor.is_floating_point()}

@@ -1,6 +1,6 @@
 """Adapters on weights that registered modules store as (in, out).
 
-    files        (out, in), whatever the model does        resolved on the shapes (out, in)
+    files        always (out, in)                          resolved on the shapes (out, in)
     placements   the stored shape (in, out), and factors marked as transposed
 
 A square weight would fit either way: only the module's kind (`inweave.ops.kinds`) knows how it is stored.
@@ -15,14 +15,14 @@ from torch import nn
 
 from inweave.adapter import Adapter
 from inweave.ops.kinds import stored_transposed
-from inweave.ops.wrappers import named_modules
+from inweave.ops.kinds.wrappers import named_modules
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
 
 
 class Orientation:
-    """Which weights of some networks are stored as (in, out); ``index`` has the stored shapes."""
+    """The weights of some networks that are stored as (in, out); ``index`` has the stored shapes."""
 
     def __init__(self, networks: Mapping[str, nn.Module], index: ModelIndex) -> None:
         self._index = index
@@ -37,7 +37,7 @@ class Orientation:
                 self._index = ModelIndex({**self._index.components, name: logical})
 
     def resolve(self, adapter: Adapter, *, strict: bool = True) -> Plan:
-        """Where every tensor goes, with the shapes and the layout of the stored weights."""
+        """Place every tensor, with the shapes and the layout of the stored weights."""
         plan = resolve(adapter, self._index, strict=strict)
         if not self._transposed:
             return plan

@@ -1,10 +1,10 @@
 """The original bits of weights that are being changed: saved before the first change, never recomputed.
 
-    device   a copy beside the weight: restoring costs one device copy
+    device   a copy on the same device: restoring costs one device copy
     host     a copy in (pinned) host memory: the device keeps its memory, restoring goes over the bus
     file     read again from the source the model was built from: no memory at all
 
-`auto` takes the device if the copies leave room there, else the host, else the file.
+`auto` uses the device if the copies fit, else the host, else the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inweave.weights.source import FileSource, WeightSource
 
 Keep = Literal["auto", "device", "host", "file"]
 
-#: what a device must have left after the copies, for activations and everything else
+#: device memory to leave free after the copies, for activations and everything else
 HEADROOM = 2 * 1024**3
 
 
@@ -35,8 +35,8 @@ class Pristine:
         self._requested = keep
         self._source = source
         self._saved: dict[str, torch.Tensor] = {}
-        self._in_source: set[str] = set()  # merged while it was built, so that its original is only there
-        self._as_in_source: set[str] = set()  # seen to be the same there
+        self._in_source: set[str] = set()  # merged while it was built, so that its original is only in the source
+        self._as_in_source: set[str] = set()  # verified to be the same in the source
 
     def decide(self, device: torch.device, needed: int) -> None:
         """Settle `auto` for a device and the bytes of all weights that may change."""
@@ -56,7 +56,7 @@ class Pristine:
             self._source.check_unchanged()
 
     def lies_in_source(self, name: str) -> None:
-        """The live tensor was merged while it was built: its original is in the source."""
+        """Record that the live tensor was merged while it was built: its original is in the source."""
         if self._source is None:
             raise TargetError(f"{name}: built with adapters, so its original must come from the model's source")
         self._in_source.add(name)
@@ -83,7 +83,9 @@ class Pristine:
         self._saved[name] = copy
 
     def _is_in_source(self, name: str, live: torch.Tensor) -> bool:
-        """Whether the source holds these very bits, so that nothing need be kept; somebody may have written since."""
+        """Return whether the source holds these very bits, so that no copy is needed; the file may have changed
+        since.
+        """
         assert self._source is not None
         if name in self._source.names() and same_bits(self._from_source(name, live), live):
             self._as_in_source.add(name)
@@ -91,28 +93,28 @@ class Pristine:
         return False
 
     def forget(self, name: str) -> None:
-        """The live tensor is the original from now on."""
+        """Take the live tensor as the original from now on."""
         self._saved.pop(name, None)
         self._in_source.discard(name)
         self._as_in_source.discard(name)
 
     def convert(self, name: str, live: torch.Tensor) -> None:
-        """The model was moved or converted while it was changed: so is the original."""
+        """Move or convert the original as the model was while it was changed."""
         saved = self._saved.get(name)
-        if saved is None:  # in the source, from where it is read in the dtype that is needed
+        if saved is None:  # in the source, which is read in the dtype that is needed
             return
         device = torch.device("cpu") if self.keep == "host" else live.device
         self._saved[name] = saved.to(device=device, dtype=live.dtype)
 
     def get(self, name: str, live: torch.Tensor) -> torch.Tensor:
-        """The original of ``live``, in its dtype; on its device unless kept elsewhere."""
+        """Return the original of ``live``, in its dtype; on its device unless kept in host memory."""
         if name in self._saved:
             return self._saved[name]
         if name in self._in_source:
             return self._from_source(name, live)
         if name not in self._as_in_source or self._source is None:
             return live  # never changed, so still original
-        # never a view: a model built on the CPU may be looking at the same map, and has written there
+        # never a view: a model built on the CPU may share the same map, and has written to it
         return self._source.get(name, dtype=live.dtype, device="cpu", owned=True)
 
     def _from_source(self, name: str, live: torch.Tensor) -> torch.Tensor:
@@ -120,7 +122,7 @@ class Pristine:
         return self._source.get(name, dtype=live.dtype, device=live.device, owned=True)
 
     def is_resident(self, name: str, live: torch.Tensor) -> bool:
-        """Whether the original is kept on the device of the weight, where a kernel can read it."""
+        """Return whether the original is kept on the device of the weight, where a kernel can read it."""
         return name in self._saved and self._saved[name].device == live.device
 
 

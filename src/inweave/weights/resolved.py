@@ -1,4 +1,4 @@
-"""An adapter of a stack, resolved: what to weave, where it goes, how strongly."""
+"""An adapter of a stack, resolved: its tensors, their places and its strength."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from inweave.weights.stack import AdapterLike, Strength
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedLayer:
-    """``adapter`` is what the caller passed: the key it is known by later."""
+class ResolvedItem:
+    """An adapter with its plan and strength; ``adapter`` is the caller's object, its key in the cache."""
 
     adapter: AdapterLike
     plan: Plan
     strength: Strength
 
 
-def resolve_layer(
+def resolve_item(
     adapter: AdapterLike, strength: float | Mapping[str, float] | Strength, index: ModelIndex
-) -> ResolvedLayer:
+) -> ResolvedItem:
     """Resolve one adapter on a model; errors name its file."""
     strength = Strength.of(strength)
     if isinstance(adapter, Plan | Adapter):
         plan = adapter if isinstance(adapter, Plan) else resolve(adapter, index)
         refuse_truncated(maps_of(plan.adapter.tensors.values()), "the adapter's file")
-        return ResolvedLayer(adapter, plan, strength)
+        return ResolvedItem(adapter, plan, strength)
     try:
-        return ResolvedLayer(adapter, resolve(read_container(open_container(adapter, mapped=False)), index), strength)
+        return ResolvedItem(adapter, resolve(read_container(open_container(adapter, mapped=False)), index), strength)
     except TargetError as error:
         raise TargetError(f"{os.fspath(adapter)}: {error}") from None

@@ -1,7 +1,7 @@
 """Memory that is allocated once and used for one tensor after another.
 
 A merge needs room for one tensor in float32 and for the factors of its stack. Taking that room from `malloc` for
-every tensor and giving it back fragments the heap: the weights that stay land between the blocks that go, and
+every tensor and giving it back fragments the heap: the weights land between temporary blocks, and
 the process keeps both. So host memory comes in anonymous maps, which go back to the system as soon as nothing
 refers to them, and one `Scratch` serves every tensor of a load. Other devices have allocators made for this.
 """
@@ -21,7 +21,7 @@ MAP_FROM = 4 * 1024**2
 
 
 def host_buffer(size: int) -> torch.Tensor:
-    """``size`` bytes of new host memory, uninitialized or zero; large ones are maps of their own, never heap."""
+    """Return ``size`` bytes of new host memory, uninitialized or zero; large ones are maps of their own, never heap."""
     if size < MAP_FROM or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.empty(size, dtype=torch.uint8)
     private = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -51,7 +51,7 @@ class Scratch:
         buffer = self._buffers.get(device)
         if buffer is None or buffer.numel() < needed:
             self._buffers.pop(device, None)
-            del buffer  # the old memory goes before the new comes
+            del buffer  # free the old memory before allocating the new
             on_host = device.type == "cpu"
             self._buffers[device] = (
                 host_buffer(needed) if on_host else torch.empty(needed, dtype=torch.uint8, device=device)
@@ -59,7 +59,7 @@ class Scratch:
         self._used[device] = 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An uninitialized tensor in the room that `reset` made."""
+        """Return an uninitialized tensor in the room that `reset` made."""
         start = self._used[device]
         stop = start + math.prod(shape) * dtype.itemsize
         self._used[device] = start + padded_size(shape, dtype)
@@ -73,5 +73,5 @@ class Scratch:
 
 
 def padded_size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """The bytes `take` uses for a tensor."""
+    """Return the bytes that `take` uses for a tensor."""
     return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -1,4 +1,4 @@
-"""Whether parts of a model are still where they were: compared for every stack, so without a loop in Python.
+"""Detect whether parts of a model were replaced or moved: compared for every stack, so without a loop in Python.
 
     members    the dictionaries of modules that hold parameters, buffers and children
     entries    (dictionary, name, what it held)
@@ -19,7 +19,7 @@ Entry = tuple[Mapping[str, object], str, object]
 
 
 class Snapshot:
-    """What some modules hold at present."""
+    """The present members of some modules."""
 
     def __init__(self, entries: Iterable[Entry], tensors: Sequence[torch.Tensor]) -> None:
         rows = list(entries)
@@ -30,16 +30,18 @@ class Snapshot:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
     def part(self, entries: Iterable[Entry], tensors: Sequence[torch.Tensor]) -> Snapshot:
-        """What some of the same modules held when this snapshot was made."""
+        """Return what some of the same modules held when this snapshot was made."""
         sizes = {id(holder): size for holder, size in zip(self._members, self._sizes, strict=True)}
         addresses = {id(tensor): address for tensor, address in zip(self._tensors, self._addresses, strict=True)}
         part = Snapshot(entries, tensors)
-        part._sizes = [sizes.get(id(holder), -1) for holder in part._members]  # one that was empty then never holds
+        part._sizes = [
+            sizes.get(id(holder), -1) for holder in part._members
+        ]  # a module that was empty then never matches
         part._addresses = [addresses[id(tensor)] for tensor in part._tensors]
         return part
 
     def holds(self) -> bool:
-        """Whether nothing was added, removed, replaced or moved."""
+        """Return whether nothing was added, removed, replaced or moved."""
         if list(map(len, self._members)) != self._sizes:
             return False
         holders, names, values = self._entries

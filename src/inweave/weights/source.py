@@ -1,10 +1,10 @@
-"""Where weights come from. A network is built *from* a source; it never learns what the source does.
+"""Sources of weights: a network is built from a source and does not depend on where its tensors come from.
 
-names()        what there is
+names()        the names of all tensors
 spec(name)     shape and dtype, no data read
 get(name)      the tensor, in a dtype, on a device; ``rows`` (start, length) cuts it along its first axis.
-               It may be a view of the source's memory. ``owned``: the memory is the caller's, to write to, and no
-               page of a file stays mapped for it.
+               It may be a view of the source's memory. ``owned``: the caller owns the memory and may write to it, and
+               no page of a file stays mapped for it.
 
 DictSource     tensors in memory
 FileSource     a safetensors file or shards, mapped: on the CPU nothing is copied
@@ -28,7 +28,7 @@ from inweave.errors import FormatError, TargetError
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
 from inweave.formats.files import open_container
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.index import Component
 from inweave.targets.links import Link
 from inweave.targets.plan import Rows
@@ -47,10 +47,10 @@ class TensorSpec:
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """What a model is built from; anything with these three methods will do."""
+    """The protocol of a source of weights; anything with these three methods qualifies."""
 
     def names(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
@@ -66,9 +66,9 @@ class WeightSource(Protocol):
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
-        """One tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
+        """Return one tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
 
-        ``owned``: the caller may write to it, so it shares memory with nothing.
+        ``owned``: the caller may write to it, so its memory is not shared.
         """
         ...
 
@@ -102,7 +102,7 @@ class FileSource:
     """A safetensors file, an index of shards or a folder of them. Data is mapped and read on demand."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        container = open_container(as_path(path).absolute())  # it is read again later, from wherever that may be
+        container = open_container(as_path(path).absolute())  # it is read again later, from any working directory
         self.path = Path(path)
         self.files = container.files
         self._tensors: Mapping[str, Tensor] = container.tensors
@@ -135,12 +135,12 @@ class FileSource:
         if torch.device(device).type == "cuda" and length:
             raw = self._send(name, start, length, _with_index(device))
             return raw.view(stored).view(tensor.shape).to(dtype or stored)
-        if owned or dtype not in (None, stored):  # the result is a copy, so nothing of the map need be touched
+        if owned or dtype not in (None, stored):  # the result is a copy, so the map is not touched
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
         return decode(tensor, dtype=dtype or stored, device=device)
 
     def _send(self, name: str, start: int, length: int, device: torch.device) -> torch.Tensor:
-        """Bytes of a tensor on a GPU, by plain reads into pinned memory."""
+        """Return the bytes of a tensor on a GPU, by plain reads into pinned memory."""
         path, offset = self._places[name]
         try:
             with path.open("rb", buffering=0) as file:
@@ -150,7 +150,7 @@ class FileSource:
             raise FormatError(f"{path}: cannot be read again: {error.strerror}") from None
 
     def _read(self, name: str, start: int, length: int) -> memoryview:
-        """Bytes of a tensor by a plain read."""
+        """Return the bytes of a tensor, by a plain read."""
         path, offset = self._places[name]
         with open_regular(
             path, buffering=0, error=lambda text: FormatError(f"{text}; it cannot be read again")
@@ -176,7 +176,7 @@ class FileSource:
 
 
 def _with_index(device: torch.device | str) -> torch.device:
-    """`cuda` means the current device; with its index there is one ring per device."""
+    """Return the device with its index (`cuda` is the current one), so that there is one ring per device."""
     chosen = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if chosen.index is None else chosen
 
@@ -188,7 +188,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 class Renamed:
     """A source under the other naming of the same network.
 
-    ``component`` indexes the source's files. Each part in diffusers names is cut out of the tensor it lies in;
+    ``component`` indexes the source's files. Each part in diffusers names is cut out of the tensor that holds it;
     `Stacked` is the reverse.
     """
 
@@ -224,7 +224,7 @@ class Renamed:
 
 
 class Stacked:
-    """The reverse: a source in diffusers names seen as the original, fused tensors."""
+    """A source in diffusers names, seen as the original, fused tensors: the reverse of `Renamed`."""
 
     def __init__(self, source: WeightSource, component: Component) -> None:
         self._source = source

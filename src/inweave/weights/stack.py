@@ -4,8 +4,8 @@
 
 Any finite number is a strength: negative ones and those above one are common. `blocks` says how blocks are named.
 
-A stack is a set: its layers are put in one order that their contents decide (`canonical`), so that the sums come out
-the same, bit for bit, whatever order they were given in.
+A stack is a set: its items are sorted by their contents (`canonical`), so that every order gives the same sums, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AdapterLike = Adapter | Plan | str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """How strongly an adapter is applied, overall and by component and block."""
+    """The strength of an adapter: overall, by component and by block."""
 
     overall: float = 1.0
     components: Mapping[str, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Strength:
 
     @staticmethod
     def of(value: float | Mapping[str, float] | Strength) -> Strength:
-        """A number, or {"unet": .., "te": ..}; checked to be finite."""
+        """Make a strength from a number or {"unet": .., "te": ..}; every number must be finite."""
         if isinstance(value, Strength):
             made = value
         elif isinstance(value, Mapping):
@@ -51,16 +51,18 @@ class Strength:
         made = Strength(finite_strength(made.overall), components, blocks)
         unknown = [name for name in made.components if name not in COMPONENTS]
         if unknown:
-            raise ConfigError(f"no component is called {str(unknown[0])[:80]!r}; known are {', '.join(COMPONENTS)}")
+            raise ConfigError(f"unknown component {str(unknown[0])[:80]!r}; use one of {', '.join(COMPONENTS)}")
         return made
 
     @staticmethod
     def block_list(values: Sequence[float]) -> dict[str, float]:
-        """``blocks`` of a strength from a plain list of block weights, as front ends write them (12, 17, 20 or 26)."""
+        """Return the ``blocks`` of a strength from a plain list of block weights, as front ends write them (12,
+        17, 20 or 26).
+        """
         return block_list(values)
 
     def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
-        """The strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
+        """Return the strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
         component = placement.component
         value = self.overall * self.components.get(component, self._group(component))
         if self.blocks:
@@ -72,7 +74,7 @@ class Strength:
         return value
 
     def _group(self, component: str) -> float:
-        """The strength of all text encoders, or of both denoisers."""
+        """Return the strength of all text encoders, or of both denoisers."""
         return self.components.get("te" if component.startswith("te") else "unet" if component == "unet2" else "", 1.0)
 
     def _block(self, placement: Placement, blocks: Mapping[str, str]) -> float:
@@ -87,8 +89,8 @@ class Strength:
 
 
 #: one adapter of a stack: with its strength, or alone; alone, text is NAME[:STRENGTH]
-Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
-StackEntry = AdapterLike | Layer
+StackItem = tuple[AdapterLike, float | Mapping[str, float] | Strength]
+StackEntry = AdapterLike | StackItem
 
 
 def read_stack(stack: AdapterLike | Iterable[StackEntry]) -> list[tuple[AdapterLike, Strength]]:
@@ -101,7 +103,9 @@ def read_stack(stack: AdapterLike | Iterable[StackEntry]) -> list[tuple[AdapterL
 
 
 def read_entry(entry: StackEntry) -> tuple[AdapterLike, Strength]:
-    """An adapter and its strength: a pair, an adapter at strength 1, or text as `strength_spec` defines it."""
+    """Return an adapter and its strength from a pair, an adapter (strength 1), or text as `strength_spec`
+    defines it.
+    """
     if isinstance(entry, tuple):
         if len(entry) != 2:
             raise ConfigError(f"a stack holds (adapter, strength) pairs, got {len(entry)} values: {entry!r}")
@@ -134,7 +138,7 @@ def items_by_tensor(
     blocks: Mapping[str, str],
     key_of: Callable[[Placement], TensorKey] = lambda placement: (placement.component, placement.tensor),
 ) -> dict[TensorKey, list[Item]]:
-    """(component, tensor) -> what it receives, in stack order; strength zero is left out and costs nothing."""
+    """Map (component, tensor) to what it receives, in stack order; strength zero is left out and costs nothing."""
     items: dict[TensorKey, list[Item]] = {}
     for plan, strength in stack:
         for placement in plan.placements:
@@ -147,14 +151,14 @@ def items_by_tensor(
 T = TypeVar("T")
 
 
-def canonical(layers: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> list[T]:
-    """The layers of a stack in the one order that their contents decide, however they were given.
+def canonical(stack: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> list[T]:
+    """Return the items of a stack in the one order that their contents decide, however they were given.
 
-    A few bytes of an adapter tell it from others; all of them are read only where two agree in those.
+    A few bytes usually distinguish adapters; all bytes are read only if those are equal.
     """
-    if len(layers) < 2:
-        return list(layers)
-    pairs = [of(layer) for layer in layers]
+    if len(stack) < 2:
+        return list(stack)
+    pairs = [of(item) for item in stack]
     marks = [_fingerprint(plan, whole=False) for plan, _ in pairs]
     alike = {mark for mark, count in Counter(marks).items() if count > 1}
     keys = []
@@ -163,18 +167,18 @@ def canonical(layers: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> 
         keys.append(
             (mark, rest, strength.overall, sorted(strength.components.items()), sorted(strength.blocks.items()))
         )
-    return [layers[number] for number in sorted(range(len(layers)), key=keys.__getitem__)]
+    return [stack[number] for number in sorted(range(len(stack)), key=keys.__getitem__)]
 
 
 def _fingerprint(plan: Plan, *, whole: bool) -> bytes:
-    """A digest of an adapter's contents: all of them, or the first bytes of some of its tensors."""
+    """Return a digest of an adapter's contents: all of them, or the first bytes of some of its tensors."""
     digest = hashlib.blake2b(digest_size=16)
     names = sorted(plan.adapter.tensors)
     for name in names if whole else names[:: max(1, len(names) // 16)]:
         tensor = plan.adapter.tensors[name]
         digest.update(f"{name} {tensor.dtype} {tensor.shape} ".encode(errors="surrogatepass"))
         digest.update(tensor.data if whole else memoryview(tensor.data)[:64])
-    if whole or not names:  # a plan made by hand, or one of several that a file gave
+    if whole or not names:  # a plan made by hand, or one of several from one file
         for placement in plan.placements:
             digest.update(repr((placement.tensor, placement.target, placement.source, placement.factors)).encode())
             for tensor in placement.factors.tensors().values():
@@ -184,5 +188,5 @@ def _fingerprint(plan: Plan, *, whole: bool) -> bytes:
 
 def _pairs(value: object, name: str) -> Iterable[tuple[str, float]]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigError(f"the {name} of a strength map names to numbers, got {repr(value)[:80]}")
+        raise ConfigError(f"strength {name}: expected a mapping of names to numbers, got {repr(value)[:80]}")
     return value.items()

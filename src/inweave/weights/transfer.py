@@ -19,7 +19,7 @@ from inweave.weights.scratch import host_buffer
 
 BUFFER = 64 * 1024**2
 READERS = 8
-SHARE = 4 * 1024**2  # below this another thread costs more than it saves
+SHARE = 4 * 1024**2  # below this size another thread costs more than it saves
 
 
 class PinnedRing:
@@ -34,7 +34,7 @@ class PinnedRing:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="inweave-read")
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a contiguous host tensor on the device."""
+        """Return a copy of a contiguous host tensor on the device."""
         out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         if tensor.numel() == 0:
             return out
@@ -51,7 +51,9 @@ class PinnedRing:
         return out
 
     def send_file(self, file: BinaryIO, offset: int, length: int) -> torch.Tensor:
-        """Bytes of a file on the device: read straight into pinned memory by a few threads, never through a map."""
+        """Return bytes of a file on the device: read straight into pinned memory by a few threads, never through
+        a map.
+        """
         out = torch.empty(length, dtype=torch.uint8, device=self._device)
         with self._lock, torch.cuda.device(self._device):
             for start in range(0, length, BUFFER):
@@ -73,7 +75,7 @@ def _read_into(file: BinaryIO, target: np.ndarray, offset: int, readers: ThreadP
 
 
 def read_bytes(file: BinaryIO, offset: int, length: int) -> memoryview:
-    """Bytes of a file in new host memory, by plain reads."""
+    """Return bytes of a file in new host memory, by plain reads."""
     buffer = host_buffer(length).numpy()
     _fill(file, buffer, offset)
     return buffer.data
@@ -94,7 +96,7 @@ _rings: dict[torch.device, PinnedRing] = {}
 
 
 def ring_for(device: torch.device) -> PinnedRing:
-    """The ring of a device, created on first use and cached."""
+    """Return the ring of a device, created on first use and cached."""
     ring = _rings.get(device)
     if ring is None:
         ring = _rings[device] = PinnedRing(device)

@@ -1,11 +1,11 @@
 """Writing the tensors of a live model: originals saved first, then merged or restored, in place.
 
-    prepare   everything that can fail without having touched a weight
-    write     the kernel for all plain LoRA pairs whose originals are on the device, one tensor after the other else
+    prepare   everything that can fail before a weight is touched
+    write     the kernel for all plain LoRA pairs whose originals are on the device, otherwise one tensor at a time
     restore   the original bits
-    rebuilt   what `write` gives, in other memory: to put a stack back, or to recognize one
+    rebuilt   the result of `write` in other memory: to put a stack back, or to recognize one
 
-A mark is (where a tensor lies, its version) after the last write; any difference is somebody else's doing.
+A mark is (address, version) of a tensor after the last write; any difference is a change from outside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from inweave.errors import MemoryBudgetError, TargetError
-from inweave.ops.merge import Target, all_usable, merge_products, usable_numbers
+from inweave.ops.merge import WeightUpdate, all_usable, merge_products, usable_numbers
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.live import Home, LiveModel, Mark
 from inweave.weights.merge import is_product, merge_into
@@ -25,25 +25,29 @@ from inweave.weights.stack import Item, TensorKey
 
 
 class Writer:
-    """``pristine``: the originals of each network; ``as_built``: tensors that were merged while the model was built."""
+    """Writes tensors. ``pristine``: the originals per network; ``as_built``: tensors merged while the model was
+    built.
+    """
 
     def __init__(self, live: LiveModel, pristine: Mapping[str, Pristine], *, untie: bool) -> None:
         self.live = live
         self.pristine = pristine
-        self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, as we left it
+        self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, after its last write
         self._left: list[tuple[torch.Tensor, int]] = []
-        self._left_at = -1  # how often the model had been looked at by then
+        self._left_at = -1  # the number of looks at the model by then
         self.as_built: set[TensorKey] = set()
         self._untie = untie
 
     def tensor(self, key: TensorKey) -> torch.Tensor:
-        """The tensor to write."""
+        """Return the tensor to write."""
         return self.live.home(key).tensor
 
     def prepare(
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], uncertain: frozenset[TensorKey]
     ) -> None:
-        """Refuse what cannot be written, and save the originals of all but ``uncertain`` tensors, which are saved."""
+        """Refuse what cannot be written, and save the originals of all tensors but ``uncertain`` ones, which have
+        theirs.
+        """
         for key in keys:
             self._refuse_misfits(key, items.get(key, ()))
         for key in keys:
@@ -88,21 +92,21 @@ class Writer:
         self.live.untie(key)
 
     def mark(self, homes: Mapping[TensorKey, Home]) -> None:
-        """Record that these tensors are as we left them."""
+        """Record the present state of these tensors as written."""
         self.marks.update([(key, home.mark()) for key, home in homes.items()])
         every = homes if len(homes) == len(self.marks) else {key: self.live.home(key) for key in self.marks}
         self._left = [(home.owner, home.owner._version) for home in every.values() if home.counts]
         self._left_at = self.live.looks if len(self._left) == len(every) else -1
 
     def untouched(self) -> bool:
-        """Whether all tensors are where and as we left them: the usual case, without looking at each by name."""
+        """Return whether no tensor was moved or changed since the last write: the usual case, checked without names."""
         return self._left_at == self.live.looks and all(owner._version == version for owner, version in self._left)
 
     def write(
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
     ) -> list[TensorKey]:
         """Write every tensor; returns those with numbers beyond the limit."""
-        targets: list[tuple[TensorKey, Target]] = []
+        targets: list[tuple[TensorKey, WeightUpdate]] = []
         unbounded: list[TensorKey] = []
         scratch = Scratch()  # for all tensors of this stack
         for key in keys:
@@ -127,13 +131,13 @@ class Writer:
         return original
 
     def groupable(self, key: TensorKey, received: Sequence[Item]) -> bool:
-        """Whether the kernel can merge a tensor: only products, and the original on the same device."""
+        """Return whether the kernel can merge a tensor: only products, and the original on the same device."""
         live = self.tensor(key)
         return self.pristine[key[0]].is_resident(key[1], live) and _kernel_takes(live, received)
 
     def targets(
         self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, Loaded]
-    ) -> list[tuple[Target, list[Item]]]:
+    ) -> list[tuple[WeightUpdate, list[Item]]]:
         live = self.tensor(key)
         return targets_of(self.pristine[key[0]].get(key[1], live), live, received, owners)
 
@@ -149,7 +153,7 @@ class Writer:
     def rebuilt(
         self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, Loaded], out: torch.Tensor
     ) -> torch.Tensor:
-        """What a tensor is with ``items`` merged in, in ``out``, which has the dtype and device that it was written in."""
+        """Write a tensor with ``items`` merged in to ``out``, which has the dtype and device that it was written in."""
         pristine = self.pristine[key[0]]
         original = pristine.get(key[1], out).to(device=out.device, dtype=out.dtype)
         by_kernel = key in self.as_built or pristine.is_resident(key[1], out)
@@ -160,7 +164,7 @@ class Writer:
         return out
 
     def overflows(self, key: TensorKey) -> bool:
-        """Whether numbers of a tensor are beyond the limit where those of its original are not."""
+        """Return whether numbers of a tensor are beyond the limit where those of its original are not."""
         live = self.tensor(key)
         original = self.pristine[key[0]].get(key[1], live).to(live.device)
         return bool((~usable_numbers(live) & usable_numbers(original)).any())
@@ -172,7 +176,7 @@ def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:
 
 
 def as_memory_error(error: BaseException) -> BaseException:
-    """Our error for a device without memory; any other error as it is."""
+    """Return a `MemoryBudgetError` for an out-of-memory error, and any other error unchanged."""
     if isinstance(error, torch.OutOfMemoryError):
         return MemoryBudgetError(f"no device memory for this stack; the base was restored: {error}")
     return error

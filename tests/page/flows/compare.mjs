@@ -8,17 +8,17 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 		async page => {
 			await page.goto(`/#/compare?${query}&loras=${loras}`)
 			await page.getByRole("button", {name: "Compare", exact: true}).click()
-			const pictures = page.locator(".beforeafter img")
-			await pictures.nth(1).waitFor()
+			const images = page.locator(".beforeafter img")
+			await images.nth(1).waitFor()
 			await page.waitForFunction(() =>
 				[...document.querySelectorAll(".beforeafter img")].every(each => each.complete && each.naturalWidth)
 			)
-			const [after, before] = await pictures.evaluateAll(list => list.map(each => each.getAttribute("src")))
+			const [after, before] = await images.evaluateAll(list => list.map(each => each.getAttribute("src")))
 			const job = src => api(`/v1/jobs/${src.split("/")[3]}`)
 			const [made, plain] = [await job(after), await job(before)]
 			assert.deepEqual([made.settings.seed, plain.settings.seed], [7, 7])
 			assert.deepEqual([made.result.loras.map(each => each.name), plain.result.loras ?? []], [["pixel"], []])
-			const handle = page.getByLabel("Show more of one picture or the other")
+			const handle = page.getByLabel("Before/after slider")
 			await handle.focus()
 			await page.keyboard.press("ArrowLeft")
 			assert.equal(await handle.inputValue(), "49")
@@ -30,8 +30,8 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 			await page.getByRole("slider", {name: "Strength of pixel"}).focus()
 			await page.keyboard.press("ArrowLeft")
 			await page.waitForFunction(old => document.querySelector(".beforeafter img")?.getAttribute("src") !== old, after)
-			assert.equal(await pictures.nth(1).getAttribute("src"), before) // the picture without is kept
-			const redrawn = await job(await pictures.nth(0).getAttribute("src"))
+			assert.equal(await images.nth(1).getAttribute("src"), before) // the image without is kept
+			const redrawn = await job(await images.nth(0).getAttribute("src"))
 			assert.equal(redrawn.result.loras[0].unet, 0.95)
 		},
 		{core: true}
@@ -43,11 +43,11 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 			// as the model draws by default: its own size and its own steps
 			await page.goto(`/#/compare?prompt=cat+face&seed=7&loras=${loras}`)
 			await page.getByRole("button", {name: "Compare", exact: true}).click()
-			const picture = page.locator(".beforeafter img").first()
-			await picture.waitFor()
+			const image = page.locator(".beforeafter img").first()
+			await image.waitFor()
 			const slider = page.getByRole("slider", {name: "Strength of pixel"})
 			await slider.focus()
-			/** The address of the newest picture once it is another one: a draft, or the picture when nothing is left to make. */
+			/** The address of the newest image once it has changed: a draft, or the image when nothing is left to generate. */
 			const next = async (old, final) => {
 				await page.waitForFunction(
 					([src, last]) => {
@@ -57,7 +57,7 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 					},
 					[old, final]
 				)
-				return picture.getAttribute("src")
+				return image.getAttribute("src")
 			}
 			const job = src => api(`/v1/jobs/${src.split("/")[3]}`)
 			let shown = await next("", true)
@@ -71,7 +71,7 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 				ends.push(Date.now() - started)
 				const {result} = await job(shown)
 				assert.deepEqual([result.loras[0].unet, result.images[0].settings.steps], [strength, 20])
-				// nobody looks for drafts among the pictures
+				// drafts are not listed among the images
 				if (draft !== shown)
 					await page.waitForFunction(
 						async src => (await fetch(src)).status === 404 || (await fetch(src)).status === 410,
@@ -80,25 +80,25 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 			}
 			note(`redrawn after ${times.join(", ")} ms, finished after ${ends.join(", ")} ms`)
 			const shares = times.map((time, index) => time / ends[index])
-			assert.ok(Math.min(...shares) < 0.8, `a draft takes ${shares} of the time of the picture`)
+			assert.ok(Math.min(...shares) < 0.8, `a draft takes ${shares} of the time of the image`)
 			if (timed) assert.ok(Math.min(...times) < 2000, `redrawn after ${times} ms`)
 		},
 		{alone: true, expected: /404|410/}
 	)
 
-	test("a picture is compared with itself without its LoRAs; sweeps and sheets", async page => {
+	test("an image is compared with itself without its LoRAs; sweeps and sheets", async page => {
 		const id = await submit({prompt: "a fox <lora:pixel:0.5>", seed: 9, steps: 1})
 		await ended(id)
 		await page.goto(`/#/compare?job=${id}&image=0`)
 		await page.waitForFunction(() => document.querySelector("textarea")?.value === "a fox")
 		assert.equal(await page.getByLabel("Seed", {exact: true}).inputValue(), "9")
 		await page.getByRole("radio", {name: "Strengths"}).check()
-		await page.getByLabel("Pictures", {exact: true}).fill("3")
+		await page.getByLabel("Images", {exact: true}).fill("3")
 		await page.getByRole("button", {name: "Compare", exact: true}).click()
 		for (const name of ["0", "0.25", "0.5"]) await page.getByRole("columnheader", {name, exact: true}).waitFor()
 		await page.locator(".compare-sheet img").nth(2).waitFor()
 		await page.getByRole("radio", {name: "Seeds"}).check()
-		await page.getByLabel("Pictures", {exact: true}).fill("2")
+		await page.getByLabel("Images", {exact: true}).fill("2")
 		await page.keyboard.press("Control+Enter")
 		await page.locator(".compare-sheet img").nth(3).waitFor()
 		assert.deepEqual(await violations(page), [])

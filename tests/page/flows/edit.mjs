@@ -1,9 +1,9 @@
-// Edit: a picture is opened, a mask painted, undone, taken from alpha; what is sent is what is seen.
+// Edit: an image is opened, a mask painted, undone, taken from alpha; the request is what the page shows.
 const SIZE = 64
 
 export function flow({test, assert, submit, ended, violations, shot}) {
-	const canvas = page => page.getByRole("application", {name: "The picture and its mask"})
-	/** Drop a picture of rectangles [color, x, y, width, height] on the page. */
+	const canvas = page => page.getByRole("application", {name: "Image and mask"})
+	/** Drop an image of rectangles [color, x, y, width, height] on the page. */
 	const drop = (page, rectangles, size = SIZE) =>
 		page.evaluate(
 			async ([rectangles, side]) => {
@@ -24,7 +24,7 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 		["rgb(40, 90, 200)", 0, 0, 256, 256],
 		["rgb(250, 200, 30)", 8, 8, 20, 20]
 	]
-	/** A point of the picture, in the window; the picture is shown whole. */
+	/** A point of the image, in the window; the whole image is shown. */
 	const at = async (page, x, y, size = SIZE) => {
 		const box = await canvas(page).boundingBox()
 		const zoom = Math.min(box.width - 24, box.height - 24) / size
@@ -56,17 +56,17 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 	}
 	const open = async (page, rectangles = SQUARES, size = SIZE) => {
 		await page.goto("/#/edit?steps=2&seed=7&strength=1&feather=0")
-		await page.getByText("Choose a picture to change").waitFor()
+		await page.getByText("Choose an image to edit").waitFor()
 		await drop(page, rectangles, size)
 		await page.getByText(`${size} × ${size} · no mask`).waitFor()
 	}
-	const masked = page => page.getByText(/is repainted, the rest stays as it is/)
+	const masked = page => page.getByText(/will be repainted; the rest stays unchanged/)
 
 	test(
 		"a mask is painted and repainted; everything else keeps its bits",
 		async page => {
 			await open(page)
-			assert.equal(await page.getByRole("button", {name: "Change the picture"}).isEnabled(), true)
+			assert.equal(await page.getByRole("button", {name: "Transform the image"}).isEnabled(), true)
 			// the worker has it: a reload does not lose it
 			await page.waitForFunction(() => /[?&]upload=upload-/.test(location.hash))
 			await page.reload()
@@ -76,7 +76,7 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 			await masked(page).waitFor()
 			await page.getByLabel("Prompt", {exact: true}).fill("a red apple <lora:pixel:0.5>")
 			await shot(page, "edit-mask")
-			await page.getByRole("button", {name: "Repaint the mask"}).click()
+			await page.getByRole("button", {name: "Inpaint the mask"}).click()
 			const made = await job(page)
 			assert.deepEqual([made.state, made.operation], ["done", "image_inpaint"])
 			assert.deepEqual(
@@ -111,19 +111,19 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 				}
 			assert.ok(changed > inside / 2, `${changed} of ${inside} pixels changed`)
 
-			const handle = page.getByLabel("Show more of one picture or the other")
+			const handle = page.getByLabel("Before/after slider")
 			await handle.waitFor()
 			assert.deepEqual(await violations(page), [])
 			await shot(page, "edit-result")
-			// a reload brings the picture, the mask and the result back
+			// a reload restores the image, the mask and the result
 			await page.reload()
 			await handle.waitFor()
 			await page.keyboard.press("x")
 			await masked(page).waitFor()
 			assert.equal(await page.getByLabel("Prompt", {exact: true}).inputValue(), "a red apple <lora:pixel:0.5>")
 			await page.keyboard.press("x")
-			await page.getByRole("button", {name: "Use the result as the picture"}).click()
-			await page.getByText("no mask: all of it changes").waitFor()
+			await page.getByRole("button", {name: "Edit the result"}).click()
+			await page.getByText("no mask: the whole image changes").waitFor()
 			await page.waitForFunction(id => location.hash.includes(`job=${id}`), made.id)
 			await page.getByRole("button", {name: "Undo", exact: true}).last().click()
 			await page.waitForFunction(id => location.hash.includes(`edit=${id}`), made.id)
@@ -134,8 +134,8 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 	test("undo and redo, clear and invert, eraser, keys, zoom, and the mask of alpha", async page => {
 		await open(page, [["rgb(200, 40, 60)", 0, 0, 32, 64]])
 		const undo = page.getByRole("button", {name: "Undo", exact: true})
-		const share = page.getByText(/% is repainted/)
-		const percent = async text => page.getByText(`· ${text} % is repainted`).waitFor()
+		const share = page.getByText(/% will be repainted/)
+		const percent = async text => page.getByText(`· ${text}% will be repainted`).waitFor()
 		assert.equal(await undo.isDisabled(), true)
 		await page.keyboard.press("a") // the right half is transparent
 		await percent(50)
@@ -152,7 +152,7 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 		await page.keyboard.press("e")
 		await page.getByLabel("Brush size").first().fill("32")
 		await stroke(page, [48, 8], [48, 56])
-		await page.waitForFunction(() => !/ 50 %/.test(document.querySelector(".edit-tools [role=status]").textContent))
+		await page.waitForFunction(() => !/ 50%/.test(document.querySelector(".edit-tools [role=status]").textContent))
 		const erased = await share.textContent()
 		await undo.click()
 		await percent(50)
@@ -174,25 +174,25 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 		await page.keyboard.press("0")
 		const box = await canvas(page).boundingBox()
 		const whole = Math.round((Math.min(box.width - 24, box.height - 24) / SIZE) * 100)
-		await page.getByText(`${whole} %`, {exact: true}).waitFor()
+		await page.getByText(`${whole}%`, {exact: true}).waitFor()
 		await page.mouse.move(box.x + 50, box.y + 50)
 		await page.mouse.wheel(0, -300)
-		await page.getByText(`${whole} %`, {exact: true}).waitFor({state: "detached"})
+		await page.getByText(`${whole}%`, {exact: true}).waitFor({state: "detached"})
 		await page.keyboard.press("?")
 		const sheet = page.getByRole("dialog", {name: "Keyboard shortcuts"})
-		for (const name of ["Larger brush", "Softer edge", "Mask what is transparent", "Redo"])
+		for (const name of ["Larger brush", "Softer edge", "Mask transparent areas", "Redo"])
 			await sheet.getByText(name).waitFor()
 		await page.keyboard.press("Escape")
 	})
 
-	test("a generated picture is changed as a whole, without a mask", async page => {
+	test("a generated image is transformed as a whole, without a mask", async page => {
 		const id = await submit({prompt: "a cup of tea <lora:ink:0.3>", negative_prompt: "blur", seed: 3})
 		await ended(id)
 		await page.goto("/#/generate")
 		await page.locator(`.stage[data-job=${id}]`).getByRole("link", {name: "Edit"}).click()
 		await page.getByText("64 × 64 · no mask").waitFor()
 		assert.equal(await page.getByLabel("Prompt", {exact: true}).inputValue(), "a cup of tea <lora:ink:0.3>")
-		assert.equal(await page.getByLabel("What it should not show").inputValue(), "blur")
+		assert.equal(await page.getByLabel("Negative prompt").inputValue(), "blur")
 		await page.getByLabel("Steps").fill("2")
 		await page.getByLabel("Strength", {exact: true}).first().fill("0.5")
 		await page.keyboard.press("Control+Enter")
@@ -203,7 +203,7 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 			`/v1/jobs/${id}/files/0.png`
 		])
 		assert.deepEqual(source, original)
-		await page.getByLabel("Show more of one picture or the other").waitFor()
+		await page.getByLabel("Before/after slider").waitFor()
 	})
 
 	test(
@@ -232,16 +232,16 @@ export function flow({test, assert, submit, ended, violations, shot}) {
 		{context: {hasTouch: true, viewport: {width: 360, height: 740}}}
 	)
 
-	test("what is no picture is refused with a sentence, and a job runs with its progress", async page => {
+	test("a file that is not an image is refused with a message, and a job runs with its progress", async page => {
 		await page.goto("/#/edit?prompt=a+castle&steps=150&strength=1")
 		await page
 			.locator(".dropzone input")
 			.setInputFiles({name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("x")})
-		await page.getByText("notes.txt is not a picture that this browser can read.").waitFor()
+		await page.getByText("notes.txt is not an image this browser can read.").waitFor()
 		await drop(page, SQUARES, 256)
 		await page.getByText("256 × 256 · no mask").waitFor()
-		await page.getByLabel("Pictures", {exact: true}).fill("6")
-		await page.getByRole("button", {name: "Change the picture"}).click()
+		await page.getByLabel("Images", {exact: true}).fill("6")
+		await page.getByRole("button", {name: "Transform the image"}).click()
 		await page.getByText(/Step \d+ of 900/).waitFor()
 		await shot(page, "edit-running")
 		await page.reload() // joins it again

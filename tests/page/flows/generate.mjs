@@ -1,11 +1,11 @@
-// Generate: form, cards, live preview, gallery, settings of pictures, restarts and tabs.
+// Generate: form, cards, live preview, gallery, settings of images, restarts and tabs.
 
 export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 	const prompt = page => page.getByLabel("Prompt", {exact: true})
 	const card = (page, name) => page.locator(".lora-card", {hasText: name})
 
 	test(
-		"a picture is made, kept, used again and deleted",
+		"an image is generated, kept, reused and deleted",
 		async page => {
 			await page.goto("/#/generate?steps=6&width=64&height=64")
 			await prompt(page).fill("a red apple")
@@ -14,8 +14,8 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 			await page.getByLabel("Strength of pixel").first().fill("0.4")
 			assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:0.4>")
 			await page.getByLabel("Seed", {exact: true}).fill("11")
-			// both are gone once the picture is there: the page itself remembers them, however late this script looks
-			const passing = ["[role=progressbar]", "img[alt^='Preview of the picture']"]
+			// both are gone once the image is done: the page itself records them, however late this script looks
+			const passing = ["[role=progressbar]", "img[alt^='Preview of the image']"]
 			const seen = await page.evaluateHandle(selectors => {
 				const found = new Set()
 				new MutationObserver(() => {
@@ -26,15 +26,15 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 			await page.keyboard.press("Control+Enter")
 			await page.waitForFunction(found => found.size === 2, seen)
 			await shot(page, "generate-running")
-			const picture = page.locator(".stage img[alt='a red apple <lora:pixel:0.4>, seed 11']")
-			await picture.waitFor()
+			const image = page.locator(".stage img[alt='a red apple <lora:pixel:0.4>, seed 11']")
+			await image.waitFor()
 			await page.getByText("changed 100 of 145 layers").waitFor()
 			await shot(page, "generate-done")
 
 			await page.reload()
-			await picture.waitFor()
+			await image.waitFor()
 			await prompt(page).fill("something else")
-			await page.getByRole("button", {name: "Use settings"}).click()
+			await page.getByRole("button", {name: "Reuse settings"}).click()
 			assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:0.4>")
 			assert.equal(await page.getByLabel("Seed", {exact: true}).inputValue(), "11")
 
@@ -44,7 +44,7 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 			])
 			assert.match(download.suggestedFilename(), /^job-.*\.png$/)
 			await page.getByRole("button", {name: "Delete", exact: true}).click()
-			await picture.waitFor({state: "detached"})
+			await image.waitFor({state: "detached"})
 		},
 		{core: true}
 	)
@@ -55,11 +55,11 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 			await page.goto(`/#/generate?prompt=${encodeURIComponent("a fox <lora:pixel:0.5> <lora:ink:0.2>")}`)
 			await page.getByLabel("Strength of ink").first().waitFor()
 			assert.equal(await card(page, "pixel").getAttribute("aria-pressed"), "true")
-			await page.getByRole("button", {name: "Move pixel: drag, or arrow up and down"}).press("ArrowDown")
+			await page.getByRole("button", {name: "Move pixel: drag, or press the up and down arrow keys"}).press("ArrowDown")
 			assert.equal(await prompt(page).inputValue(), "a fox <lora:ink:0.2> <lora:pixel:0.5>")
 			await page.locator(".grip").nth(1).dragTo(page.locator(".lora-item").nth(0))
 			assert.equal(await prompt(page).inputValue(), "a fox <lora:pixel:0.5> <lora:ink:0.2>")
-			await page.getByRole("button", {name: "Strengths of pixel by component"}).click()
+			await page.getByRole("button", {name: "Per-component strengths of pixel"}).click()
 			await page.getByLabel("Text encoder").first().fill("1.5")
 			assert.equal(await prompt(page).inputValue(), "a fox <lora:pixel:te=1.5,unet=0.5> <lora:ink:0.2>")
 			await page.getByRole("button", {name: "cactus", exact: true}).click()
@@ -122,14 +122,14 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 		await details.getByText("<script>alert(5)</script>").first().waitFor()
 		await details.getByText("<i>key</i>").waitFor()
 		assert.equal(await attacks(), 0)
-		await details.getByRole("button", {name: "Use in a prompt"}).click()
+		await details.getByRole("button", {name: "Use in prompt"}).click()
 		await page.waitForFunction(() => document.querySelector("textarea")?.value === "<lora:metadata:1>")
 		await page.getByRole("button", {name: "<b onclick=alert(6)>word</b>"}).waitFor()
 		assert.equal(await attacks(), 0)
 	})
 
 	test(
-		"a dropped picture restores its settings and names what is missing",
+		"a dropped image restores its settings and names what is missing",
 		async page => {
 			const job = await ended(
 				await submit({prompt: "a cup <lora:ink:0.3>", seed: 5, steps: 2, negative_prompt: "blur"})
@@ -139,7 +139,7 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 				page.evaluate(
 					data => {
 						const transfer = new DataTransfer()
-						transfer.items.add(new File([new Uint8Array(data)], "picture.png", {type: "image/png"}))
+						transfer.items.add(new File([new Uint8Array(data)], "image.png", {type: "image/png"}))
 						window.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, cancelable: true}))
 					},
 					[...new Uint8Array(content)]
@@ -147,9 +147,9 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 			await page.goto("/#/generate")
 			await card(page, "ink").first().waitFor()
 			await drop(bytes)
-			await page.getByText("The settings of the picture are in the form").waitFor()
+			await page.getByText("Image settings loaded").waitFor()
 			assert.equal(await prompt(page).inputValue(), "a cup <lora:ink:0.3>")
-			assert.equal(await page.getByLabel("What it should not show").inputValue(), "blur")
+			assert.equal(await page.getByLabel("Negative prompt").inputValue(), "blur")
 			assert.equal(await page.getByLabel("Steps").inputValue(), "2")
 			await drop(await (await fetch(`${address}/page/-/icons/mark.svg`)).arrayBuffer())
 			await page.locator(".toast-error").waitFor()
@@ -169,7 +169,7 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 		await page.goto("/#/generate")
 		await page.getByText("2 hidden: 1 made for sdxl, 1 unreadable.").waitFor()
 		assert.equal(await card(page, "for-sdxl").count(), 0)
-		await page.getByRole("button", {name: "Show them"}).click()
+		await page.getByRole("button", {name: "Show all"}).click()
 		await card(page, "for-sdxl").waitFor()
 		await page.getByRole("searchbox").fill("pix")
 		await card(page, "for-sdxl").waitFor({state: "detached"})

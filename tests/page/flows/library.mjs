@@ -39,14 +39,14 @@ export function flow({test, assert, api, violations, shot}) {
 	})
 
 	test(
-		"does it fit, where every tensor goes, and the file in another dialect",
+		"compatibility, the placement of every tensor, and conversion to another dialect",
 		async page => {
 			await page.goto("/#/library?query=pixel")
 			await page.getByRole("link", {name: /pixel/}).click()
 			const dialog = page.getByRole("dialog", {name: "pixel"})
 			await dialog.getByRole("button", {name: "Check"}).click()
 			await dialog.getByText("all 300 tensors have a place").waitFor()
-			await dialog.getByText("Where every tensor goes (300)").click()
+			await dialog.getByText("Placement of every tensor (300)").click()
 			await dialog.getByRole("searchbox").fill("mid_block")
 			await dialog
 				.getByRole("cell", {name: /^mid_block/})
@@ -57,11 +57,11 @@ export function flow({test, assert, api, violations, shot}) {
 			await dialog.getByLabel("Model or base").selectOption("base:sdxl")
 			await dialog.getByRole("button", {name: "Check"}).click()
 			await dialog.getByText("this file is for inweave/emoji").waitFor()
-			await dialog.getByLabel("Write it for").selectOption("bfl")
+			await dialog.getByLabel("Convert to").selectOption("bfl")
 			await dialog.getByRole("button", {name: "Convert"}).click()
 			await dialog.getByText("BFL files hold Flux transformers only").first().waitFor()
 			await shot(page, "library-refusals")
-			await dialog.getByLabel("Write it for").selectOption("peft")
+			await dialog.getByLabel("Convert to").selectOption("peft")
 			await dialog.getByRole("button", {name: "Convert"}).click()
 			const [download] = await Promise.all([
 				page.waitForEvent("download"),
@@ -85,7 +85,7 @@ export function flow({test, assert, api, violations, shot}) {
 				{name: "model.ckpt", mimeType: "application/octet-stream", buffer: Buffer.from("x")}
 			])
 			await page.getByText("Checked and added").waitFor()
-			await page.getByText("Only .safetensors files can be added").waitFor()
+			await page.getByText("Only .safetensors files are accepted").waitFor()
 			await page.getByText(/LoRA junk/).waitFor()
 			assert.deepEqual(await violations(page), [])
 			assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 360)

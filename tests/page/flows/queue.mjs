@@ -54,6 +54,6 @@ export function flow({test, assert, api, submit, violations, shot}) {
 			await route.fulfill({json: answer})
 		})
 		await page.goto("/#/queue")
-		await page.getByText("the device has too little free memory Try fewer or smaller pictures").waitFor()
+		await page.getByText("the device has too little free memory Try fewer or smaller images").waitFor()
 	})
 }

@@ -93,9 +93,9 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 			// a notice comes and goes
 			await page.route("**/ready", route => route.fulfill({status: 503, json: {ready: false, reason: "the model"}}))
 			await visit()
-			await page.getByText("The model is loading: the model").waitFor()
+			await page.getByText("Not ready: the model").waitFor()
 			await page.unrouteAll()
-			await page.getByText("The model is loading").waitFor({state: "detached"})
+			await page.getByText("Not ready").waitFor({state: "detached"})
 			await settled()
 			note(`first paint after ${paints.map(Math.round).join(", ")} ms`)
 			if (timed) assert.ok(fast(), `first paint after ${paints} ms`)

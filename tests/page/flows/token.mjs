@@ -1,4 +1,4 @@
-// A worker with a token asks for it once, in a form of its own; pictures and streams work afterwards.
+// A worker with a token asks for it once, in a form of its own; images and streams work afterwards.
 
 export function flow({test, assert, ask, browser, violations, shot}) {
 	test(
@@ -10,8 +10,8 @@ export function flow({test, assert, ask, browser, violations, shot}) {
 			assert.deepEqual(await violations(page), [])
 			await shot(page, "token")
 			await page.getByLabel("Token").fill("not the token")
-			await page.getByRole("button", {name: "Open"}).click()
-			await page.getByText("That is not the token of this worker.").waitFor()
+			await page.getByRole("button", {name: "Unlock"}).click()
+			await page.getByText("Wrong token.").waitFor()
 			await page.getByLabel("Token").fill(token)
 			await page.keyboard.press("Enter")
 			await page.locator(".lora-card", {hasText: "pixel"}).first().waitFor()

@@ -37,7 +37,7 @@ def test_specs(text: str, expected: StrengthSpec) -> None:
         ("a:nan", "finite"),
         ("a:te=inf", "finite"),
         ("a:te=", "not a number"),
-        ("a:vae=1", "no component is called 'vae'"),
+        ("a:vae=1", "unknown component 'vae'"),
         ("a:te=1,te=2", "te is given twice"),
         (":0.5", "no name"),
     ],

@@ -17,7 +17,6 @@ from inweave.bench.embedded import (
     recall,
     reference,
     strokes,
-    style_distance,
     style_set,
 )
 from inweave.errors import ConfigError, FormatError
@@ -39,6 +38,10 @@ def thumbnails() -> list[Image.Image]:
 def base(thumbnails: list[Image.Image]) -> list[Image.Image]:
     """Every tenth thumbnail at the size the model draws."""
     return [image.resize((128, 128), Image.Resampling.BICUBIC) for image in thumbnails[::10]]
+
+
+def style_distance(images: list[Image.Image], style: list[Image.Image]) -> float:
+    return closer_to_style(images, style, style)["to_style"]
 
 
 def noise(count: int) -> list[Image.Image]:

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md is what the committed reports and prose make; charts show every row that has a peer."""
+"""docs/benchmarks.md is generated from the committed reports and prose; charts show every row that has a peer."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import pytest
 pytest.importorskip("torch")
 
 from inweave.bench.page import chart, make_page, write_page
-from inweave.bench.report import Report, Row
+from inweave.bench.report import BenchReport, BenchRow
 from inweave.errors import FormatError
 
 BENCH = Path(__file__).parents[3] / "docs" / "bench"
 ROWS = (
-    Row("a < b", "ms", 2.0, {"peer": 5.0}, 1.0),
-    Row("c", "ms", 3.0),
-    Row("d", "ms", 1.0, {"peer": 0.5, "other": 4.0}),
+    BenchRow("a < b", "ms", 2.0, {"peer": 5.0}, 1.0),
+    BenchRow("c", "ms", 3.0),
+    BenchRow("d", "ms", 1.0, {"peer": 0.5, "other": 4.0}),
 )
 PROSE = "# Page\n\n<!-- figures -->\n\nrest\n"
 
 
-def report(bench: str) -> Report:
+def report(bench: str) -> BenchReport:
     versions = {"torch": "2.11"}
-    return Report(bench, f"inweave bench {bench}", "2026-11-17", {"device": "H200"}, versions, ROWS, ("a note",))
+    return BenchReport(bench, f"inweave bench {bench}", "2026-11-17", {"device": "H200"}, versions, ROWS, ("a note",))
 
 
 def test_the_committed_page_is_what_its_reports_make() -> None:
@@ -73,7 +73,9 @@ def test_the_texts_of_a_chart_neither_overlap_nor_leave_it() -> None:
     long = "sdxl, batch 1, 1024 pixels, rank 32 on attention, checkpointing selective, CUDA graph: peak memory"
     kinds = ("eager", "compiled", "captured", "compiled+captured")
     peers = {f"diffusers + PEFT, {kind}": 9.0 - number for number, kind in enumerate(kinds)}
-    root = ElementTree.fromstring(chart((Row(long, "GiB", 12345.0, peers, 3.0), Row("none", "ms", 0.0, {"p": 0.0}))))
+    root = ElementTree.fromstring(
+        chart((BenchRow(long, "GiB", 12345.0, peers, 3.0), BenchRow("none", "ms", 0.0, {"p": 0.0})))
+    )
     lines: dict[float, list[tuple[float, float]]] = {}
     for element in root.findall("{http://www.w3.org/2000/svg}text"):
         start, end = float(element.attrib["x"]), float(element.attrib["x"]) + 6.6 * len(element.text or "")
@@ -86,12 +88,12 @@ def test_the_texts_of_a_chart_neither_overlap_nor_leave_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ours": None}, "row 1: ours is not a number"),
-        ({"peers": {"p": "fast"}}, "row 1: peers is not a table of numbers"),
-        ({"machine": {}}, "machine is not a table with the name of the device"),
-        ({"rows": {}}, "rows is not a list"),
-        ({"notes": [3]}, "notes is not a list of texts"),
-        ({"schema": 0}, "no benchmark report of schema 1"),
+        ({"ours": None}, "rows.0.ours: Input should be a valid number"),
+        ({"peers": {"p": "fast"}}, "rows.0.peers.p: Input should be a valid number"),
+        ({"machine": {}}, "machine: Value error, the name of the device is missing"),
+        ({"rows": {}}, "rows: Input should be a valid tuple"),
+        ({"notes": [3]}, "notes.0: Input should be a valid string"),
+        ({"schema": 0}, "not a benchmark report of schema 1"),
     ],
 )
 def test_a_broken_report_is_one_line_and_changes_nothing(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -110,8 +112,8 @@ def test_a_broken_report_is_one_line_and_changes_nothing(tmp_path: Path, change:
 
 
 def test_a_figure_that_is_not_finite_breaks_no_page(tmp_path: Path) -> None:
-    row = Row("a", "ms", 1.0, {"p": 2.0}, None, {"error": float("nan")})
-    made = Report("step", "inweave bench step", "2026-11-17", {"device": "H200"}, {}, (row,))
+    row = BenchRow("a", "ms", 1.0, {"p": 2.0}, None, {"error": float("nan")})
+    made = BenchReport("step", "inweave bench step", "2026-11-17", {"device": "H200"}, {}, (row,))
     made.write(tmp_path / "a.json")
     (tmp_path / "page.md").write_text(PROSE)
     assert "| a | ms | 1 | 2 | 2 |  |" in make_page(tmp_path)["../benchmarks.md"]

@@ -21,7 +21,7 @@ from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
 from inweave.bench.kernels import largest_error  # noqa: E402
 from inweave.bench.memory import measure_memory  # noqa: E402
 from inweave.bench.operations import forward_operations, step_operations  # noqa: E402
-from inweave.bench.report import Report, Row, figure, make_report, table  # noqa: E402
+from inweave.bench.report import BenchReport, BenchRow, figure, make_report, table  # noqa: E402
 from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config, step_limit  # noqa: E402
 from inweave.bench.swap import measure_swap  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
@@ -51,7 +51,7 @@ def test_kernels_print_a_table_and_write_a_report(tmp_path: Path) -> None:
     for row in document["rows"]:
         assert row["name"] in output
         assert row["ratio"] == pytest.approx(row["peers"]["torch"] / row["ours"]) and row["limit"] > 0
-    assert len(Report.read(tmp_path / "k.json").rows) == len(document["rows"]) >= 5
+    assert len(BenchReport.read(tmp_path / "k.json").rows) == len(document["rows"]) >= 5
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -76,7 +76,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(
     locked.parent.write_text("no folder")
     for file, message in (
         (tmp_path, "is a folder; name a file in it"),
-        (other, "already exists and is no benchmark report"),
+        (other, "already exists and is not a benchmark report"),
         (locked, "is not a folder"),
     ):
         code, output = run("kernels", "lora", "--tiny", "--device", "cpu", "--json", str(file))
@@ -88,7 +88,7 @@ def test_a_report_gets_its_folder_and_replaces_an_earlier_one(tmp_path: Path) ->
     file = tmp_path / "new" / "k.json"
     for _ in range(2):
         code, output = run("kernels", "lora", "--tiny", "--device", "cpu", "--json", str(file))
-        assert code == 0 and Report.read(file).bench == "kernels", output
+        assert code == 0 and BenchReport.read(file).bench == "kernels", output
 
 
 def test_json_goes_to_standard_output_in_place_of_the_table() -> None:
@@ -133,14 +133,14 @@ def test_running_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_table_that_is_too_wide_is_a_list_per_row(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = table([Row("a long name", "ms", 2.0, {"peer": 3.0}, None, {"x": 1.0}), Row("b", "ms", 1.0)])
+    lines = table([BenchRow("a long name", "ms", 2.0, {"peer": 3.0}, None, {"x": 1.0}), BenchRow("b", "ms", 1.0)])
     print_table(lines, 200)
     wide = capsys.readouterr().out.splitlines()
     print_table(lines, 30)
     assert len(wide) == 3 and wide == [line for line in wide if len(line) < 60]
     assert capsys.readouterr().out.splitlines() == [
-        "  a long name (ms)", "    inweave         2", "    peer            3", "    peer / inweave  1.5", "    x               1",
-        "  b (ms)", "    inweave         1",
+        "  a long name (ms)", "    inweave         2", "    peer            3", "    peer / inweave  1.5",
+        "    x               1", "  b (ms)", "    inweave         1",
     ]  # fmt: skip
 
 
@@ -158,9 +158,10 @@ def test_a_step_is_reported_with_its_command(tmp_path: Path) -> None:
     code, output = run("step", "--size", "64", "--rank", "2", "--steps", "2", "--warmup", "1", "--device", "cpu",
                        "--gradient-checkpointing", "full", "--no-peers", "--json", str(file))  # fmt: skip
     assert code == 0, output
-    report = Report.read(file)
+    report = BenchReport.read(file)
     assert report.command == (
-        "inweave bench step --rank 2 --size 64 --gradient-checkpointing full --steps 2 --warmup 1 --no-peers --device cpu"
+        "inweave bench step --rank 2 --size 64 --gradient-checkpointing full --steps 2 --warmup 1 --no-peers "
+        "--device cpu"
     )
     (row,) = report.rows
     assert row.name == "inweave/emoji, batch 1, 64 pixels, rank 2 on attention, checkpointing full, eager"
@@ -174,7 +175,7 @@ def test_the_command_is_measured_beside_the_step(tmp_path: Path) -> None:
     code, output = run("step", "--train", "20", "--size", "64", "--rank", "2", "--steps", "2", "--device", "cpu",
                        "--json", str(file))  # fmt: skip
     assert code == 0, output
-    report = Report.read(file)
+    report = BenchReport.read(file)
     (row,) = report.rows
     assert (
         report.bench == "train"
@@ -257,10 +258,10 @@ def test_operations_of_a_step_are_those_of_the_layers() -> None:
 
 def test_a_forward_pass_with_unmerged_loras_is_compared_with_the_base_and_the_peer(tmp_path: Path) -> None:
     file = tmp_path / "f.json"
-    code, output = run("swap", "--unmerged", "--batch", "1", "--size", "64", "--rank", "2", "--runs", "1", "--device", "cpu",
-                       "--json", str(file))  # fmt: skip
+    code, output = run("swap", "--unmerged", "--batch", "1", "--size", "64", "--rank", "2", "--runs", "1",
+                       "--device", "cpu", "--json", str(file))  # fmt: skip
     assert code == 0, output
-    report = Report.read(file)
+    report = BenchReport.read(file)
     assert report.bench == "unmerged" and not [note for note in report.notes if "same work" in note], report.notes
     assert [row.name.removeprefix("inweave/emoji, batch 1, 64 pixels: ") for row in report.rows] == [
         "base, eager", "1 unmerged LoRA, eager", "3 unmerged LoRAs, eager",
@@ -287,9 +288,9 @@ def test_activation_memory_is_predicted_and_checkpointing_saves_some() -> None:
 
 
 def test_rows_and_figures() -> None:
-    row = Row("a", "ms", 2.0, {"x": 3.0, "y": 5.0}, 1.0)
-    assert row.ratio == 1.5 and Row("b", "ms", 2.0).ratio is None
-    assert table([row, Row("b", "ms", 1234.5, {"y": 0.00012}, None, {"p": "q"})]) == [
+    row = BenchRow("a", "ms", 2.0, {"x": 3.0, "y": 5.0}, 1.0)
+    assert row.ratio == 1.5 and BenchRow("b", "ms", 2.0).ratio is None
+    assert table([row, BenchRow("b", "ms", 1234.5, {"y": 0.00012}, None, {"p": "q"})]) == [
         ["", "unit", "inweave", "x", "y", "limit", "peer / inweave", "p"],
         ["a", "ms", "2", "3", "5", "1", "1.5", ""],
         ["b", "ms", "1,234", "", "1.2e-04", "", "9.7e-08", "q"],
@@ -303,13 +304,15 @@ def test_rows_and_figures() -> None:
 
 
 def test_a_report_survives_its_file_and_others_are_refused(tmp_path: Path) -> None:
-    made = make_report("step", "inweave bench step", CPU, [Row("a", "ms", 1.0, {"p": 2.0}, 0.5, {"d": 1.0})], ["note"])
-    assert Report.read(made.write(tmp_path / "a.json")) == made
+    made = make_report(
+        "step", "inweave bench step", CPU, [BenchRow("a", "ms", 1.0, {"p": 2.0}, 0.5, {"d": 1.0})], ["note"]
+    )
+    assert BenchReport.read(made.write(tmp_path / "a.json")) == made
     (tmp_path / "b.json").write_text('{"schema": 7}')
     (tmp_path / "c.json").write_text('{"schema": 1, "rows": [{}]}')
     for name in ("b", "c"):
         with pytest.raises(FormatError, match=f"{name}.json: .*report"):
-            Report.read(tmp_path / f"{name}.json")
+            BenchReport.read(tmp_path / f"{name}.json")
     with pytest.raises(ConfigError, match="no model of this name"):
         step_operations("sd9", 1, 64, torch.float32)
 

@@ -1,4 +1,4 @@
-"""Reading files of strangers: only regular files, at once, bounded, and every refusal is one line of ours."""
+"""Reading untrusted files: only regular files, at once, bounded, and every refusal is a one-line InweaveError."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_only_regular_files_are_opened(which: str, word: str, tmp_path: Path) ->
     [
         ("missing", "no such file or directory"), ("file/below", "no such file or directory"),
         ("x" * 300, "File name too long"), ("y/" * 3000, "File name too long"), ("a\0b", "null character"),
-        ("\ud800", "surrogate"), ("a\udcffb", "no such file"), ("dangling", "a symbolic link to nowhere, which is not there"),
+        ("\ud800", "surrogate"), ("a\udcffb", "no such file"),
+        ("dangling", "a symbolic link to nowhere, which does not exist"),
         ("loop", "leads back to itself"), ("", "a directory"),
     ],
 )  # fmt: skip
@@ -123,7 +124,7 @@ def test_homes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert expand_home("~/a") == tmp_path / "a"
     assert expand_home("a~") == Path("a~")
     for name in ("~nosuch/a", "~nosuch", "~\ud800/x", "~x\0y/z"):
-        with pytest.raises(ConfigError, match="home folder of nobody"):
+        with pytest.raises(ConfigError, match="not a user's home folder"):
             expand_home(name)
 
 

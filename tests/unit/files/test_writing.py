@@ -90,8 +90,10 @@ def test_the_longest_names_can_be_written(name: str, tmp_path: Path) -> None:
     [
         ("x" * 256, "File name too long"), ("é" * 128, "File name too long"), ("missing/x", "No such file"),
         ("file/x", "(?i)not a directory|no such file"), ("folder", "a directory"), ("pipe", "a named pipe"),
-        ("a\0b", "null character"), ("a\0b/c", "null character"), ("\ud800", "surrogate"), ("/", "not the name of a file"),
-        ("/dev/null", "a device"), ("/dev/full", "a device"), ("loop/x", "symbolic link"), ("x" * 5000 + "/y", "too long"),
+        ("a\0b", "null character"), ("a\0b/c", "null character"), ("\ud800", "surrogate"),
+        ("/", "not the name of a file"),
+        ("/dev/null", "a device"), ("/dev/full", "a device"), ("loop/x", "symbolic link"),
+        ("x" * 5000 + "/y", "too long"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_is_one_line_and_leaves_nothing(name: str, word: str, tmp_path: Path) -> None:
@@ -130,7 +132,9 @@ for path, chunks in ((Path(sys.argv[1]), [bytes(64_000)] * 4), (Path(sys.argv[2]
 
 
 def test_a_full_disk_and_a_folder_without_permission(tmp_path: Path) -> None:
-    """The system stops the writer at 100 kB, as it would on a full disk; root writes everywhere, so it becomes nobody."""
+    """The system stops the writer at 100 kB, as it would on a full disk; root writes everywhere, so it becomes
+    nobody.
+    """
     full, closed = tmp_path / "full", tmp_path / "closed"
     full.mkdir(mode=0o777)
     full.chmod(0o777)

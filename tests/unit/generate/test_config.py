@@ -41,7 +41,7 @@ def test_sizes_are_multiples_of_eight() -> None:
 def test_all_problems_come_back_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         GenerateConfig(prompt=5, steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
-    problems = "\n".join(caught.value.problems)
+    problems = str(caught.value)
     for word in ("prompt", "steps", "guidance", "sampler", "schedule", "finite", "did you mean 'steps'"):
         assert word in problems
     assert len(caught.value.problems) == 7
@@ -50,7 +50,7 @@ def test_all_problems_come_back_at_once() -> None:
 def test_problems_of_files_and_fields_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_request({"prompt": "x <lora:gone:1>", "steps": 0, "loras": ["absent:0.5"]}, LoraFinder([tmp_path]))
-    problems = "\n".join(caught.value.problems)
+    problems = str(caught.value)
     assert "steps" in problems and "gone" in problems and "absent" in problems
 
 

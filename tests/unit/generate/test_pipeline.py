@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from inweave.errors import CancelledError, ConfigError, InweaveError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
+from inweave.generate.find import LoraFinder
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sweep import Axis, compare, sweep
 from inweave.models import embedded
@@ -208,7 +209,7 @@ def test_a_lora_for_another_base_is_refused_before_work_with_both_named(pipe: Pi
 def test_every_problem_of_a_request_is_reported_at_once(pipe: Pipeline) -> None:
     with pytest.raises(ConfigError) as caught:
         pipe("cat face", loras=[str(SD15)], sampler="ddim", schedule="karras", init="/gone.png", steps=3)
-    problems = "\n".join(caught.value.problems)
+    problems = str(caught.value)
     assert "sd1.5" in problems and "karras" in problems and "gone.png" in problems
     with pytest.raises(ConfigError, match="no image to repaint"):
         pipe("cat face", mask=Image.new("L", (8, 8)), steps=3)
@@ -259,7 +260,7 @@ def test_names_are_looked_up_in_folders_and_doubt_is_an_error(pipe: Pipeline, tm
     shipped = embedded.loras()["ink"].read_bytes()
     (tmp_path / "sub").mkdir()
     (tmp_path / "mine.safetensors").write_bytes(shipped)
-    pipeline = Pipeline(pipe.model, lora_folders=[tmp_path])
+    pipeline = Pipeline(pipe.model, finder=LoraFinder([tmp_path]))
     assert (
         pipeline("cat face", loras=["mine:0.5"], steps=1, seed=1, **SMALL).loras[0].path
         == tmp_path / "mine.safetensors"

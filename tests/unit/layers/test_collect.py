@@ -306,7 +306,7 @@ def test_an_adapter_brings_its_own_options() -> None:
     assert not {"rank", "alpha", "targets", "spec"} & set(inspect.signature(attach).parameters)
     with pytest.raises(ConfigError) as caught:
         attach(Net(), adapter, dropout=1.5, dtype=torch.int8)
-    assert [problem.partition(" ")[0] for problem in caught.value.problems] == ["dropout", "dtype"]
+    assert [str(problem).partition(" ")[0] for problem in caught.value.problems] == ["dropout", "dtype"]
     with pytest.raises(ConfigError, match=r"attach\(model, adapter\)"):
         inject(Net(), adapter)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from inweave.adapter import Loha, Lokr, Lora
 from inweave.layers.algorithms import to_branch
 from inweave.layers.layer import LoraLayer
-from inweave.ops.decode import encode
+from inweave.ops.tensors.decode import encode
 from tests.unit.layers.zoo import KINDS, NETWORKS, OPERATORS, fill, injected, layer_of
 
 LORA: dict[str, dict[str, object]] = {

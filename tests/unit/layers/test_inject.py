@@ -84,8 +84,8 @@ def test_what_matches_nothing_names_the_nearest() -> None:
     error = refused(Net(), targets=["to_q", "to_kk", "attn.to_v"])
     assert isinstance(error, ConfigError)
     assert len(error.problems) == 2
-    assert "'to_kk' matches no module; the nearest are to_k" in error.problems[0]
-    assert "attn.to_v" in error.problems[1]
+    assert "'to_kk' matches no module; the nearest are to_k" in str(error.problems[0])
+    assert "attn.to_v" in str(error.problems[1])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from inweave.adapter import Lora
 from inweave.errors import TargetError
 from inweave.layers import eject, inject, lora_layers, merge, unmerge
 from inweave.layers.algorithms import obstacle, to_branch
-from inweave.ops.decode import encode
+from inweave.ops.tensors.decode import encode
 from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, injected, layer_of, reference
 
 OPTIONS = {

@@ -16,7 +16,7 @@ from inweave.adapter import Form
 from inweave.formats.read import read
 from inweave.layers import attach, collect, merge
 from inweave.layers.lokr import split_factors
-from inweave.ops.decode import decode, encode
+from inweave.ops.tensors.decode import decode, encode
 from tests.unit.layers.zoo import fill, injected, layer_of
 
 lycoris = pytest.importorskip("lycoris")

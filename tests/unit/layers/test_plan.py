@@ -17,8 +17,8 @@ from inweave import inject
 from inweave.layers import fused, lora_layers
 from inweave.layers.layer import LoraLayer
 from inweave.layers.plan import InferencePlan
-from inweave.ops.fp8 import quantize_linear
 from inweave.ops.linear import Rounded
+from inweave.ops.quantized.fp8 import Fp8Linear
 
 INTO, OUT = 16, 24
 
@@ -109,7 +109,7 @@ CHANGES: dict[str, Callable[[LoraLayer], object]] = {
     "hook before backward": lambda layer: layer.base.register_full_backward_pre_hook(lambda module, dy: None),
     "other hooks": lambda layer: setattr(layer.base, "_forward_hooks", {0: lambda module, x, y: y + 1}),
     "forward": lambda layer: setattr(layer.base, "forward", type(layer.base)(INTO, OUT).requires_grad_(False).forward),
-    "8 bits": lambda layer: quantize_linear(layer.base),
+    "8 bits": lambda layer: Fp8Linear.quantize(layer.base),
     "down replaced": lambda layer: setattr(last(layer), "down", replaced(last(layer).down)),
     "up replaced": lambda layer: setattr(last(layer), "up", replaced(last(layer).up)),
     "other parameters": lambda layer: setattr(

@@ -17,7 +17,7 @@ import transformers
 
 from inweave.errors import ConfigError
 from inweave.models import bundled
-from inweave.models.variants import VARIANTS, find_variant
+from inweave.models.variants import find_variant, variants
 from inweave.targets.bases import find, listing
 from inweave.targets.index import Component
 from inweave.targets.tables import TABLES
@@ -31,7 +31,7 @@ def networks() -> list[tuple[str, str, str]]:
     """(variant, folder, listing), each component once."""
     classes: dict[str, tuple[str, str, str]] = {}
     table = json.loads(CONFIGS.joinpath("variants.json").read_text())
-    for variant in VARIANTS:
+    for variant in variants():
         known = find(variant.tensors)
         assert known is not None
         for part in known.parts:
@@ -134,7 +134,7 @@ def test_no_component_is_left_over_and_the_package_stays_small() -> None:
     table = json.loads(CONFIGS.joinpath("variants.json").read_text())
     used = {f"{component}.json" for parts in table.values() for _, component in parts.values()}
     assert used == {file.name for file in CONFIGS.joinpath("components").iterdir()}
-    assert tuple(table) == bundled.variants() == tuple(variant.name for variant in VARIANTS)
+    assert tuple(table) == bundled.variants() == tuple(variant.name for variant in variants())
     folder = Path(str(CONFIGS))
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 1_000_000
 

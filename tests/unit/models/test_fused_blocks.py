@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from inweave.layers import fused, inject, lora_layers  # noqa: E402
 from inweave.layers.fused_conv import FusedConv  # noqa: E402
 from inweave.models.fused.blocks import FusedResnetBlock2D, fuse_blocks, restore_blocks  # noqa: E402
-from inweave.ops.frozen_conv import frozen_conv2d  # noqa: E402
+from inweave.ops.conv import frozen_conv2d  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402

@@ -19,8 +19,8 @@ from inweave.layers.siblings import SharedSiblings  # noqa: E402
 from inweave.models.fused import joint as fused_joint  # noqa: E402
 from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
 from inweave.models.siblings import stack_siblings  # noqa: E402
-from inweave.ops.fp8 import linear as fp8  # noqa: E402
-from inweave.ops.linear import function  # noqa: E402
+from inweave.ops.linear import autograd  # noqa: E402
+from inweave.ops.quantized import fp8  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.adapters.order import side_by_side  # noqa: E402
 from inweave.training.execution.compilation import CompiledBlocks  # noqa: E402
@@ -72,15 +72,15 @@ class Net:
 def products(net: Net, context: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers each product of a forward pass serves."""
     counts: list[int] = []
-    plain = function.forward
+    plain = autograd.forward
 
     def forward(x: torch.Tensor, *others: Any) -> Any:
         counts.append(others[2].shape[0] // others[3].shape[1])
         return plain(x, *others)
 
-    monkeypatch.setattr(function, "forward", forward)
+    monkeypatch.setattr(autograd, "forward", forward)
     net.results(context)
-    monkeypatch.setattr(function, "forward", plain)
+    monkeypatch.setattr(autograd, "forward", plain)
     return counts
 
 
@@ -298,13 +298,13 @@ def test_streams_of_text_and_image_have_a_product_each(
     assert layers == 3 * len(groups) > 0 and {group.count for group in groups} == {3}
     assert len(groups) > sum("Attention" in type(module).__name__ for module in attentions), "text has its own"
     counts: list[int] = []
-    plain_forward = function.forward
+    plain_forward = autograd.forward
 
     def forward(x: torch.Tensor, *others: Any) -> Any:
         counts.append(others[2].shape[0] // others[3].shape[1])
         return plain_forward(x, *others)
 
-    monkeypatch.setattr(function, "forward", forward)
+    monkeypatch.setattr(autograd, "forward", forward)
     joins: list[int] = []
     plain_join = fused_joint.join_projections
     monkeypatch.setattr(
@@ -320,7 +320,9 @@ def test_layers_in_8_bits_are_quantized_together_and_share_a_product(monkeypatch
     monkeypatch.setattr(fp8, "SMALLEST_SIDE", 16)
     net = Net()
     fuse_blocks(net.unet)
-    text = quantize_denoiser(SimpleNamespace(denoiser=net.unet, release_weaver=lambda: None), torch.device("cpu"))
+    text = quantize_denoiser(
+        SimpleNamespace(denoiser=net.unet, release_weaver=lambda: None), "fp8", torch.device("cpu")
+    )
     assert "8 bits" in text
     plain = net.results()
     blocks = sum(type(module).__name__ == "FusedBasicTransformerBlock" for module in net.unet.modules())

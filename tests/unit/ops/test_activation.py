@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from tests.unit.ops.test_norm import assert_as_exact  # noqa: E402
+from tests.unit.ops.test_group_norm import assert_as_exact  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from inweave.ops.activation import geglu, reference, tanh_gelu  # noqa: E402

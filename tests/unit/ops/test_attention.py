@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from inweave.ops.attention import MeasuredAttention, attention, choice, fixed_order  # noqa: E402
+from inweave.ops.attention import MeasuredAttention, attention, fixed_order, select  # noqa: E402
 from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
 from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels  # noqa: E402
 from inweave.training.memory.checkpointing import _STORED  # noqa: E402
@@ -117,38 +117,38 @@ def test_other_devices_keep_torchs_attention() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1, "b": "no such kernel"}', "\x00" * 10])
 def test_a_broken_memory_of_choices_is_no_choice(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    choice.cache_file().parent.mkdir()
-    choice.cache_file().write_text(text)
-    assert choice._stored() == {}
+    select.cache_file().parent.mkdir()
+    select.cache_file().write_text(text)
+    assert select._stored() == {}
 
 
 def test_a_runs_record_comes_first_and_gets_what_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "_chosen", {"known": "cudnn", "both": "cudnn"})
+    monkeypatch.setattr(select, "_chosen", {"known": "cudnn", "both": "cudnn"})
     record = {"both": "efficient"}
-    with choice.recorded_choices(record):
-        assert choice._choose("both", lambda: pytest.fail("recorded"), "flash") == "efficient"
-        assert choice._choose("known", lambda: pytest.fail("known"), "flash") == "cudnn"
-        assert choice._choose("new", lambda: "flash", "efficient") == "flash"
-        assert choice._choose("captured", None, "flash") == "flash", "nothing is measured while a graph is recorded"
-        with choice.recorded_choices({}):
-            assert choice._choose("both", None, "flash") == "cudnn"
+    with select.recorded_choices(record):
+        assert select._choose("both", lambda: pytest.fail("recorded"), "flash") == "efficient"
+        assert select._choose("known", lambda: pytest.fail("known"), "flash") == "cudnn"
+        assert select._choose("new", lambda: "flash", "efficient") == "flash"
+        assert select._choose("captured", None, "flash") == "flash", "nothing is measured while a graph is recorded"
+        with select.recorded_choices({}):
+            assert select._choose("both", None, "flash") == "cudnn"
     assert record == {"both": "efficient", "known": "cudnn", "new": "flash", "captured": "flash"}
-    assert choice._stored() == {"both": "cudnn", "known": "cudnn", "new": "flash"}, "a run's record is its own"
-    assert choice._choose("both", None, "flash") == "cudnn"
+    assert select._stored() == {"both": "cudnn", "known": "cudnn", "new": "flash"}, "a run's record is its own"
+    assert select._choose("both", None, "flash") == "cudnn"
 
 
 def test_choices_are_remembered_beside_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    choice.cache_file().parent.mkdir()
-    choice.cache_file().write_text(json.dumps({"another GPU": "efficient"}))
-    monkeypatch.setattr(choice, "_chosen", {"this GPU": "cudnn"})
-    choice._store()
-    assert choice._stored() == {"another GPU": "efficient", "this GPU": "cudnn"}
+    select.cache_file().parent.mkdir()
+    select.cache_file().write_text(json.dumps({"another GPU": "efficient"}))
+    monkeypatch.setattr(select, "_chosen", {"this GPU": "cudnn"})
+    select._store()
+    assert select._stored() == {"another GPU": "efficient", "this GPU": "cudnn"}
     assert set(KERNELS) == {"cudnn", "flash", "efficient", "cudnn-fixed-order"}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     (tmp_path / "a file").write_text("")
-    choice._store()  # nowhere to write: another measurement next time
+    select._store()  # nowhere to write: another measurement next time
 
 
 def test_columns_of_one_product_are_not_copied() -> None:
@@ -166,26 +166,26 @@ def test_columns_of_one_product_are_not_copied() -> None:
 
 def test_what_memory_was_too_short_for_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "_chosen", {})
-    monkeypatch.setattr(choice, "_unmeasured", set())
-    assert choice._choose("short", lambda: None, "flash") == "flash"
-    assert choice._choose("short", lambda: pytest.fail("again in one process"), "flash") == "flash"
-    assert choice._choose("long", lambda: "plain", "flash") == "plain"
-    assert choice._stored() == {"long": "plain"}
+    monkeypatch.setattr(select, "_chosen", {})
+    monkeypatch.setattr(select, "_unmeasured", set())
+    assert select._choose("short", lambda: None, "flash") == "flash"
+    assert select._choose("short", lambda: pytest.fail("again in one process"), "flash") == "flash"
+    assert select._choose("long", lambda: "plain", "flash") == "plain"
+    assert select._stored() == {"long": "plain"}
 
 
 def test_bits_that_have_to_repeat_are_never_those_of_a_kernel_whose_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 2, 4, 8)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(choice, "measure", lambda *_: {})
-    assert choice._fastest(q, q, False, True) == "plain"
-    assert choice._fastest(q, q, False, False) == "efficient"
+    monkeypatch.setattr(select, "measure", lambda *_: {})
+    assert select._fastest(q, q, False, True) == "plain"
+    assert select._fastest(q, q, False, False) == "efficient"
 
     def short(*_: object) -> dict[str, float]:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(choice, "measure", short)
-    assert choice._fastest(q, q, False, True) is None
+    monkeypatch.setattr(select, "measure", short)
+    assert select._fastest(q, q, False, True) is None
 
 
 def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +197,12 @@ def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return tuple(grad + 1e-3 * len(runs) for grad in PLAIN.backward(*inputs))
 
     kernels = {"plain": PLAIN, "fixed": PLAIN._replace(repeats_only=True), "any": Kernel(PLAIN.forward, another_order)}
-    monkeypatch.setattr(choice, "KERNELS", kernels)
-    monkeypatch.setattr(choice, "_milliseconds", lambda _: 1.0)
+    monkeypatch.setattr(select, "KERNELS", kernels)
+    monkeypatch.setattr(select, "_milliseconds", lambda _: 1.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     q, k, _ = (tensor.detach() for tensor in inputs(torch.float32))
-    assert set(choice.measure(q, k, False, False)) == {"plain", "any"}
-    assert set(choice.measure(q, k, False, True)) == {"plain", "fixed"}
+    assert set(select.measure(q, k, False, False)) == {"plain", "any"}
+    assert set(select.measure(q, k, False, True)) == {"plain", "fixed"}
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_a_package_that_cannot_be_used_is_left_out(
     assert re.search(text, deterministic_hints(torch.bfloat16)[0])
     assert not deterministic_hints(torch.float32)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    assert "frontend" not in choice._machine.__wrapped__(0, True)
+    assert "frontend" not in select._machine.__wrapped__(0, True)
 
 
 def test_a_package_that_can_be_used_needs_no_hint(monkeypatch: pytest.MonkeyPatch, fresh_frontend: None) -> None:
@@ -283,27 +283,27 @@ def test_cudnns_graphs_live_as_long_as_cuda_graphs_may_launch_their_kernels(monk
 
 def test_a_resumed_run_notices_the_package_only_where_bits_have_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(choice, "frontend_version", lambda: "1.32.0")
-    monkeypatch.setattr(choice, "frontend_problem", lambda: "not installed")
-    choice._machine.cache_clear()
+    monkeypatch.setattr(select, "frontend_version", lambda: "1.32.0")
+    monkeypatch.setattr(select, "frontend_problem", lambda: "not installed")
+    select._machine.cache_clear()
     device = torch.device("cuda", 0)
-    recorded = {f"{choice.machine_name(device, on)}: bfloat16 1x1x8x8x8": "flash" for on in (False, True)}
-    monkeypatch.setattr(choice, "frontend_problem", lambda: None)  # it was installed since
-    choice._machine.cache_clear()
+    recorded = {f"{select.machine_name(device, on)}: bfloat16 1x1x8x8x8": "flash" for on in (False, True)}
+    monkeypatch.setattr(select, "frontend_problem", lambda: None)  # it was installed since
+    select._machine.cache_clear()
     try:
         assert choices_to_keep(recorded, device, deterministic=False) == (recorded, [])
         choices, notes = choices_to_keep(recorded, device, deterministic=True)
         assert choices == recorded and "frontend 1.32.0: results differ" in notes[0]
     finally:
-        choice._machine.cache_clear()
+        select._machine.cache_clear()
 
 
 def test_choices_are_made_for_a_machine_and_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    monkeypatch.setattr(choice, "frontend_version", lambda: "1.32.0")
+    monkeypatch.setattr(select, "frontend_version", lambda: "1.32.0")
     names = []
     for problem in ("it is not installed", None):
-        monkeypatch.setattr(choice, "frontend_problem", lambda problem=problem: problem)
-        names.append(choice._machine.__wrapped__(0, True))
+        monkeypatch.setattr(select, "frontend_problem", lambda problem=problem: problem)
+        names.append(select._machine.__wrapped__(0, True))
     assert names[1] == f"{names[0]}, frontend 1.32.0"
-    assert choice._machine.__wrapped__(0, False) == names[0]
+    assert select._machine.__wrapped__(0, False) == names[0]

@@ -12,7 +12,7 @@ import torch
 
 from inweave.adapter.tensor import BITS, Tensor
 from inweave.errors import FormatError
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 
 FLOATS = (0.0, -1.5, 3.25, 1024.0, -0.0078125, 7.0)
 

@@ -14,8 +14,8 @@ import torch
 import inweave.adapter as wa
 from inweave.adapter import Factors, Magnitude, Residual, Tensor
 from inweave.errors import TargetError
-from inweave.ops.decode import TORCH
 from inweave.ops.delta import change, delta, padded
+from inweave.ops.tensors.decode import TORCH
 
 Shape = tuple[int, ...]
 NAMES = {dtype: name for name, dtype in TORCH.items()}

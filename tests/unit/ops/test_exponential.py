@@ -12,7 +12,7 @@ import triton.language as tl  # noqa: E402
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
 import inweave.ops  # noqa: E402
-from inweave.ops.exponential import exact_exp  # noqa: E402
+from inweave.ops.common.exponential import exact_exp  # noqa: E402
 
 
 @triton.jit

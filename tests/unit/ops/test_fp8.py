@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 import inweave
 from inweave.errors import MergeStateError
 from inweave.layers import fused, lora_layers
-from inweave.ops.fp8 import Fp8Linear, Fp8Weight, device_problems, fits, linear, quantize_linear, quantize_rows
+from inweave.ops.fp8 import autograd, quantize_rows
 from inweave.ops.fp8.reference import LARGEST
 from inweave.ops.fp8.reference import quantize_rows as reference
-from inweave.ops.linear import frozen
+from inweave.ops.quantized import fp8
+from inweave.ops.quantized.fp8 import Fp8Linear, Fp8Weight
 from inweave.training.memory import checkpointing
 
 HALF_STEP = 2.0**-4  # of four significant bits
@@ -70,7 +71,7 @@ def test_products_forward_and_backward_are_within_the_errors_of_their_factors() 
     layer = nn.Linear(96, 64)
     layer.weight.data, layer.bias.data = weight.clone(), bias
     layer.requires_grad_(False)
-    quantize_linear(layer)
+    Fp8Linear.quantize(layer)
     assert isinstance(layer, Fp8Linear) and "weight" not in dict(layer.named_parameters())
     x.requires_grad_()
     y = layer(x)
@@ -94,7 +95,7 @@ def test_products_forward_and_backward_are_within_the_errors_of_their_factors() 
 def test_the_layer_multiplies_with_the_weight_it_shows() -> None:
     layer = nn.Linear(64, 48, bias=False).requires_grad_(False)
     original = layer.weight.detach().clone()
-    quantize_linear(layer)
+    Fp8Linear.quantize(layer)
     assert layer.weight.shape == (48, 64) and (layer.weight - original).abs().max() > 0
     q, scales = quantize_rows(torch.eye(64))
     torch.testing.assert_close(layer(torch.eye(64)), (q.float() * scales) @ layer.weight.T)
@@ -115,7 +116,7 @@ def test_an_adapter_is_added_to_the_quantized_layer(network: str, monkeypatch: p
     change = (layer.branch("default").product() * layer.branch("default").scale).detach()
     base = layer.base
     assert isinstance(base, nn.Linear)
-    quantize_linear(base)
+    Fp8Linear.quantize(base)
     assert layer.base is base and isinstance(layer.base, Fp8Linear)
     output, plain = model(x), base(x)
     torch.testing.assert_close(output - plain, x @ change.T, rtol=1e-4, atol=1e-4 * float(output.detach().abs().max()))
@@ -140,7 +141,7 @@ def test_gradient_checkpointing_of_a_quantized_layer_with_a_lora(mode: str, monk
     for layer in lora_layers(model).values():
         nn.init.normal_(layer.branch("default").up, std=0.3)
         assert isinstance(layer.base, nn.Linear)
-        quantize_linear(layer.base)
+        Fp8Linear.quantize(layer.base)
     x = numbers(6, 32)
 
     def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
@@ -164,7 +165,7 @@ def test_torch_compile_traces_it_whole_with_its_lora(monkeypatch: pytest.MonkeyP
     layer = lora_layers(model)["0"]
     nn.init.normal_(layer.branch("default").up, std=0.3)
     assert isinstance(layer.base, nn.Linear)
-    quantize_linear(layer.base)
+    Fp8Linear.quantize(layer.base)
     x = numbers(6, 32).requires_grad_()
     eager = model(x)
     (plain,) = torch.autograd.grad(eager.square().sum(), x)
@@ -202,7 +203,7 @@ def quantized_layers(monkeypatch: pytest.MonkeyPatch) -> nn.Sequential:
     layer.branch("default").up.data.normal_(std=0.3, generator=generator)
     for linear_ in (model[1], layer.base):
         assert isinstance(linear_, nn.Linear)
-        quantize_linear(linear_)
+        Fp8Linear.quantize(linear_)
     return model
 
 
@@ -247,18 +248,18 @@ def test_rows_of_a_transposed_input_lie_one_after_the_other(kind: str, monkeypat
     model = nn.Sequential(nn.Linear(32, 48)).requires_grad_(False)
     if kind == "lora":
         inweave.inject(model, rank=4, targets=["0"])
-        quantize_linear(lora_layers(model)["0"].base)
+        Fp8Linear.quantize(lora_layers(model)["0"].base)
     else:
-        quantize_linear(model[0])
+        Fp8Linear.quantize(model[0])
     strides: list[tuple[int, ...]] = []
-    own = linear.scaled_product
+    own = autograd.scaled_product
 
     def product(x: tuple[torch.Tensor, torch.Tensor], *others: Any, **options: Any) -> torch.Tensor:
         strides.append(x[0].stride())
         return own(x, *others, **options)
 
-    monkeypatch.setattr(linear, "scaled_product", product)
-    monkeypatch.setattr(frozen, "scaled_product", product)
+    monkeypatch.setattr(autograd, "scaled_product", product)
+    monkeypatch.setattr(fp8, "scaled_product", product)
 
     def tokens(image: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = model(image.flatten(2).transpose(1, 2) + 1)
@@ -272,7 +273,7 @@ def test_rows_of_a_transposed_input_lie_one_after_the_other(kind: str, monkeypat
 def test_a_bias_that_is_trained_has_a_gradient() -> None:
     layer = nn.Linear(32, 48)
     layer.weight.requires_grad_(False)
-    quantize_linear(layer)
+    Fp8Linear.quantize(layer)
     x, dy = numbers(7, 32), numbers(7, 48, seed=1)
     for work in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
         layer.bias.grad = None
@@ -282,7 +283,7 @@ def test_a_bias_that_is_trained_has_a_gradient() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     layer = nn.Linear(32, 48).requires_grad_(False)
-    quantize_linear(layer)
+    Fp8Linear.quantize(layer)
     x = numbers(7, 32).requires_grad_()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
@@ -324,7 +325,7 @@ def test_the_kernel_that_makes_rows_quantizes_them(monkeypatch: pytest.MonkeyPat
 
 def test_operator_contract() -> None:
     layer = nn.Linear(32, 48).requires_grad_(False)
-    quantize_linear(layer)
+    Fp8Linear.quantize(layer)
     assert isinstance(layer, Fp8Linear)
     x = numbers(7, 32)
     # not its schema: torch compares arguments with what they were, and has no comparison of e4m3
@@ -338,18 +339,22 @@ def test_operator_contract() -> None:
 
 def test_only_large_layers_of_even_sizes_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
-        assert fits(nn.Linear(3072, 12288)) and fits(nn.Linear(2048, 2048))
-        assert not fits(nn.Linear(1280, 10240)) and not fits(nn.Linear(3072, 64)) and not fits(nn.Linear(3080, 3072))
-        assert not fits(nn.Conv2d(3072, 3072, 1))
-    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+        assert Fp8Linear.fits(nn.Linear(3072, 12288)) and Fp8Linear.fits(nn.Linear(2048, 2048))
+        assert (
+            not Fp8Linear.fits(nn.Linear(1280, 10240))
+            and not Fp8Linear.fits(nn.Linear(3072, 64))
+            and not Fp8Linear.fits(nn.Linear(3080, 3072))
+        )
+        assert not Fp8Linear.fits(nn.Conv2d(3072, 3072, 1))
+    monkeypatch.setattr(fp8, "SMALLEST_SIDE", 16)
     small = nn.Linear(16, 32)
-    assert fits(small)
-    quantize_linear(small)
-    assert not fits(small), "once"
+    assert Fp8Linear.fits(small)
+    Fp8Linear.quantize(small)
+    assert not Fp8Linear.fits(small), "once"
 
 
 def test_a_device_without_such_products_says_so() -> None:
-    assert device_problems(torch.device("cpu")) == ["device cpu: 8-bit products need a CUDA device"]
+    assert Fp8Linear.device_problems(torch.device("cpu")) == ["device cpu: 8-bit products need a CUDA device"]
 
 
 def interpreted() -> dict[str, list[str]]:

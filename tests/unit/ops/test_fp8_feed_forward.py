@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from inweave.models.fused.blocks import fuse_blocks, restore_blocks
 from inweave.ops.activation import tanh_gelu
-from inweave.ops.fp8 import Fp8Linear, frozen_feed_forward, quantize, quantize_linear
+from inweave.ops.fp8 import frozen_feed_forward, select
+from inweave.ops.quantized.fp8 import Fp8Linear
 from inweave.training.memory import checkpointing
 
 OPERATORS = ("fp8_product", "fp8_linear", "gelu_rows", "gelu_gradient_rows", "tanh_gelu")
@@ -34,7 +35,7 @@ def layers(columns: int, dtype: torch.dtype, device: str = "cpu", scale: int = 1
         layer = nn.Linear(into, out, bias=not made, device=device, dtype=dtype).requires_grad_(False)
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / into**0.5)
-        quantize_linear(layer)
+        Fp8Linear.quantize(layer)
         assert isinstance(layer, Fp8Linear)
         made.append(layer)
     return made[0], made[1]
@@ -154,12 +155,12 @@ ATTENTION = r".*(to_[qkv]|add_[qkv]_proj)"
 
 def quantized(variant: str, monkeypatch: pytest.MonkeyPatch, targets: str = ATTENTION) -> tuple[Any, dict[str, Any]]:
     """A small model, whose feed-forward parts and output projections are in 8 bits, and take the path of compiled regions."""
-    monkeypatch.setattr(quantize, "is_traced", lambda: True)
+    monkeypatch.setattr(select, "is_traced", lambda: True)
     transformer, inputs = network(variant, dtype=torch.float32, targets=targets)
     for name, module in list(transformer.named_modules()):
         if type(module) is nn.Linear and any(part in name for part in (".ff", "proj_mlp", "proj_out")):
             if "single" in name or ".ff" in name:
-                quantize_linear(module)
+                Fp8Linear.quantize(module)
     return transformer, inputs
 
 

@@ -167,7 +167,7 @@ def test_operator_contract() -> None:
     x, weight, bias, down, up, grad = numbers((6, 8, 6, 3), torch.float32)
     for factor in (down, up):
         factor.requires_grad_()
-    none = (None,) * 5
+    none = (None,) * 6  # rounded factors, the other tensors of a quantized weight, its format
     for inputs in (x, x.view(2, 3, 8), x.view(2, 3, 8).transpose(0, 1)):
         torch.library.opcheck(torch.ops.inweave.lora_linear.default, (inputs, weight, bias, down, up, 0.5, *none))
     plain_factors = (down.detach(), up.detach())
@@ -238,8 +238,8 @@ def test_layers_of_one_input_are_one_operation_when_compiled() -> None:
 
 def interpreted() -> dict[str, float]:
     """Run in a process of its own: what Triton's decorators make is decided when they run."""
+
     from inweave.ops.linear import triton as kernel
-    from inweave.ops.linear.output import adapter_output
 
     worst: dict[str, float] = {}
 
@@ -255,10 +255,10 @@ def interpreted() -> dict[str, float]:
             parts = zip(hidden.double().chunk(count, 1), up.double().chunk(count), strict=True)
             exact = 0.7 * torch.cat([s @ factor.T for s, factor in parts], 1)
             exact = exact if own_bias is None else exact + own_bias.double()
-            record(f"output {dtype}", adapter_output(hidden, up, own_bias, 0.7), exact)
+            record(f"output {dtype}", kernel.adapter_output(hidden, up, own_bias, 0.7), exact)
     for shape, splits, dtype in product(shapes, (1, 2), (torch.float32, torch.float16)):
         x, _, _, down, up, grad = numbers(shape, dtype)
-        division = kernel.plan(shape[0], shape[2], shape[1], shape[3])
+        division = kernel.tile_sizes(shape[0], shape[2], shape[1], shape[3])
         division = division._replace(splits=splits, block_depth=32, rows=32)
         hidden = x @ down.T
         for saved, fresh, of_x in ((None, True, True), (hidden, False, True), (hidden, False, False)):
@@ -266,7 +266,7 @@ def interpreted() -> dict[str, float]:
             if fresh:
                 theirs = [torch.zeros_like(total) for total in theirs]
             options = {"grad_x": of_x, "grad_down": ours[0], "grad_up": ours[1], "fresh": fresh}
-            one = kernel.backward(grad, x, saved, down, up, 0.7, **options, chosen=division)
+            one = kernel.backward(grad, x, saved, down, up, 0.7, **options, sizes=division)
             wide = [tensor.double() for tensor in (grad, x, down, up)]
             two = reference.backward(
                 *wide[:2], None, None, *wide[2:], 0.7, grad_x=of_x, grad_down=theirs[0], grad_up=theirs[1]
@@ -292,13 +292,12 @@ def test_kernels_compile_for_a_gpu(rank: int) -> None:
     pytest.importorskip("triton")
     from tests.unit.ops.compiling import compiled_size
 
-    from inweave.ops.linear import output
     from inweave.ops.linear import triton as kernel
 
-    plan = kernel.plan(1024, 1280, 1280, rank)
-    common = {"RANK": plan.rank, "PRECISION": "tf32"}
-    assert compiled_size(kernel._inner_kernel, {**common, "BLOCK": plan.block_rows, "DEPTH": plan.block_depth}) > 1000
-    tiles = {"ROWS": plan.rows, "COLUMNS": plan.columns}
+    sizes = kernel.tile_sizes(1024, 1280, 1280, rank)
+    common = {"RANK": sizes.rank, "PRECISION": "tf32"}
+    assert compiled_size(kernel._inner_kernel, {**common, "BLOCK": sizes.block_rows, "DEPTH": sizes.block_depth}) > 1000
+    tiles = {"ROWS": sizes.rows, "COLUMNS": sizes.columns}
     names = ("OF_X", "OF_DOWN", "ADD", "SPLIT", "EVICTION")
     for flags in (
         (True, True, True, False, ""),
@@ -309,6 +308,6 @@ def test_kernels_compile_for_a_gpu(rank: int) -> None:
         options = dict(zip(names, flags, strict=True))
         assert compiled_size(kernel._column_kernel, {**common, **tiles, **options}) > 1000
     for bias, count in product((True, False), (1, 3)):
-        options = {"COUNT": count, "BIAS": bias, "ROWS": output._ROWS, "COLUMNS": output._COLUMNS}
-        assert compiled_size(output._output_kernel, {**common, **options}) > 1000
+        options = {"COUNT": count, "BIAS": bias, "ROWS": kernel._ROWS, "COLUMNS": kernel._COLUMNS}
+        assert compiled_size(kernel._output_kernel, {**common, **options}) > 1000
     assert compiled_size(kernel._sum_kernel, {"ADD": True, "SPLITS": 2, "BLOCK": kernel._SUM_BLOCK}) > 1000

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch")
 
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
-from inweave.ops.merge import Product, Target, merge_products  # noqa: E402
+from inweave.ops.merge import Product, WeightUpdate, merge_products  # noqa: E402
 
 SHAPES = [(1, 1), (7, 3), (64, 64), (130, 70), (33, 200)]
 RANKS = [(), (1,), (16,), (5, 33), (70, 2, 3)]
 
 
-def make_targets(dtype: torch.dtype, factor: torch.dtype) -> list[Target]:
+def make_targets(dtype: torch.dtype, factor: torch.dtype) -> list[WeightUpdate]:
     torch.manual_seed(0)
     targets = []
     for (rows, columns), ranks in zip(SHAPES, RANKS, strict=True):
@@ -26,11 +26,11 @@ def make_targets(dtype: torch.dtype, factor: torch.dtype) -> list[Target]:
             Product((torch.randn(rows, r) * 0.3).to(factor), (torch.randn(r, columns) * 0.3).to(factor), 0.4 - 0.7 * i)
             for i, r in enumerate(ranks)
         )
-        targets.append(Target(base, torch.full_like(base, 9.0), products))
+        targets.append(WeightUpdate(base, torch.full_like(base, 9.0), products))
     return targets
 
 
-def errors(targets: list[Target]) -> list[float]:
+def errors(targets: list[WeightUpdate]) -> list[float]:
     """Largest error of each target against float64, in units of the dtype's rounding at that size."""
     ratios = []
     for target in targets:
@@ -54,20 +54,20 @@ def test_reference_is_the_formula_rounded_once(dtype: torch.dtype, factor: torch
 
 def test_in_place_and_empty() -> None:
     targets = make_targets(torch.float32, torch.float32)
-    again = [Target(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
+    again = [WeightUpdate(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
     merge_products(again)
-    merge_products([Target(t.base, t.base, t.products) for t in targets])
+    merge_products([WeightUpdate(t.base, t.base, t.products) for t in targets])
     assert all(torch.equal(t.base, a.out) for t, a in zip(targets, again, strict=True))
     merge_products([])
 
 
-def with_overflow(targets: list[Target], dtype: torch.dtype) -> list[Target]:
+def with_overflow(targets: list[WeightUpdate], dtype: torch.dtype) -> list[WeightUpdate]:
     """The same with results beyond the dtype in the third, and a base that is infinite in the last."""
     third, last = targets[2], targets[4]
     huge = torch.finfo(dtype).max
     products = tuple(Product(p.up.fill_(1), p.down.fill_(1), huge) for p in third.products)
     last.base[-1, -1] = float("inf")
-    return [*targets[:2], Target(third.base, third.out, products), targets[3], last]
+    return [*targets[:2], WeightUpdate(third.base, third.out, products), targets[3], last]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -85,10 +85,10 @@ def interpreted() -> dict[str, list[list[float]]]:
         for factor in (torch.float32, torch.float16):
             targets = make_targets(dtype, factor)
             kernel.merge_products(targets)
-            plain = [Target(t.base, torch.empty_like(t.base), t.products) for t in targets]
+            plain = [WeightUpdate(t.base, torch.empty_like(t.base), t.products) for t in targets]
             merge_products(plain)
             rows[f"{dtype} {factor}"] = [errors(targets), errors(plain)]
-    launch = kernel.Launch(make_targets(torch.float32, torch.float32)[3:4])
+    launch = kernel.PreparedMerge(make_targets(torch.float32, torch.float32)[3:4])
     launch.rescale(torch.zeros(2).numpy())
     launch.run()
     target = launch._keep[0]
@@ -96,7 +96,7 @@ def interpreted() -> dict[str, list[list[float]]]:
     for dtype in (torch.float32, torch.float16):
         targets = with_overflow(make_targets(dtype, dtype), dtype)
         assert kernel.merge_products(targets) == [2, 4], dtype
-        launch = kernel.Launch(targets)
+        launch = kernel.PreparedMerge(targets)
         assert launch.run() == launch.run() == [2, 4]
         launch.rescale(torch.zeros(sum(len(target.products) for target in targets)).numpy())
         assert launch.run() == [4]  # its base

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from tests.unit.ops.test_norm import assert_as_exact, channels_last, values  # noqa: E402
+from tests.unit.ops.test_group_norm import assert_as_exact, channels_last, values  # noqa: E402
 
 from inweave.ops.residual import reference, residual_sum  # noqa: E402
 

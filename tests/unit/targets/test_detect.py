@@ -10,7 +10,7 @@ import pytest
 from inweave.adapter import Adapter
 from inweave.exchange.check import check
 from inweave.formats.read import read
-from inweave.targets.bases import KNOWN, Part, known_index
+from inweave.targets.bases import KNOWN, KnownNetwork, known_index
 from inweave.targets.compact import expand, expand_inner, pack
 from inweave.targets.detect import detect
 from inweave.targets.fit import stacked_shape
@@ -35,7 +35,9 @@ def adapter_of(
 
 
 def trained(base: str, leaves: tuple[str, ...] = ATTENTION, blocks: int | None = None) -> Shapes:
-    """A LoRA on the modules of a base that end in ``leaves``, in diffusers names; of the first ``blocks`` blocks only."""
+    """A LoRA on the modules of a base that end in ``leaves``, in diffusers names; of the first ``blocks`` blocks
+    only.
+    """
     denoiser = known_index(base).denoiser
     assert denoiser is not None
     shapes: Shapes = {}
@@ -128,8 +130,10 @@ class TestMetadata:
         assert detection.warnings == ()
 
     @pytest.mark.parametrize(("field", "value", "base"), [
-        ("ss_base_model_version", "sdxl_base_v1-0", "sdxl"), ("modelspec.architecture", "stable-diffusion-v1/lora", "sd1.5"),
-        ("modelspec.architecture", "hunyuan-video/lora", "hunyuanvideo"), ("ss_network_module", "networks.lora_wan", "wan2.1-t2v-14b"),
+        ("ss_base_model_version", "sdxl_base_v1-0", "sdxl"),
+        ("modelspec.architecture", "stable-diffusion-v1/lora", "sd1.5"),
+        ("modelspec.architecture", "hunyuan-video/lora", "hunyuanvideo"),
+        ("ss_network_module", "networks.lora_wan", "wan2.1-t2v-14b"),
         ("base_model_name_or_path", "Qwen/Qwen-Image", "qwen-image"),
         ("lora_adapter_metadata", '{"transformer.base_model_name_or_path": "Qwen/Qwen-Image"}', "qwen-image"),
     ])  # fmt: skip
@@ -206,7 +210,7 @@ class TestMetadata:
 
 @pytest.mark.parametrize("base", [known.name for known in KNOWN[:: sized(5, 1)] if known.parts[0].component == "unet"])
 def test_a_file_for_every_module_is_detected(base: str) -> None:
-    """Whatever the base: all of its matrices, in diffusers names; only bases with the same ones may be named instead."""
+    """For any base, with all its matrices in diffusers names; only bases with the same ones may be named instead."""
     denoiser = known_index(base).denoiser
     assert denoiser is not None
     shapes: Shapes = {}
@@ -223,12 +227,16 @@ def test_a_file_for_every_module_is_detected(base: str) -> None:
 
 def test_forms_know_what_the_whole_network_knows() -> None:
     """Indexing one block for many loses no name and no shape, in either naming of any base."""
-    seen: set[Part] = set()
+    seen: set[KnownNetwork] = set()
     for known in KNOWN[:: sized(6, 1)]:
         for part in (part for part in known.parts if part not in seen and part.table != "unet"):
             seen.add(part)
             index, whole = form_index(part), known_index(known.name, "original").components[part.component]
-            for naming, spellings in (("diffusers", whole.by_diffusers), ("original", whole.by_original)):
+            sides: tuple[tuple[Naming, Mapping[str, Spelling]], ...] = (
+                ("diffusers", whole.by_diffusers),
+                ("original", whole.by_original),
+            )
+            for naming, spellings in sides:
                 for name, spelling in _ends(spellings).items():
                     for param, uses in spelling.items():
                         assert stacked_shape(whole, uses) in _shapes(index, name, naming, param), (known.name, name)
@@ -236,7 +244,7 @@ def test_forms_know_what_the_whole_network_knows() -> None:
 
 def _ends(spellings: Mapping[str, Spelling]) -> dict[str, Spelling]:
     """The first and the last module of each form."""
-    first = {form_of(name): name for name in reversed(spellings)}
+    first = {form_of(name): name for name in reversed(list(spellings))}
     last = {form_of(name): name for name in spellings}
     return {name: spellings[name] for name in (*first.values(), *last.values())}
 

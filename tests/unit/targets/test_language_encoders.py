@@ -36,7 +36,8 @@ QWEN_IMAGE = {
 }
 PREFIXES = (
     "text_encoder.model.layers.", "text_encoder.model.language_model.layers.", "text_encoder.language_model.layers.",
-    "text_encoder.layers.", "text_encoders.qwen25_7b.transformer.model.layers.", "lora_te_layers_", "lora_te1_model_layers_",
+    "text_encoder.layers.", "text_encoders.qwen25_7b.transformer.model.layers.", "lora_te_layers_",
+    "lora_te1_model_layers_",
     "lora_te_model_language_model_layers_", "text_encoder.base_model.model.model.layers.",
 )  # fmt: skip
 
@@ -68,7 +69,9 @@ def test_other_language_encoders(base: str, module: str, shape: tuple[int, int])
 
 
 def test_a_text_encoder_that_is_not_known_says_nothing_about_the_base() -> None:
-    """HunyuanVideo reads prompts with a Llama, whose tensors are not listed: they are named, and the base is detected."""
+    """HunyuanVideo reads prompts with a Llama, whose tensors are not listed: they are named, and the base is
+    detected.
+    """
     shapes: Shapes = {}
     for block in range(40):
         shapes |= lora(f"transformer.single_transformer_blocks.{block}.attn.to_q", 3072, 3072)

@@ -35,9 +35,12 @@ def place(shapes: dict[str, tuple[int, ...]], base: str, naming: Naming = "diffu
 
 
 WRAPPERS = (
-    "", "pipe.dit.", "dit.", "pipe.", "model.", "module.", "net.", "transformer.", "model.diffusion_model.", "diffusion_model.",
-    "base_model.model.", "base_model.model.transformer.", "base_model.model.diffusion_model.", "base_model.model.model.",
-    "module.diffusion_model.", "_orig_mod.", "transformer.base_model.model.", "pipe.dit.base_model.model.", "model.model.",
+    "", "pipe.dit.", "dit.", "pipe.", "model.", "module.", "net.", "transformer.", "model.diffusion_model.",
+    "diffusion_model.",
+    "base_model.model.", "base_model.model.transformer.", "base_model.model.diffusion_model.",
+    "base_model.model.model.",
+    "module.diffusion_model.", "_orig_mod.", "transformer.base_model.model.", "pipe.dit.base_model.model.",
+    "model.model.",
     "model.transformer.", "high_noise_model.",
 )  # fmt: skip
 
@@ -50,7 +53,8 @@ def test_wrappers_in_front_of_a_module(wrapper: str, module: str) -> None:
     assert plan.placements[0].component == "unet"
 
 
-@pytest.mark.parametrize("prefix", ["lora_unet_", "lora_unet__", "lycoris_", "lora_transformer_", "lora_unet_model_diffusion_model_",
+@pytest.mark.parametrize("prefix", ["lora_unet_", "lora_unet__", "lycoris_", "lora_transformer_",
+        "lora_unet_model_diffusion_model_",
                                     "lora_unet_diffusion_model_", "lora_unet_model_"])  # fmt: skip
 @pytest.mark.parametrize("module", ["blocks_3_self_attn_q", "blocks_3_attn1_to_q"])
 def test_wrappers_in_front_of_a_flat_module(prefix: str, module: str) -> None:
@@ -83,7 +87,8 @@ class TestTwoExperts:
 
     @pytest.mark.parametrize(("high", "low"), [
         ("transformer.", "transformer_2."), ("high_noise_model.", "low_noise_model."), ("pipe.dit.", "pipe.dit2."),
-        ("base_model.model.transformer.", "base_model.model.transformer_2."), ("lora_transformer_", "lora_transformer_2_"),
+        ("base_model.model.transformer.", "base_model.model.transformer_2."),
+        ("lora_transformer_", "lora_transformer_2_"),
     ])  # fmt: skip
     @pytest.mark.parametrize("base", ["wan2.1-t2v-14b", "wan2.2-i2v-a14b"])
     def test_each_goes_to_its_own_network(self, high: str, low: str, base: str) -> None:
@@ -118,8 +123,10 @@ class TestTwoExperts:
 class TestFused:
     @pytest.mark.parametrize(("base", "module", "parts", "shape"), [
         ("flux1-dev", "transformer_blocks.0.attn.to_qkv", ["to_q", "to_k", "to_v"], (9216, 3072)),
-        ("flux1-dev", "transformer_blocks.0.attn.to_added_qkv", ["add_q_proj", "add_k_proj", "add_v_proj"], (9216, 3072)),
-        ("flux1-dev", "transformer_blocks.0.attn.add_qkv_proj", ["add_q_proj", "add_k_proj", "add_v_proj"], (9216, 3072)),
+        ("flux1-dev", "transformer_blocks.0.attn.to_added_qkv", ["add_q_proj", "add_k_proj", "add_v_proj"],
+            (9216, 3072)),
+        ("flux1-dev", "transformer_blocks.0.attn.add_qkv_proj", ["add_q_proj", "add_k_proj", "add_v_proj"],
+            (9216, 3072)),
         ("qwen-image", "transformer_blocks.59.attn.to_qkv", ["to_q", "to_k", "to_v"], (9216, 3072)),
         ("wan2.1-t2v-14b", "blocks.1.attn1.to_qkv", ["to_q", "to_k", "to_v"], (15360, 5120)),
         ("wan2.1-t2v-14b", "blocks.1.attn2.to_kv", ["to_k", "to_v"], (10240, 5120)),
@@ -211,7 +218,8 @@ def test_vace(prefix: str, module: str, tensor_name: str | None, shape: tuple[in
 def test_every_tensor_is_placed_or_named(tmp_path: Path) -> None:
     """Two experts, a fused projection, a norm, a foreign key: nothing disappears."""
     shapes = {
-        **lora("transformer.blocks.0.attn1.to_qkv", 15360, 5120), **lora("transformer_2.blocks.0.attn1.to_q", 5120, 5120),
+        **lora("transformer.blocks.0.attn1.to_qkv", 15360, 5120),
+        **lora("transformer_2.blocks.0.attn1.to_q", 5120, 5120),
         "transformer.blocks.0.attn1.norm_q.weight.diff": (5120,), "something.else": (3,), **lora("image_proj.x", 4, 4),
     }  # fmt: skip
     report = resolve(adapter_of(shapes), known_index("wan2.1-t2v-14b"), strict=False).report

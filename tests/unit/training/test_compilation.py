@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from inweave.errors import ConfigError
-from inweave.models.families import FAMILIES, family_named
+from inweave.models.families import BUILT_IN, family_named
 from inweave.training.data.batches import Order
 from inweave.training.execution import compilation
 from inweave.training.execution.compilation import COMPILE_SECONDS, CompiledBlocks, choose, compile_problems, saves_time
@@ -197,7 +197,7 @@ def test_compiling_pays_in_long_runs_of_large_images(tmp_path: Path) -> None:
 
 def test_compiling_pays_for_families_that_were_measured(tmp_path: Path) -> None:
     usual, one = config(tmp_path, batch_size=1), Order((1,), (4,), 1)
-    pays = {family.name: saves_time(SimpleNamespace(family=family, size=1024), one, usual, 2500) for family in FAMILIES}
+    pays = {family.name: saves_time(SimpleNamespace(family=family, size=1024), one, usual, 2500) for family in BUILT_IN}
     assert {name for name, long_enough in pays.items() if long_enough} == {"flux", "sd3"}
     flux: Any = SimpleNamespace(family=family_named("flux"), size=1024)
     assert saves_time(flux, one, usual, 500) and not saves_time(flux, one, usual, 400)

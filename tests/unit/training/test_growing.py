@@ -182,7 +182,7 @@ def test_settings_without_effect_may_change(tmp_path: Path) -> None:
         tiny(
             tmp_path / "a", steps=6, loss="huber", huber_c=0.2, huber_schedule="snr", warmup=5, scale_weight_norms=1.0
         ).resume("auto")
-    assert sorted(problem.split(":")[0] for problem in caught.value.problems) == [
+    assert sorted(str(problem).split(":")[0] for problem in caught.value.problems) == [
         "huber_c", "loss", "scale_weight_norms", "warmup",
     ]  # fmt: skip
 

@@ -14,9 +14,9 @@ from inweave.adapter import Adapter, Full, Lora
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import naming_for, save
 from inweave.exchange.load import component_folders, load, open_base
-from inweave.ops.decode import decode
+from inweave.ops.tensors.decode import decode
 from inweave.targets.resolve import resolve
-from inweave.weights.offline.bake import Layer, write_merged
+from inweave.weights.offline.bake import BakeItem, write_merged
 from inweave.weights.offline.extract import Extracted, extract_difference, open_checkpoint, truncated_svd
 from inweave.weights.stack import Strength
 from tests.unit.weights.models import DENOISER, ENCODER, flux, write_file, write_folder, write_shards
@@ -85,6 +85,7 @@ def test_an_exact_low_rank_change_comes_back(tmp_path: Path, rank: int) -> None:
     assert all(row.energy == pytest.approx(1, abs=1e-6) and row.rank == rank for row in result.rows)
     assert not result.left_out and not result.notes
     conv = next(entry.factors for entry in result.adapter.entries if entry.ref.name == "conv")
+    assert isinstance(conv, Lora)
     assert conv.down.shape == (rank, 10, 3, 3) and conv.up.shape == (24, rank, 1, 1)
 
 
@@ -180,7 +181,8 @@ def test_the_same_numbers_every_time(tmp_path: Path) -> None:
 def tuned_flux(seed: int = 7) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     before = flux()
     names = [f"{DENOISER}double_blocks.0.img_attn.qkv.weight", f"{DENOISER}single_blocks.0.linear1.weight",
-             f"{DENOISER}final_layer.adaLN_modulation.1.weight", f"{ENCODER}text_model.encoder.layers.0.self_attn.q_proj.weight"]  # fmt: skip
+             f"{DENOISER}final_layer.adaLN_modulation.1.weight",
+             f"{ENCODER}text_model.encoder.layers.0.self_attn.q_proj.weight"]  # fmt: skip
     after = before | {name: before[name] + change(seed, tuple(before[name].shape), 2) for name in names}
     return before, after
 
@@ -207,7 +209,7 @@ def test_any_two_layouts_of_one_model_compare(tmp_path: Path, to: str, layouts: 
         assert {entry.factors.rank for entry in adapter.entries} == {2}
     plain = write_file(tmp_path / "again.safetensors", before)
     index = open_base(plain)
-    write_merged(plain, [Layer(resolve(adapter, index), Strength())], tmp_path / "out.safetensors", index=index)
+    write_merged(plain, [BakeItem(resolve(adapter, index), Strength())], tmp_path / "out.safetensors", index=index)
     restored = load_file(tmp_path / "out.safetensors")
     for name, value in after.items():
         if not torch.equal(value, before[name]):

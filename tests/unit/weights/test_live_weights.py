@@ -1,4 +1,4 @@
-"""A Weaver and a model that changes under it: moves, ties, foreign writes, overflow, interrupts, hooks, fused layers."""
+"""A Weaver and a changing model: moves, ties, writes from outside, overflow, interrupts, hooks, fused layers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import gc
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import inweave  # noqa: E402
-from inweave.errors import InweaveError, MergeStateError, TargetError  # noqa: E402
-from inweave.formats.read import read  # noqa: E402
-from inweave.weights import gc_pause  # noqa: E402
-from inweave.weights import weaver as weaver_module  # noqa: E402
-from inweave.weights.source import DictSource, FileSource  # noqa: E402
-from tests.support import random, sized, tensor  # noqa: E402
+import inweave
+from inweave.errors import InweaveError, MergeStateError, TargetError
+from inweave.formats.read import read
+from inweave.weights import gc_pause
+from inweave.weights import weaver as weaver_module
+from inweave.weights.source import DictSource, FileSource
+from tests.support import random, sized, tensor
 
 
 class Net(nn.Module):
@@ -94,7 +95,8 @@ CONVERSIONS = {
     "deep copies of the data": lambda net: net._apply(lambda t: t.clone()),
 }
 NEW_WEIGHTS = {
-    "a replaced parameter": replace_parameter, "a replaced module": replace_module, "load_state_dict(assign=True)": assign,
+    "a replaced parameter": replace_parameter, "a replaced module": replace_module,
+    "load_state_dict(assign=True)": assign,
     "load_state_dict": copy_in, "an optimizer": optimize, "replaced data": replace_data,
 }  # fmt: skip
 
@@ -144,7 +146,7 @@ def test_foreign_writes_over_merged_adapters_are_refused_by_name(change: Any, st
     weaver.apply([(adapter, 0.5)])
     change(net)
     before = bits(net)
-    with pytest.raises(MergeStateError, match=r"lin\.weight.*changed by something else"):
+    with pytest.raises(MergeStateError, match=r"lin\.weight.*modified outside the Weaver"):
         weaver.apply(stack)
     assert bits(net) == before
     again = inweave.Weaver(net)  # the way out that the message names
@@ -502,11 +504,11 @@ def test_fused_projections_are_woven_too(when: str) -> None:
 
 def test_compiled_and_wrapped_modules_are_looked_into() -> None:
     net, plain = Net(), Net()
-    net.lin = torch.compile(net.lin)
-    wrapped = nn.DataParallel(torch.compile(net))
+    net.lin = torch.compile(net.lin)  # type: ignore[assignment]
+    wrapped: nn.Module = nn.DataParallel(torch.compile(net))  # type: ignore[type-var]
     inweave.Weaver(wrapped).apply([(lin(), 0.5)])
     inweave.Weaver(plain).apply([(lin(), 0.5)])
-    assert torch.equal(net.lin._orig_mod.weight, plain.lin.weight)
+    assert torch.equal(cast(Any, net.lin)._orig_mod.weight, plain.lin.weight)
 
 
 def test_a_weaver_of_something_without_weights_is_our_error() -> None:

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-import inweave  # noqa: E402
-from inweave.errors import ConfigError  # noqa: E402
-from inweave.targets.index import ModelIndex  # noqa: E402
-from inweave.weights.networks import index_of, networks_of  # noqa: E402
-from inweave.weights.source import DictSource  # noqa: E402
-from tests.support import random, write  # noqa: E402
+import inweave
+from inweave.errors import ConfigError
+from inweave.targets.index import ModelIndex
+from inweave.weights.networks import index_of, networks_of
+from inweave.weights.source import DictSource
+from tests.support import random, write
 
 
 @pytest.fixture
@@ -35,7 +36,8 @@ def pipeline() -> Any:
     vae = diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=4, latent_channels=4)
     return diffusers.StableDiffusionPipeline(
         vae=vae, text_encoder=transformers.CLIPTextModel(text), tokenizer=None, unet=unet,
-        scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1), safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+        scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1), safety_checker=None,
+        feature_extractor=None, requires_safety_checker=False,
     )  # fmt: skip
 
 

@@ -11,12 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inweave.adapter import Adapter, Full, Lora, Tensor
+from inweave.adapter import Adapter, Entry, Full, Lora, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import save
 from inweave.exchange.load import load
 from inweave.formats.read import read
-from inweave.ops.decode import decode
+from inweave.ops.tensors.decode import decode
+from inweave.targets.links import Naming
 from inweave.weights.offline.resize import Resized, chosen_rank, resize_stack
 from inweave.weights.stack import Strength
 from tests.golden.weave import Base, small, torch_base
@@ -30,7 +31,12 @@ NET = torch_base(
 FLUX, FUSED = small("flux1-dev"), small("flux1-dev", "original")
 
 
-def resized(stack, base: Base = NET, naming: str = "diffusers", **options) -> Resized:  # type: ignore[no-untyped-def]
+def lora_of(entry: Entry) -> Lora:
+    assert isinstance(entry.factors, Lora)
+    return entry.factors
+
+
+def resized(stack, base: Base = NET, naming: Naming = "diffusers", **options) -> Resized:  # type: ignore[no-untyped-def]
     parts = [(lora if isinstance(lora, Adapter) else adapter(lora), Strength.of(strength)) for lora, strength in stack]
     return resize_stack(parts, base.index, lambda component: naming, **options)
 
@@ -55,13 +61,16 @@ def summed(*parts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def conv(seed: int, rank: int = 3) -> dict[str, Tensor]:
-    return {"unet.conv.lora_down.weight": random(seed, rank, 6, 3, 3), "unet.conv.lora_up.weight": random(seed + 1, 10, rank, 1, 1),
+    return {"unet.conv.lora_down.weight": random(seed, rank, 6, 3, 3),
+        "unet.conv.lora_up.weight": random(seed + 1, 10, rank, 1, 1),
             "unet.conv.alpha": tensor(2.0)}  # fmt: skip
 
 
 def tucker(seed: int, rank: int = 3) -> dict[str, Tensor]:
-    return {"unet.conv.lora_down.weight": random(seed, rank, 6, 1, 1), "unet.conv.lora_up.weight": random(seed + 1, 10, rank, 1, 1),
-            "unet.conv.lora_mid.weight": random(seed + 2, rank, rank, 3, 3), "unet.conv.alpha": tensor(1.5)}  # fmt: skip
+    return {"unet.conv.lora_down.weight": random(seed, rank, 6, 1, 1),
+        "unet.conv.lora_up.weight": random(seed + 1, 10, rank, 1, 1),
+            "unet.conv.lora_mid.weight": random(seed + 2, rank, rank, 3, 3),
+            "unet.conv.alpha": tensor(1.5)}  # fmt: skip
 
 
 def test_combining_at_full_rank_is_the_sum() -> None:
@@ -133,13 +142,13 @@ def test_the_requested_energy_is_reached_and_no_rank_is_wasted(energy: float) ->
 def test_one_file_keeps_the_bits_of_what_is_small_enough() -> None:
     lora = pair("unet.first", 20, 14, 8, 3, alpha=4.0) | pair("unet.second", 12, 12, 2, 9, alpha=5.0)
     result = resized([(lora, 1.0)], rank=4)
-    entries = {entry.ref.name: entry.factors for entry in result.adapter.entries}
+    entries = {entry.ref.name: lora_of(entry) for entry in result.adapter.entries}
     assert entries["first"].rank == 4 and entries["first"].alpha == 4.0
     assert entries["second"].down.same(lora["unet.second.lora_down.weight"])
     assert entries["second"].alpha == 5.0
     for rank in (8, 64):
         same = resized([(lora, 1.0)], rank=rank)
-        assert all(e.factors.up.same(lora[f"unet.{e.ref.name}.lora_up.weight"]) for e in same.adapter.entries)
+        assert all(lora_of(e).up.same(lora[f"unet.{e.ref.name}.lora_up.weight"]) for e in same.adapter.entries)
 
 
 def test_one_file_keeps_other_kinds_and_names_them() -> None:
@@ -196,20 +205,21 @@ def test_grouped_convolutions_become_plain_pairs() -> None:
         "unet.grouped.lora_down.weight": random(1, 6, 4, 3, 3),
         "unet.grouped.lora_up.weight": random(2, 12, 2, 1, 1),
     }
-    assert adapter(lora).entries[0].factors.groups == 3
+    assert lora_of(adapter(lora).entries[0]).groups == 3
     result = resized([(lora, 0.5), (lora, 1.0)], dtype=torch.float32)
     close(deltas(result.adapter), deltas(lora, strength=1.5))
 
 
 @pytest.mark.parametrize("naming", ["diffusers", "original"])
-def test_namings_meet_on_the_model(naming: str) -> None:
+def test_namings_meet_on_the_model(naming: Naming) -> None:
     """A fused kohya layer and its parts in diffusers names, of different scales, add up in either naming."""
     block, single = "double_blocks_0_img_attn_qkv", "single_blocks_0_linear1"
     fused = pair(f"lora_unet_{block}", 24, 8, 3, 1, alpha=1.0) | pair(f"lora_unet_{single}", 56, 8, 2, 5)
     parts: dict[str, Tensor] = {}
     for number, leaf in enumerate(("to_q", "to_k")):
         parts |= {key.replace("lora_down", "lora_A").replace("lora_up", "lora_B"): value
-                  for key, value in pair(f"transformer.transformer_blocks.0.attn.{leaf}", 8, 8, 2 + number, 20 + number).items()}  # fmt: skip
+                  for key, value in pair(f"transformer.transformer_blocks.0.attn.{leaf}", 8, 8, 2 + number,
+                      20 + number).items()}  # fmt: skip
     base = FUSED if naming == "original" else FLUX
     result = resized([(fused, 0.6), (parts, -1.2)], base, naming, dtype=torch.float32)
     expected = summed(base.changes(fused, 0.6), base.changes(parts, -1.2))
@@ -270,7 +280,7 @@ def test_a_peft_directory_stays_one(tmp_path: Path) -> None:
     base = torch_base(
         {"h.0.attn.c_attn.weight": (12, 36), "h.0.attn.c_attn.bias": (36,), "h.1.attn.c_attn.weight": (12, 36)}
     )
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for number in (0, 1):
         tensors |= {f"base_model.model.h.{number}.attn.c_attn.lora_A.weight": random(number, 6, 12),
                     f"base_model.model.h.{number}.attn.c_attn.lora_B.weight": random(number + 9, 36, 6)}  # fmt: skip
@@ -332,5 +342,5 @@ def test_products_are_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
     lora = pair("unet.first", 100_000, 100_000, 4)
     result = resized([(lora, 1.0)], base, rank=2)
     assert result.rows[0].rank == 2
-    down = decode(result.adapter.entries[0].factors.down)
+    down = decode(lora_of(result.adapter.entries[0]).down)
     assert down.shape == (2, 100_000)

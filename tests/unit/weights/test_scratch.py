@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import save_file  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from inweave.formats.read import read  # noqa: E402
-from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
-from inweave.targets.resolve import resolve  # noqa: E402
-from inweave.weights import scratch as scratch_module  # noqa: E402
-from inweave.weights.build import build  # noqa: E402
-from inweave.weights.merged import MergedSource  # noqa: E402
-from inweave.weights.scratch import MAP_FROM, Scratch, host_buffer  # noqa: E402
-from inweave.weights.source import FileSource  # noqa: E402
-from inweave.weights.weaver import Weaver  # noqa: E402
-from tests.support import random  # noqa: E402
+from inweave.formats.read import read
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.resolve import resolve
+from inweave.weights import scratch as scratch_module
+from inweave.weights.build import build
+from inweave.weights.merged import MergedSource
+from inweave.weights.scratch import MAP_FROM, Scratch, host_buffer
+from inweave.weights.source import FileSource
+from inweave.weights.weaver import Weaver
+from tests.support import random
 
 LAYERS, OUT, IN, RANK = 5, 1024, 1280, 4
 SMALL = 64 * 1024

@@ -5,26 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import save_file  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from safetensors.torch import save_file
+from torch import nn
 
-from inweave.errors import FormatError, TargetError  # noqa: E402
-from inweave.formats.read import read  # noqa: E402
-from inweave.layers import attach, merge  # noqa: E402
-from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
-from inweave.targets.resolve import resolve  # noqa: E402
-from inweave.weights.checkpoint_files import Pieces, network_at  # noqa: E402
-from inweave.weights.merged import MergedSource  # noqa: E402
-from inweave.weights.source import DictSource, FileSource, Renamed, Stacked  # noqa: E402
-from inweave.weights.weaver import Weaver  # noqa: E402
-from tests.support import random, summation_error, write  # noqa: E402
+from inweave.adapter import Tensor
+from inweave.errors import FormatError, TargetError
+from inweave.formats.read import read
+from inweave.layers import attach, merge
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.resolve import resolve
+from inweave.weights.checkpoint_files import Pieces, network_at
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource, FileSource, Renamed, Stacked, WeightSource
+from inweave.weights.weaver import Weaver
+from tests.support import random, summation_error, write
 
 #: a Flux of two blocks and width 8, in BFL names
 BFL = {
@@ -37,7 +40,7 @@ BFL = {
 }  # fmt: skip
 
 
-def numbers(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def numbers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     return {name: torch.randn(shape) for name, shape in shapes.items()}
 
@@ -119,7 +122,7 @@ def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path
     layers, size, rank = 16, 2048, 8
     weights = {f"layer{i}.weight": torch.randn(size, size).to(getattr(torch, stored)) for i in range(layers)}
     save_file(weights, tmp_path / "base.safetensors")
-    lora = {}
+    lora: dict[str, Tensor] = {}
     for i in range(layers):
         lora |= {
             f"unet.layer{i}.lora_down.weight": random(i, rank, size),
@@ -152,7 +155,8 @@ def test_rows_and_owned_memory_of_every_source(tmp_path: Path) -> None:
                          "transformer.transformer_blocks.0.attn.to_k.lora_B.weight": random(2, 8, 2)}),
                    ModelIndex({"unet": component}))  # fmt: skip
     merged = MergedSource(file, [(plan, 0.5)])
-    sources = [DictSource(original), file, parts, Stacked(parts, component), merged, Renamed(merged, component),
+    sources: list[WeightSource] = [DictSource(original), file, parts, Stacked(parts, component), merged,
+        Renamed(merged, component),
                MergedSource(DictSource(original), [(plan, 0.5)]),
                Pieces(network_at(tmp_path / "flux.safetensors"), opened)]  # fmt: skip
     with opened:
@@ -203,11 +207,12 @@ class Net(nn.Module):
         self.to(dtype)
 
 
-def pairs(seed: int = 0) -> dict[str, object]:
+def pairs(seed: int = 0) -> dict[str, Tensor]:
     return {
         "unet.first.lora_down.weight": random(seed, 3, 10), "unet.first.lora_up.weight": random(seed + 1, 12, 3),
         "unet.second.lora_down.weight": random(seed + 2, 2, 12), "unet.second.lora_up.weight": random(seed + 3, 7, 2),
-        "unet.conv.lora_down.weight": random(seed + 4, 2, 6, 3, 3), "unet.conv.lora_up.weight": random(seed + 5, 8, 2, 1, 1),
+        "unet.conv.lora_down.weight": random(seed + 4, 2, 6, 3, 3),
+        "unet.conv.lora_up.weight": random(seed + 5, 8, 2, 1, 1),
     }  # fmt: skip
 
 

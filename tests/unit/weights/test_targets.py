@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from inweave.adapter import Tensor
 from inweave.formats.read import read
 from inweave.ops.merge import merge_products
 from inweave.targets.index import ModelIndex, component_from_names
@@ -28,7 +29,7 @@ INDEX = ModelIndex({"unet": component_from_names("unet", SHAPES)})
 
 def plan_of(seed: int, *leaves: str) -> Plan:
     """LoRA pairs of different ranks on q, k, v, or on all of them as one."""
-    lora = {}
+    lora: dict[str, Tensor] = {}
     for number, leaf in enumerate(leaves):
         module = f"transformer.transformer_blocks.0.attn.to_{leaf}"
         if leaf == "qkv":
@@ -106,7 +107,7 @@ def test_only_a_base_of_our_own_is_written_to(dtype: torch.dtype) -> None:
     original = torch.randn(SHAPES[QKV]).to(dtype)
     copy = original.clone()
     items, _ = placed(plan_of(1, "qkv"))
-    wide = [Item(replace(items[0].placement, widen=SHAPES[QKV]), 0.5)]  # as wide as it is already
+    wide = [Item(replace(items[0].placement, widen=SHAPES[QKV]), 0.5)]  # its present shape
     for plan in (items, wide):
         result = merged(original, plan, lambda name: copy)
         assert torch.equal(original, copy)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-import inweave  # noqa: E402
-from inweave.errors import TargetError  # noqa: E402
-from tests.support import random, write  # noqa: E402
+
+import inweave
+from inweave.errors import TargetError
+from tests.support import random, write
 
 
 def base(folder: Path, config: dict[str, object] | None, head: bool = False) -> Path:

@@ -1,45 +1,94 @@
-"""The families of diffusion models, in the order they are asked: to add one, write its file and list it here.
+"""The families of diffusion models: to add one, write its file here and list its instance in `BUILT_IN`.
 
-family_of("UNet2DConditionModel", config) -> the family of a denoiser
+Another package adds one through an entry point, `[project.entry-points."inweave.families"]`, whose object is an instance of
+`inweave.models.families.base.Family`. Its families are asked first, so that one can claim a relative of a built-in model.
+
+    family_of("UNet2DConditionModel", config) -> the family of a denoiser
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from inweave.errors import FormatError
-from inweave.models.families.base import Family
+from inweave.errors import ConfigError, FormatError
+from inweave.models.families.base import Family, Network
 from inweave.models.families.flux import FLUX
 from inweave.models.families.qwen_image import QWEN_IMAGE
 from inweave.models.families.sd import SD
 from inweave.models.families.sd3 import SD3
 from inweave.models.families.sdxl import SDXL
 from inweave.models.families.z_image import Z_IMAGE
+from inweave.plugins import load_plugins
 
-FAMILIES: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, Z_IMAGE, QWEN_IMAGE)
+BUILT_IN: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, Z_IMAGE, QWEN_IMAGE)
+GROUP = "inweave.families"
 
-#: network classes a model may name, and the library of each; nothing else is ever imported for a file
-CLASSES = {network.class_name: network.library for family in FAMILIES for network in family.networks}
 
-#: network class -> the language model in it, where nothing else of it is used
-TEXT_MODELS = {
-    network.class_name: network.text_model for family in FAMILIES for network in family.networks if network.text_model
-}
+@cache
+def families() -> tuple[Family, ...]:
+    """Return every family in the order they are asked.
 
-#: tokenizer classes a model may name
-TOKENIZERS = tuple(dict.fromkeys(name for family in FAMILIES for name in family.tokenizers))
+    Raises:
+        ConfigError: one problem for each family of another package that is broken, incomplete, or uses a taken name.
+    """
+    plugins: list[Family] = []
+    problems: list[str] = []
+    owners = {label: "inweave" for family in BUILT_IN for label in _labels(family)}
+    libraries = {network.class_name: network.library for family in BUILT_IN for network in family.networks}
+    for name, plugin in load_plugins(GROUP).items():
+        if not isinstance(plugin, Family):
+            problems.append(f"plugin {name!r} ({GROUP}): expected an instance of Family, got {type(plugin).__name__}")
+            continue
+        if missing := [field for field in Family.__annotations__ if not hasattr(plugin, field)]:
+            problems.append(f"plugin {name!r} ({GROUP}): the family does not set {', '.join(missing)}")
+            continue
+        clashes = [f"{label} is taken by {owners[label]}" for label in _labels(plugin) if label in owners]
+        clashes += [
+            f"the network class {network.class_name!r} is taken by {libraries[network.class_name]}"
+            for network in plugin.networks
+            if libraries.setdefault(network.class_name, network.library) != network.library
+        ]
+        problems += [f"plugin {name!r} ({GROUP}): {clash}" for clash in clashes]
+        owners |= dict.fromkeys(_labels(plugin), f"plugin {name!r}")
+        plugins.append(plugin)
+    if problems:
+        raise ConfigError(problems)
+    return (*plugins, *BUILT_IN)
+
+
+def _labels(family: Family) -> list[str]:
+    """Return the names that no other family may use."""
+    models = (name for variant in family.variants for name in (variant.name, *variant.aliases))
+    return [
+        f"the family name {family.name!r}",
+        *(f"the model name {name!r}" for name in dict.fromkeys(models)),
+        *(f"the preset name {name!r}" for name in family.presets),
+    ]
+
+
+@cache
+def network_classes() -> dict[str, Network]:
+    """Return the network classes a model may name; nothing else is ever imported for a file."""
+    return {network.class_name: network for family in families() for network in family.networks}
+
+
+@cache
+def tokenizer_classes() -> tuple[str, ...]:
+    """Return the tokenizer classes a model may name."""
+    return tuple(dict.fromkeys(name for family in families() for name in family.tokenizers))
 
 
 def family_of(class_name: str, config: Mapping[str, Any]) -> Family:
-    """The family a denoiser belongs to."""
-    for family in FAMILIES:
+    """Return the family a denoiser belongs to."""
+    for family in families():
         if family.recognizes(class_name, config):
             return family
-    known = dict.fromkeys(family.networks[0].class_name for family in FAMILIES)
+    known = dict.fromkeys(family.networks[0].class_name for family in families())
     raise FormatError(f"the denoiser is a {class_name!r}, which inweave cannot run; it runs {', '.join(known)}")
 
 
 def family_named(name: str) -> Family:
-    """The family of a variant."""
-    return next(family for family in FAMILIES if family.name == name)
+    """Return the family of a variant."""
+    return next(family for family in families() if family.name == name)

@@ -1,7 +1,8 @@
-"""What a model family is: everything that generating and training need to know about it, in one object.
+"""A model family: everything that generating and training need to know about it, in one object.
 
-A family is a subclass of `Family` with one instance, in one file of this package, listed in `inweave.models.families`.
-Nothing outside of this package asks for a family's name in order to decide something; it asks the family.
+A family is a subclass of `Family` with one instance: in one file of this package, listed in `inweave.models.families`, or in
+another package, which declares it as an entry point of the group `inweave.families`. Code outside of a family never branches
+on its name; it asks the family.
 
     declared as data                                computed by methods
     networks, tokenizers    folders and classes     recognizes    is this denoiser one of mine?
@@ -66,7 +67,7 @@ class Network:
 
     folder: str
     class_name: str
-    library: Literal["diffusers", "transformers"] = "diffusers"
+    library: str = "diffusers"  # the module that has the class: diffusers, transformers, or one of the family's package
     required: bool = True
     text_model: str = ""  # the language model inside of it, where that is built alone
 
@@ -181,6 +182,9 @@ class Family(ABC):
     networks: ClassVar[tuple[Network, ...]]
     tokenizers: ClassVar[tuple[str, ...]]  # classes of transformers that a folder may name
     variants: ClassVar[tuple[Variant, ...]] = ()
+    package: ClassVar[str] = (
+        "inweave.models"  # whose folder `configs` describes the variants (`inweave.models.bundled`)
+    )
 
     #: the name table of `inweave.targets` its denoiser is listed in, and the tensors to look for in a single file
     table: ClassVar[str]

@@ -60,9 +60,9 @@ from inweave.models.fused.joint import (
 )
 from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
-from inweave.ops.frozen_conv import frozen_conv2d
-from inweave.ops.implementation import frozen
-from inweave.ops.norm import group_norm, group_norm_and_input
+from inweave.ops.common.gradients import are_frozen
+from inweave.ops.conv import frozen_conv2d
+from inweave.ops.group_norm import group_norm, group_norm_and_input
 from inweave.ops.residual import residual_sum
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
 
@@ -259,7 +259,10 @@ def _norm_silu(
 def _product_and_bias(conv: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(what a convolution returns but for its bias, the bias); whatever is no plain one adds its bias itself."""
     plain = (
-        type(conv) is FrozenConv2d and is_unchanged(conv) and conv.bias is not None and frozen(conv.weight, conv.bias)
+        type(conv) is FrozenConv2d
+        and is_unchanged(conv)
+        and conv.bias is not None
+        and are_frozen(conv.weight, conv.bias)
     )
     return (conv.convolve(x, None), conv.bias) if plain else (conv(x), None)  # type: ignore[operator, return-value]
 

@@ -19,8 +19,9 @@ from torch import nn
 from inweave.layers.fused import is_unchanged
 from inweave.models.fitting import accepts, has
 from inweave.ops.activation import tanh_gelu
-from inweave.ops.fp8 import Fp8Linear, frozen_feed_forward, quantize
-from inweave.ops.implementation import frozen
+from inweave.ops.common.gradients import are_frozen
+from inweave.ops.fp8 import frozen_feed_forward, select
+from inweave.ops.quantized.fp8 import Fp8Linear
 
 
 class FusedGELU(GELU):
@@ -48,10 +49,10 @@ class FusedFeedForward(FeedForward):
 def is_frozen_in_8_bits(first: nn.Module, activation: nn.Module, second: nn.Module) -> bool:
     """Whether these are two frozen layers in 8 bits in a compiled region, and nobody looks at what goes from one to the other."""
     return (
-        quantize.is_traced()
+        select.is_traced()
         and isinstance(first, Fp8Linear)
         and isinstance(second, Fp8Linear)
-        and frozen(first.bias, second.bias)
+        and are_frozen(first.bias, second.bias)
         and all(map(is_unchanged, (first, activation, second)))
     )
 

@@ -21,6 +21,8 @@ import math
 
 import torch
 
+from inweave.ops.common.precision import widened
+
 #: z = x (LINEAR + CUBIC x^2)
 LINEAR = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715 * LINEAR
@@ -28,21 +30,21 @@ CUBIC = 0.044715 * LINEAR
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
     """y (rows, width) of x (rows, 2 * width)."""
-    a, b = _wide(x).chunk(2, -1)
+    a, b = widened(x).chunk(2, -1)
     return (a * b * _share(b)).to(x.dtype)
 
 
 def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of x."""
-    a, b = _wide(x).chunk(2, -1)
-    dy, share = _wide(dy), _share(b)
+    a, b = widened(x).chunk(2, -1)
+    dy, share = widened(dy), _share(b)
     slope = share + b * torch.exp(-0.5 * b * b) / math.sqrt(2 * math.pi)
     return torch.cat((dy * b * share, dy * a * slope), -1).to(x.dtype)
 
 
 def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
     """y (rows, width) of x (rows, width); or [left | y] (rows, columns of both), in memory of its own."""
-    wide = _wide(x)
+    wide = widened(x)
     y = (wide * torch.sigmoid(wide * (LINEAR + CUBIC * wide * wide))).to(x.dtype)
     return y if left is None else torch.cat((left, y), -1)
 
@@ -55,17 +57,13 @@ def tanh_gelu_backward(
     dleft = dy[:, :columns].clone(memory_format=torch.contiguous_format) if of_left else None
     if not of_x:
         return None, dleft
-    wide, square = _wide(x), _wide(x).square()
+    wide, square = widened(x), widened(x).square()
     z = wide * (LINEAR + CUBIC * square)
     share = torch.sigmoid(z)
     slope = share + wide * share * torch.sigmoid(-z) * (LINEAR + 3 * CUBIC * square)
-    return (_wide(dy[:, columns:]) * slope).to(x.dtype), dleft
+    return (widened(dy[:, columns:]) * slope).to(x.dtype), dleft
 
 
 def _share(b: torch.Tensor) -> torch.Tensor:
     share: torch.Tensor = 0.5 * torch.special.erfc(b * -math.sqrt(0.5))
     return share
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

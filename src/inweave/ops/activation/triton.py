@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inweave.ops.exponential import exact_exp
+from inweave.ops.common.exponential import exact_exp
 
 _BLOCK = 1024
 #: of the GELU with tanh, which reads half as much per number: two loads of 16 bytes per thread in 16 bits

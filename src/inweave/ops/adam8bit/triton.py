@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inweave.ops.adam8bit.work import BLOCK, code_book, middles
+from inweave.ops.adam8bit.reference import BLOCK, code_book, middles
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.deterministic
 
+from inweave.ops.attention import reference
 from inweave.ops.attention.fixed_order import fixed_order_backward
 
 _ATEN = torch.ops.aten
@@ -149,40 +150,6 @@ def _efficient_backward(
     return dq, dk, dv
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
-    scores = (q.double() if q.dtype == torch.float64 else q.float()) @ k.to(
-        torch.promote_types(k.dtype, torch.float32)
-    ).mT
-    if causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(future, float("-inf"))
-    return scores * scale
-
-
-def _plain_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
-    scores = _scores(q, k, causal, scale)
-    lse = scores.logsumexp(-1)
-    return ((scores - lse.unsqueeze(-1)).exp() @ v.to(scores.dtype)).to(q.dtype), lse.float()
-
-
-def _plain_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> Triple:
-    scores = _scores(q, k, causal, scale)
-    p = (scores - scores.logsumexp(-1, keepdim=True)).exp()
-    wide = [tensor.to(scores.dtype) for tensor in (g, q, k, v, out)]
-    gw, qw, kw, vw, ow = wide
-    ds = p * (gw @ vw.mT - (gw * ow).sum(-1, keepdim=True)) * scale
-    return (ds @ kw).to(q.dtype), (ds.mT @ qw).to(k.dtype), (p.mT @ gw).to(v.dtype)
-
-
 #: by name; the order decides between equals
 KERNELS = {
     "cudnn": Kernel(_cudnn_forward, _cudnn_backward),
@@ -191,7 +158,7 @@ KERNELS = {
     "cudnn-fixed-order": Kernel(_cudnn_forward, fixed_order_backward, repeats_only=True),
 }
 #: the formula in plain torch: what other devices use, and what the kernels are compared with
-PLAIN = Kernel(_plain_forward, _plain_backward)
+PLAIN = Kernel(reference.forward, reference.backward)
 #: everything that a choice may name
 ALL = {**KERNELS, "plain": PLAIN}
 

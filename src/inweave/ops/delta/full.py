@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from inweave.adapter import Full, TokenRows
-from inweave.ops.decode import Reader
 from inweave.ops.delta.fit import fitted, misfit
+from inweave.ops.tensors.decode import Reader
 
 
 def product(value: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from inweave.adapter import Ia3
-from inweave.ops.decode import Reader
 from inweave.ops.delta.fit import along, misfit
+from inweave.ops.tensors.decode import Reader
 
 
 def replaced(factors: Ia3, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:

@@ -21,8 +21,8 @@ import torch
 
 from inweave.adapter import Factors, Magnitude, Residual, Tensor, imported
 from inweave.errors import TargetError
-from inweave.ops.decode import Reader, decode
 from inweave.ops.delta.fit import along, fitted, misfit, padded
+from inweave.ops.tensors.decode import Reader, decode
 
 
 def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0) -> torch.Tensor:

@@ -26,8 +26,8 @@ import math
 import torch
 
 from inweave.adapter import Boft, BoftIn, Oft, OftIn
-from inweave.ops.decode import Reader
 from inweave.ops.delta.fit import along, flat, misfit
+from inweave.ops.tensors.decode import Reader
 
 Rotation = Oft | Boft | OftIn | BoftIn
 

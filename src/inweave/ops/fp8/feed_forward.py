@@ -1,36 +1,49 @@
-"""Two frozen layers in 8 bits with the GELU with tanh between them: what GELU and its gradient make is quantized where it is made.
+"""Two frozen fp8 layers with the tanh GELU between them: the results of GELU and of its gradient are quantized in its kernel.
 
     forward    z = x W^T + b                  y = [left | gelu(z)] U^T + c         left: columns of another input, or none
     backward   [dleft | d] = dy U             dx = (d gelu'(z)) W
 
-Nothing else reads gelu(z) and the gradient of z, so neither is ever written in 16 bits: at the widths of Flux's single blocks, 4608 rows
-of 3072 + 12288, one pass forward moves 212 MB instead of 495, and backward 312 instead of 567. Of the same x and dy the bits
-are those of the GELU (`ops.activation`), `quantize_rows` and the products one after the other. z is what is stored.
+Nothing else reads gelu(z) and the gradient of z, so neither is written in 16 bits: at the widths of Flux's single blocks, 4608
+rows of 3072 + 12288, the forward pass moves 212 MB instead of 495, the backward pass 312 instead of 567. For the same x and dy the
+bits equal those of GELU (`ops.activation`), `quantize_rows` and the products one after the other. z is saved.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 
 from inweave.ops.activation import ensure_same_rows, gelu_matrix, gelu_matrix_gradients
-from inweave.ops.fp8 import quantize
-from inweave.ops.fp8.linear import Fp8Linear
-from inweave.ops.fp8.quantize import Rows, quantize_rows, traced_rows
+from inweave.ops.common.gradients import first_derivative_only
+from inweave.ops.common.operators import register_operator
+from inweave.ops.common.select import on_device_of
+from inweave.ops.fp8 import meta, select
 from inweave.ops.fp8.reference import WIDEST
-from inweave.ops.implementation import first_derivative_only, on_device_of
+from inweave.ops.fp8.select import Rows, quantize_rows, traced_rows
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 
+class Fp8Layer(Protocol):
+    """A layer with a quantized weight and a frozen bias: `inweave.ops.quantized.fp8.Fp8Linear`."""
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+
+    @property
+    def quantized(self) -> Iterable[torch.Tensor]: ...
+
+
 def frozen_feed_forward(
-    x: torch.Tensor, first: Fp8Linear, second: Fp8Linear, left: torch.Tensor | None = None
+    x: torch.Tensor, first: Fp8Layer, second: Fp8Layer, left: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``second`` of [left | gelu(first(x))] for x (..., inputs) and left (..., columns) of one dtype."""
+    """Return ``second`` of [left | gelu(first(x))] for x (..., inputs) and left (..., columns) of one dtype."""
     ensure_same_rows(x, left)
-    wide = x.reshape(-1, x.shape[-1]), None if left is None else left.reshape(-1, left.shape[-1])
-    y: torch.Tensor = _FeedForward.apply(*wide, *first.quantized, first.bias, *second.quantized, second.bias)  # type: ignore[no-untyped-call]
+    inputs = x.reshape(-1, x.shape[-1]), None if left is None else left.reshape(-1, left.shape[-1])
+    work: Any = _FeedForward.apply
+    y: torch.Tensor = work(*inputs, *first.quantized, first.bias, *second.quantized, second.bias)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -71,18 +84,9 @@ class _FeedForward(torch.autograd.Function):
 
 
 def _rows_of(x: torch.Tensor) -> Rows:
-    return traced_rows(x) if quantize.is_traced() else quantize_rows(x)
+    return traced_rows(x) if select.is_traced() else quantize_rows(x)
 
 
-# the operators
-
-torch.library.define("inweave::gelu_rows", "(Tensor z, Tensor? left) -> (Tensor, Tensor)")
-torch.library.define(
-    "inweave::gelu_gradient_rows", "(Tensor d, Tensor z, bool of_z, bool of_left) -> (Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.impl("inweave::gelu_rows", "default")
 def _gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
     if _has_kernel(z, 0 if left is None else left.shape[1]):
         from inweave.ops.fp8 import triton as kernel
@@ -92,7 +96,6 @@ def _gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
     return quantize_rows(gelu_matrix(z, left))
 
 
-@torch.library.impl("inweave::gelu_gradient_rows", "default")
 def _gelu_gradient_rows(
     d: torch.Tensor, z: torch.Tensor, of_z: bool, of_left: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -111,22 +114,9 @@ def _has_kernel(z: torch.Tensor, columns: int) -> bool:
     return z.is_cuda and z.dtype in _KERNEL_DTYPES and z.shape[1] + columns <= WIDEST and z.numel() > 0
 
 
-def _gelu_rows_shapes(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
-    width = z.shape[1] + (0 if left is None else left.shape[1])
-    return z.new_empty(z.shape[0], width, dtype=torch.float8_e4m3fn), z.new_empty(z.shape[0], 1, dtype=torch.float32)
-
-
-def _gelu_gradient_rows_shapes(
-    d: torch.Tensor, z: torch.Tensor, of_z: bool, of_left: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    count = z.shape[0] if of_z else 0
-    dleft = z.new_empty(z.shape[0], d.shape[1] - z.shape[1]) if of_left else z.new_empty(0, 0)
-    return (
-        z.new_empty(count, z.shape[1], dtype=torch.float8_e4m3fn),
-        z.new_empty(count, 1, dtype=torch.float32),
-        dleft,
-    )
-
-
-torch.library.register_fake("inweave::gelu_rows", _gelu_rows_shapes)
-torch.library.register_fake("inweave::gelu_gradient_rows", _gelu_gradient_rows_shapes)
+register_operator("gelu_rows(Tensor z, Tensor? left) -> (Tensor, Tensor)", _gelu_rows, meta.gelu_rows)
+register_operator(
+    "gelu_gradient_rows(Tensor d, Tensor z, bool of_z, bool of_left) -> (Tensor, Tensor, Tensor)",
+    _gelu_gradient_rows,
+    meta.gelu_gradient_rows,
+)

@@ -14,8 +14,8 @@ y or x is written but y and dX themselves. Sums are in float32, in an order that
 inputs give the same bits.
 """
 
-from inweave.ops.linear.dispatch import lora_backward
+from inweave.ops.linear.autograd import Rounded, lora_linear
 from inweave.ops.linear.frozen import Weight
-from inweave.ops.linear.function import Rounded, lora_linear
+from inweave.ops.linear.select import lora_backward
 
 __all__ = ["Rounded", "Weight", "lora_backward", "lora_linear"]

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from inweave.ops.implementation import first_derivative_only
-from inweave.ops.linear import composed
-from inweave.ops.linear.function import Rounded, gradient_buffers, lora_linear, rounded_values
+from inweave.ops.common.gradients import first_derivative_only
+from inweave.ops.linear import cublas
+from inweave.ops.linear.autograd import Rounded, gradient_buffers, lora_linear, rounded_values
 
 _Pair = tuple[int, int]
 
@@ -108,7 +108,7 @@ class _LoraConv2d(torch.autograd.Function):
         grad_up = None
         if of_up:
             grad_up = _total(ctx.grads[1], rows, *ctx.shapes[1])
-            composed.add_product(grad_up.view(up.shape), rows.T, _rows(hidden), ctx.scale)
+            cublas.add_product(grad_up.view(up.shape), rows.T, _rows(hidden), ctx.scale)
         grad_x = grad_down = None
         if of_x or of_down:
             inner = rows.new_empty(rows.shape[0], up.shape[1]).addmm_(rows, up, beta=0, alpha=ctx.scale)

@@ -1,4 +1,4 @@
-"""The frozen part of a layer: its weight is a matrix in the dtype of x, or in 8 bits (`inweave.ops.fp8`).
+"""The frozen part of a layer: its weight is a matrix in the dtype of x, or quantized (`inweave.ops.quantized`).
 
 product    x W^T + b
 gradient   dY W
@@ -8,49 +8,49 @@ from __future__ import annotations
 
 import torch
 
-from inweave.ops.fp8 import Fp8Weight, Rows, quantize, quantize_rows, scaled_product, traced_rows
+from inweave.ops.quantized import QuantizedWeight, Rows, restore_weight
 
-Weight = torch.Tensor | Fp8Weight
-
-
-def weight_of(weight: torch.Tensor, *scales: torch.Tensor | None) -> Weight:
-    """From the tensors that an operator takes; `tensors_of` is the inverse."""
-    if scales[0] is None:
-        return weight
-    row_scales, columns, column_scales = scales
-    assert row_scales is not None and columns is not None and column_scales is not None
-    return Fp8Weight(weight, row_scales, columns, column_scales)
+Weight = torch.Tensor | QuantizedWeight
+#: a weight as an operator takes it: up to four tensors, and the format's name
+Parts = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, str | None]
 
 
-def tensors_of(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    return weight if isinstance(weight, Fp8Weight) else (weight, None, None, None)
+def parts_of(weight: Weight) -> Parts:
+    """Return a weight as the arguments of an operator; `weight_of` is the inverse."""
+    if isinstance(weight, torch.Tensor):
+        return weight, None, None, None, None
+    first, second, third, fourth = (*weight, None, None, None)[:4]
+    return first, second, third, fourth, weight.format()
+
+
+def weight_of(format: str | None, first: torch.Tensor, *others: torch.Tensor | None) -> Weight:
+    """Return the weight of an operator's arguments."""
+    return first if format is None else restore_weight(format, first, *others)
 
 
 def rows_of(numbers: torch.Tensor | None, scales: torch.Tensor | None) -> Rows | None:
-    """The same for a matrix that was quantized before."""
+    """Return the quantized rows of an operator's arguments; None if there are none."""
     return None if numbers is None or scales is None else (numbers, scales)
 
 
-def outputs(weight: Weight) -> int:
-    return (weight.rows if isinstance(weight, Fp8Weight) else weight).shape[0]
+def output_count(weight: Weight) -> int:
+    """Return the number of outputs."""
+    first: torch.Tensor = weight if isinstance(weight, torch.Tensor) else weight[0]
+    return first.shape[0]
 
 
 def traced_input(x: torch.Tensor, weight: Weight) -> Rows | tuple[None, None]:
-    """The rows of x (..., K) as a weight in 8 bits is multiplied with them, for a compiler; nothing where there is none."""
-    return traced_rows(x) if isinstance(weight, Fp8Weight) and quantize.is_traced() else (None, None)
+    """Return x as a compiled region quantizes it for a quantized weight; (None, None) if it does not."""
+    return (None, None) if isinstance(weight, torch.Tensor) else weight.traced_rows(x)
 
 
 def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, rows: Rows | None = None) -> torch.Tensor:
-    """(M, N), memory of its own; ``rows``: x, if it was quantized before."""
-    if isinstance(weight, Fp8Weight):
-        rows = quantize_rows(x) if rows is None else rows
-        return scaled_product(rows, weight.rows, weight.row_scales, bias, x.dtype, fast=True)
+    """Return (M, N) in new memory; ``rows``: x, if it was quantized before."""
+    if not isinstance(weight, torch.Tensor):
+        return weight.product(x, bias, rows)
     return torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
 
 
 def gradient(grad_out: torch.Tensor, weight: Weight, rows: Rows | None = None) -> torch.Tensor:
-    """(M, K), memory of its own; ``rows``: dY, if it was quantized before."""
-    if isinstance(weight, Fp8Weight):
-        rows = quantize_rows(grad_out) if rows is None else rows
-        return scaled_product(rows, weight.columns, weight.column_scales, None, grad_out.dtype, fast=False)
-    return torch.mm(grad_out, weight)
+    """Return (M, K) in new memory; ``rows``: dY, if it was quantized before."""
+    return torch.mm(grad_out, weight) if isinstance(weight, torch.Tensor) else weight.gradient(grad_out, rows)

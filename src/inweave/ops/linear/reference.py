@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from inweave.ops.fp8 import Rows
 from inweave.ops.linear import frozen
 from inweave.ops.linear.frozen import Weight
+from inweave.ops.quantized import Rows
 
 
 def block_count(down: torch.Tensor, up: torch.Tensor) -> int:

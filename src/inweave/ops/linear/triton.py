@@ -1,17 +1,20 @@
-"""The adapter's part of the backward pass in two launches, without atomics and without copies of anything large.
+"""The adapter's part of the forward pass in one launch and of the backward pass in two, without atomics or large copies.
 
-    1   dS = s dY up,  S = x down^T       a program per block of rows, over all columns; S only where it was not kept
-    2   d_up   = s dY^T S                 a program per block of columns of dY, over all rows
-        d_down = dS^T x,  dX = dS down    a program per block of columns of x, over all rows
+    forward     y = b + s S up^T          one launch, y is written once
+                y = y + x W^T             the product reads y while it computes (beta = 1)
 
-Five cuBLAS products read dY and x twice each as well, but pay for five launches, and each of them has too few tiles to
-fill a GPU. Where there are many rows and few columns, rows are divided among programs; their sums, in float32, are
-then added up by a third launch, in order.
+In the other order the adapter's product would read all of y again, and write it again. Rounding y between the two loses less this
+way, since the first part is the smaller one. Several layers of one x are side by side (`inweave.ops.linear`).
 
-Of one layer only: several layers of one x have fewer, larger products (`dispatch`).
+    backward 1  dS = s dY up,  S = x down^T       a program per block of rows, over all columns; S only if it was not saved
+             2  d_up   = s dY^T S                 a program per block of columns of dY, over all rows
+                d_down = dS^T x,  dX = dS down    a program per block of columns of x, over all rows
 
-S and dS are rounded to the dtype of the inputs. Sums are in float32; everything that decides their order depends on the
-shape alone.
+Five cuBLAS products read dY and x twice each as well, but pay for five launches, each with too few tiles to fill a GPU. With many
+rows and few columns, rows are divided among programs; their sums, in float32, are then added by a third launch, in order. For
+one layer only: several layers of one x have fewer, larger products (`select`).
+
+S and dS are rounded to the dtype of the inputs. Sums are in float32; their order depends on the shape alone.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ import torch
 import triton
 import triton.language as tl
 
+from inweave.ops.common.select import on_device_of
+
 #: programs that the second launch should have at most: about three for each multiprocessor of a large GPU
 _PROGRAMS = 384
 _MOST_SPLITS = 16
 #: numbers that a program of the third launch adds up: few, so that there are many programs
 _SUM_BLOCK = 256
+#: of a tile of the forward pass
+_ROWS, _COLUMNS = 64, 128
 
 
-class Plan(NamedTuple):
+class TileSizes(NamedTuple):
     """Tile sizes of both launches; ``splits``: into how many parts rows are divided in the second."""
 
     block_rows: int
@@ -42,7 +49,7 @@ class Plan(NamedTuple):
     warps: int = 4
 
 
-def plan(rows: int, out: int, into: int, rank: int, *, keeps_hidden: bool = True) -> Plan:
+def tile_sizes(rows: int, out: int, into: int, rank: int, *, keeps_hidden: bool = True) -> TileSizes:
     """Tile sizes for M, N, K, r: rules that fit the fastest that `bench/adapter_plans.py` finds on one H200.
 
     Where S was not kept, the first launch has two products and with them twice as many programs.
@@ -58,21 +65,45 @@ def plan(rows: int, out: int, into: int, rank: int, *, keeps_hidden: bool = True
         tiles = triton.cdiv(out, 64) + triton.cdiv(into, 64)
         if padded == 16 and rows >= 2048 and 64 <= tiles <= 128:
             if keeps_hidden:
-                return Plan(block_rows, block_depth, 32, 64, 8, padded, 4)
+                return TileSizes(block_rows, block_depth, 32, 64, 8, padded, 4)
             block_rows, block_depth = 64, 128 if rows < 8192 else 64
         splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // 512))
-        return Plan(block_rows, block_depth, 64, 64, splits, padded, 4)
+        return TileSizes(block_rows, block_depth, 64, 64, splits, padded, 4)
     block_rows = 16 if rows <= 1024 else 32 if rows < 4096 else 64
     block_depth = 256 if padded <= 32 else 128 if padded <= 64 else 64
     tile_rows = max(16, min(128 if padded <= 64 else 64, triton.next_power_of_2(rows)))
     columns = 64 if padded >= 64 and rows >= 2048 else 32
     tiles = triton.cdiv(out, columns) + triton.cdiv(into, columns)
     splits = max(1, min(_MOST_SPLITS, _PROGRAMS // 2 // tiles, rows // (4 * tile_rows)))
-    return Plan(block_rows, block_depth, tile_rows, columns, splits, padded, 4 if padded <= 64 else 3)
+    return TileSizes(block_rows, block_depth, tile_rows, columns, splits, padded, 4 if padded <= 64 else 3)
 
 
 def _padded(rank: int) -> int:
     return max(16, triton.next_power_of_2(rank))  # type: ignore[no-any-return]
+
+
+@triton.jit
+def _output_kernel(
+    hidden, up, bias, y, rows, out, rank, scale,
+    COUNT: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    layer = tl.program_id(0) % COUNT
+    m = (tl.program_id(0) // COUNT).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    r = tl.arange(0, RANK)
+    real, inside, used = (m < rows)[:, None], c < out, r < rank
+    s = tl.load(hidden + m[:, None] * (COUNT * rank) + layer * rank + r[None, :], mask=real & used[None, :], other=0.0)
+    factor = tl.load(
+        up + (layer * out + c)[None, :].to(tl.int64) * rank + r[:, None],
+        mask=inside[None, :] & used[:, None],
+        other=0.0,
+    )
+    total = tl.dot(s, factor, input_precision=PRECISION) * scale
+    if BIAS:
+        total += tl.load(bias + layer * out + c, mask=inside, other=0.0).to(tl.float32)[None, :]
+    places = m[:, None] * (COUNT * out) + layer * out + c[None, :]
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=real & inside[None, :])
 
 
 @triton.jit
@@ -229,6 +260,30 @@ def _sum_kernel(
     _put(grad_down, places - up_size, total, (places >= up_size) & (places < size), ADD)
 
 
+def forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, S) of matrices of one dtype."""
+    hidden = torch.mm(x, down.T)
+    with on_device_of(x):
+        y = adapter_output(hidden, up, bias, scale)
+    return y.addmm_(x, weight.T), hidden
+
+
+def adapter_output(hidden: torch.Tensor, up: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
+    """b + s S up^T (M, N of all layers) of contiguous tensors of one dtype."""
+    rows, rank = hidden.shape[0], up.shape[1]
+    count = hidden.shape[1] // rank
+    out = up.shape[0] // count
+    y = hidden.new_empty(rows, up.shape[0])
+    _output_kernel[(triton.cdiv(rows, _ROWS) * count, triton.cdiv(out, _COLUMNS))](
+        hidden, up, y if bias is None else bias, y, rows, out, rank, scale,
+        COUNT=count, BIAS=bias is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=max(16, triton.next_power_of_2(rank)),
+        PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32", num_warps=4,
+    )  # fmt: skip
+    return y
+
+
 def backward(
     grad_out: torch.Tensor,
     x: torch.Tensor,
@@ -241,14 +296,14 @@ def backward(
     grad_down: torch.Tensor | None = None,
     grad_up: torch.Tensor | None = None,
     fresh: bool = False,
-    chosen: Plan | None = None,
+    sizes: TileSizes | None = None,
 ) -> torch.Tensor | None:
-    """As `composed.backward` of one layer without a weight, on contiguous matrices; ``chosen``: other tile sizes, for measurements."""
+    """As `composed.backward` of one layer without a weight, on contiguous matrices; ``sizes``: other tile sizes, for measurements."""
     rows, out = grad_out.shape
     rank, into = down.shape
     of_down, of_up = grad_down is not None, grad_up is not None
     again = hidden is None and of_up
-    sizes = chosen or plan(rows, out, into, rank, keeps_hidden=not again)
+    sizes = sizes or tile_sizes(rows, out, into, rank, keeps_hidden=not again)
     precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
     inner = grad_out.new_empty(rows, rank)
     s_rows = torch.empty_like(inner) if hidden is None else hidden

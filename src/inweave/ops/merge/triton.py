@@ -1,14 +1,14 @@
 """The grouped merge as one launch: every tile of every weight is a program of the same grid.
 
-    tile t = (target, row block, column block)
+    tile t = (update, row block, column block)
     acc    = base tile in float32
-    for every product of the target, for every slice of its rank:
+    for every product of the update, for every slice of its rank:
         acc += scale * (up slice @ down slice)           float32 accumulation
     out tile = round(acc)
-    flags[target] = 1, if a number of the tile is NaN or beyond the limit of its dtype
+    flags[update] = 1, if a number of the tile is NaN or beyond the limit of its dtype
 
 All addresses are offsets (int64, in elements) from one base pointer per dtype, so nothing is loaded as a
-pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `Launch` keeps
+pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `PreparedMerge` keeps
 them, so that merging the same stack again, also at other strengths, is the launch alone.
 
 Traffic is what bounds it: each weight is read once and written once; factors come from the L2 cache. Overflow is seen
@@ -25,8 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
-from inweave.ops.implementation import on_device_of
-from inweave.ops.merge.work import Target, limit_of
+from inweave.ops.common.select import on_device_of
+from inweave.ops.merge.reference import WeightUpdate, limit_of
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def _merge_kernel(
     extents,  # (tiles, 8) int32: columns of the weight, rows left, columns left, first row, first column, products from, to
     products,  # (products, 3) int64: up offset, down offset, rank
     scales,  # (products,) float32
-    flags,  # (targets,) int32: set where a result is beyond the limit
+    flags,  # (updates,) int32: set where a result is beyond the limit
     limit,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -88,7 +88,7 @@ def _merge_kernel(
     column0 = tl.multiple_of(tl.load(extents + tile * 8 + 4), ALIGN)
     first = tl.load(extents + tile * 8 + 5)
     last = tl.load(extents + tile * 8 + 6)
-    target = tl.load(extents + tile * 8 + 7)
+    update = tl.load(extents + tile * 8 + 7)
 
     rows = tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_COLUMNS)
@@ -127,84 +127,84 @@ def _merge_kernel(
     size = tl.abs(result.to(tl.float32))
     unbounded = inside & ~(size <= limit)  # no comparison with NaN is true
     worst = tl.max(tl.max(unbounded.to(tl.int32), axis=1), axis=0)
-    tl.store(flags + target, worst, mask=worst > 0)  # every program that stores here stores the same
+    tl.store(flags + update, worst, mask=worst > 0)  # every program that stores here stores the same
 
 
 _TABLES: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor, int]] = {}
 
 
-class Launch:
-    """A prepared launch for targets of one device, one weight dtype and one factor dtype."""
+class PreparedMerge:
+    """A prepared launch for updates of one device, one weight dtype and one factor dtype."""
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        updates: Sequence[WeightUpdate],
         *,
         block: tuple[int, int] | None = None,
         warps: int | None = None,
         stages: int | None = None,
     ) -> None:
-        self._stages = stages or (1 if all(len(target.products) <= 1 for target in targets) else 2)
-        self._keep: list[object] = list(targets)  # the tables hold bare offsets: what they point into must stay alive
-        self._bases, self._outs = targets[0].base, targets[0].out
-        products = [product for target in targets for product in target.products]
-        self._factors = products[0].up if products else targets[0].base
+        self._stages = stages or (1 if all(len(update.products) <= 1 for update in updates) else 2)
+        self._keep: list[object] = list(updates)  # the tables hold bare offsets: what they point into must stay alive
+        self._bases, self._outs = updates[0].base, updates[0].out
+        products = [product for update in updates for product in update.products]
+        self._factors = products[0].up if products else updates[0].base
         self._exact = self._factors.dtype == torch.float32
         self._block = block or ((64, 64) if self._exact else (64, 128))
         self._warps = warps or (4 if self._exact else 2)
         ranks = [product.up.shape[1] for product in products] or [16]
         self._block_rank = min(max(triton.next_power_of_2(max(ranks)), 16), 32 if self._exact else 64)
         self._one_slice = max(ranks) <= self._block_rank
-        device = targets[0].base.device
-        rows = self._product_rows(targets)
-        self._offsets, self._extents, align = self._tables(targets, device)
+        device = updates[0].base.device
+        rows = self._product_rows(updates)
+        self._offsets, self._extents, align = self._tables(updates, device)
         self._align = min(align, _alignment(rows[:, 1]))
         self._rank_align = _alignment(rows[:, (0, 2)])
         self._products = torch.from_numpy(rows).to(device, non_blocking=True)
         scales = np.array([p.scale for p in products] or [0.0])
         with np.errstate(over="ignore"):
             self._scales = torch.from_numpy(scales.astype(np.float32)).to(device)
-        self._flags = torch.zeros(len(targets), dtype=torch.int32, device=device)
+        self._flags = torch.zeros(len(updates), dtype=torch.int32, device=device)
 
-    def _tables(self, targets: Sequence[Target], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _tables(self, updates: Sequence[WeightUpdate], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The tile tables on the device; those of the same weights are kept, whatever is merged into them."""
-        where = tuple((t.base.data_ptr(), t.out.data_ptr(), *t.base.shape, len(t.products)) for t in targets)
+        where = tuple((t.base.data_ptr(), t.out.data_ptr(), *t.base.shape, len(t.products)) for t in updates)
         key = (where, self._block, device)
         if key not in _TABLES:
-            offsets, extents = self._tiles(targets)
+            offsets, extents = self._tiles(updates)
             align = _alignment(offsets, extents[:, (0, 2, 4)])
             while len(_TABLES) >= 8:
                 _TABLES.pop(next(iter(_TABLES)))
             _TABLES[key] = torch.from_numpy(offsets).to(device), torch.from_numpy(extents).to(device), align
         return _TABLES[key]
 
-    def _tiles(self, targets: Sequence[Target]) -> tuple[np.ndarray, np.ndarray]:
-        """The tables of all tiles: every (row block, column block) of every target, in order."""
-        counts = np.array([len(target.products) for target in targets], dtype=np.int64)
+    def _tiles(self, updates: Sequence[WeightUpdate]) -> tuple[np.ndarray, np.ndarray]:
+        """The tables of all tiles: every (row block, column block) of every update, in order."""
+        counts = np.array([len(update.products) for update in updates], dtype=np.int64)
         last = np.cumsum(counts)
-        shapes = np.array([target.base.shape for target in targets], dtype=np.int64)
-        bases = np.array([target.base.data_ptr() for target in targets], dtype=np.int64)
-        outs = np.array([target.out.data_ptr() for target in targets], dtype=np.int64)
+        shapes = np.array([update.base.shape for update in updates], dtype=np.int64)
+        bases = np.array([update.base.data_ptr() for update in updates], dtype=np.int64)
+        outs = np.array([update.out.data_ptr() for update in updates], dtype=np.int64)
         grid = -(-shapes // np.array(self._block))
         tiles = grid[:, 0] * grid[:, 1]
-        target = np.repeat(np.arange(len(shapes)), tiles)
+        update = np.repeat(np.arange(len(shapes)), tiles)
         number = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-        row0, column0 = number // grid[target, 1] * self._block[0], number % grid[target, 1] * self._block[1]
-        width, item = shapes[target, 1], self._bases.element_size()
+        row0, column0 = number // grid[update, 1] * self._block[0], number % grid[update, 1] * self._block[1]
+        width, item = shapes[update, 1], self._bases.element_size()
         start = row0 * width + column0
         offsets = np.stack(
-            ((bases - bases[0])[target] // item + start, (outs - outs[0])[target] // item + start), axis=1
+            ((bases - bases[0])[update] // item + start, (outs - outs[0])[update] // item + start), axis=1
         )
-        left = (shapes[target, 0] - row0, width - column0)
-        extents = np.stack((width, *left, row0, column0, (last - counts)[target], last[target], target), axis=1)
+        left = (shapes[update, 0] - row0, width - column0)
+        extents = np.stack((width, *left, row0, column0, (last - counts)[update], last[update], update), axis=1)
         return offsets, extents.astype(np.int32)
 
-    def _product_rows(self, targets: Sequence[Target]) -> np.ndarray:
+    def _product_rows(self, updates: Sequence[WeightUpdate]) -> np.ndarray:
         item, first = self._factors.element_size(), self._factors.data_ptr()
         rows = [
             ((p.up.data_ptr() - first) // item, (p.down.data_ptr() - first) // item, p.up.shape[1])
-            for target in targets
-            for p in target.products
+            for update in updates
+            for p in update.products
         ]
         return np.array(rows or [(0, 0, 16)], dtype=np.int64)
 
@@ -212,7 +212,7 @@ class Launch:
         """Other strengths for the same products, in the same order."""
         self._scales.copy_(torch.from_numpy(scales.astype(np.float32)), non_blocking=True)
 
-    def moved(self, old: torch.Tensor, new: torch.Tensor) -> Launch:
+    def moved(self, old: torch.Tensor, new: torch.Tensor) -> PreparedMerge:
         """The same launch with all factors in another slab of the same layout; scales are its own."""
         clone = copy.copy(self)
         clone._keep = [*self._keep, new]
@@ -223,7 +223,7 @@ class Launch:
         return clone
 
     def run(self) -> list[int]:
-        """Write every target; returns the numbers of those with results beyond the limit."""
+        """Write every update; return the indices of those with results beyond the limit."""
         self._flags.zero_()
         with on_device_of(self._outs):
             _merge_kernel[(self._offsets.shape[0],)](
@@ -256,6 +256,6 @@ def _alignment(*tables: np.ndarray) -> int:
     return next(size for size in (16, 8, 1) if every % size == 0)
 
 
-def merge_products(targets: Sequence[Target]) -> list[int]:
-    """Write every target's `out` in one launch; returns the numbers of those with results beyond the limit."""
-    return Launch(targets).run() if targets else []
+def merge_products(updates: Sequence[WeightUpdate]) -> list[int]:
+    """Write every update's `out` in one launch; return the indices of those with results beyond the limit."""
+    return PreparedMerge(updates).run() if updates else []

@@ -1,5 +1,5 @@
 """The sum at the end of a residual block of images, with the biases of its convolutions: a plain reference and a kernel."""
 
-from inweave.ops.residual.dispatch import residual_sum
+from inweave.ops.residual.autograd import residual_sum
 
 __all__ = ["residual_sum"]

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from inweave.ops.common.precision import widened
+
 
 def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
     """a + b + biases of rows (batch, positions, channels)."""
-    total = a.to(torch.promote_types(a.dtype, torch.float32)) + b
+    total = widened(a) + b
     for bias in biases:
         total = total + bias
     return total.to(a.dtype)

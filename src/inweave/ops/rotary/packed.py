@@ -1,7 +1,7 @@
 """Queries, keys and values that are columns of one product, as joined heads: their gradients are written where they lie in it.
 
     part      (batch, rows, 3, heads, size): the result of one product for one stream
-    queries, keys    as `function.join_heads` of their columns, each with a weight of its own
+    queries, keys    as `join_heads` of their columns, each with a weight of its own
     values           joined as they are
 
 With three operators instead, the three gradients would have to be copied into one matrix for the backward pass of the product.
@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 
-from inweave.ops.implementation import first_derivative_only, frozen, implementation, on_device_of
-from inweave.ops.rotary.function import check, dense, join_heads
+from inweave.ops.common.gradients import are_frozen
+from inweave.ops.common.operators import register_operator
+from inweave.ops.common.select import implementation, on_device_of
+from inweave.ops.rotary import meta
+from inweave.ops.rotary.autograd import check, dense, join_heads
+from inweave.ops.rotary.meta import Three
 
 _PACKAGE = "inweave.ops.rotary"
 _WEIGHTS = "Tensor? query_weight, Tensor? key_weight, Tensor? second_query_weight, Tensor? second_key_weight"
 _SETTINGS = "float? eps, Tensor? cos, Tensor? sin"
 
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Weights = Sequence[torch.Tensor | None]
 
 
@@ -40,7 +43,7 @@ def join_projections(
     flat = [weight for pair in pairs for weight in pair]
     check([part[:, :, 0] for part in parts], flat, rotary)
     cos, sin = (None, None) if rotary is None else (table.to(parts[0].device) for table in rotary)
-    if not frozen(*flat, cos, sin) or len({weight is None for weight in flat}) > 1:
+    if not are_frozen(*flat, cos, sin) or len({weight is None for weight in flat}) > 1:
         q, k, v = zip(*(part.unbind(2) for part in parts), strict=True)
         queries, keys = zip(*pairs, strict=True)
         return (
@@ -53,20 +56,6 @@ def join_projections(
     return result
 
 
-# the operators
-
-torch.library.define(
-    "inweave::join_projections",
-    f"(Tensor first, Tensor? second, {_WEIGHTS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "inweave::join_projections_backward",
-    f"(Tensor dq, Tensor dk, Tensor dv, Tensor? first, Tensor? second, {_WEIGHTS}, {_SETTINGS}, int[] rows, bool of_first,"
-    " bool of_second) -> (Tensor, Tensor)",
-)
-
-
-@torch.library.impl("inweave::join_projections", "default")
 def _forward(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Three:
     *weights, eps, cos, sin = rest
     parts = [first] if second is None else [first, second]
@@ -81,13 +70,6 @@ def _forward(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Th
     return q, k, v
 
 
-def _forward_shapes(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Three:
-    batch, rows, _, heads, size = first.shape
-    shape = (batch, rows + (0 if second is None else second.shape[1]), heads, size)
-    return first.new_empty(shape), first.new_empty(shape), first.new_empty(shape)
-
-
-@torch.library.impl("inweave::join_projections_backward", "default")
 def _backward(
     dq: torch.Tensor,
     dk: torch.Tensor,
@@ -97,7 +79,7 @@ def _backward(
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     *weights, eps, cos, sin, rows, of_first, of_second = rest
-    buffers = _backward_shapes(dq, dk, dv, first, second, *rest)
+    buffers = meta.join_projections_backward(dq, *rest)
     needed = [of_first, of_second][: len(rows)]
     shapes = torch.split(dv, rows, 1)  # of parts whose values are not read
     tables = dense(cos, sin)
@@ -114,23 +96,6 @@ def _backward(
     return buffers
 
 
-def _backward_shapes(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    first: torch.Tensor | None,
-    second: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, *needed = rest[-3:]
-    batch, _, heads, size = dq.shape
-    dfirst, dsecond = (
-        dq.new_empty((batch, count, 3, heads, size) if of_part and count is not None else (0,))
-        for count, of_part in zip((*rows, None)[:2], needed, strict=True)
-    )
-    return dfirst, dsecond
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
     first, second, *weights, ctx.eps, cos, sin = inputs
     ctx.rows = [part.shape[1] for part in (first, second) if part is not None]
@@ -138,7 +103,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
     ctx.save_for_backward(*parts, *weights, cos, sin)
 
 
-@first_derivative_only
 def _gradients(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     of_first, of_second = ctx.needs_input_grad[:2]
     *tensors, cos, sin = ctx.saved_tensors
@@ -148,6 +112,16 @@ def _gradients(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -
     return dfirst if of_first else None, dsecond if of_second else None, *[None] * 7
 
 
-torch.library.register_fake("inweave::join_projections", _forward_shapes)
-torch.library.register_fake("inweave::join_projections_backward", _backward_shapes)
-torch.library.register_autograd("inweave::join_projections", _gradients, setup_context=_save)
+register_operator(
+    f"join_projections(Tensor first, Tensor? second, {_WEIGHTS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    meta.join_projections,
+    save=_save,
+    gradients=_gradients,
+)
+register_operator(
+    f"join_projections_backward(Tensor dq, Tensor dk, Tensor dv, Tensor? first, Tensor? second, {_WEIGHTS}, {_SETTINGS},"
+    " int[] rows, bool of_first, bool of_second) -> (Tensor, Tensor)",
+    _backward,
+    meta.join_projections_backward,
+)

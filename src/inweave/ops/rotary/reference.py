@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
+from inweave.ops.common.precision import widened
+
 
 def join_heads(
     parts: Sequence[torch.Tensor],
@@ -27,7 +29,7 @@ def join_heads(
     """y (batch, rows of all parts, heads, size), contiguous, of one or two parts with a weight or None each."""
     wide = []
     for part, weight in zip(parts, weights, strict=True):
-        n = _wide(part)
+        n = widened(part)
         if eps is not None:
             n = n * _rstd(n, eps)
             n = n if weight is None else n * weight
@@ -51,7 +53,7 @@ def join_heads_backward(
 
     Without ``eps`` only the shapes of the parts are read.
     """
-    g = _wide(dy)
+    g = widened(dy)
     if cos is not None and sin is not None:
         turned = g * sin[:, None]
         g = g * cos[:, None] + torch.stack([turned[..., 1::2], -turned[..., ::2]], -1).flatten(-2)
@@ -62,7 +64,7 @@ def join_heads_backward(
         if eps is None:
             grad.copy_(piece)
             continue
-        x = _wide(part)
+        x = widened(part)
         rstd = _rstd(x, eps)
         h, scaled = x * rstd, piece if weight is None else piece * weight
         grad.copy_(rstd * (scaled - h * (scaled * h).mean(-1, keepdim=True)))
@@ -70,7 +72,3 @@ def join_heads_backward(
 
 def _rstd(x: torch.Tensor, eps: float) -> torch.Tensor:
     return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

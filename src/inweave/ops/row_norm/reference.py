@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
+from inweave.ops.common.precision import widened
+
 
 def row_norm(
     x: torch.Tensor,
@@ -27,7 +29,7 @@ def row_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x + added, y, mean, rstd) of x (rows, width); the sum is rounded before it is normalized."""
     total = x if added is None else x + added
-    h = _wide(total)
+    h = widened(total)
     mean = torch.zeros_like(h[:, 0]) if rms else h.mean(1)
     rstd = ((h - mean[:, None]).square().mean(1) + eps).rsqrt()
     y = (h - mean[:, None]) * rstd[:, None]
@@ -45,13 +47,9 @@ def row_norm_backward(
     more: torch.Tensor | None,
 ) -> torch.Tensor:
     """The gradient of x, the sum that was normalized; ``dys``: of y, one to three that are added first."""
-    n = (_wide(x) - mean[:, None]) * rstd[:, None]
-    g = torch.stack([_wide(dy) for dy in dys]).sum(0)
+    n = (widened(x) - mean[:, None]) * rstd[:, None]
+    g = torch.stack([widened(dy) for dy in dys]).sum(0)
     g = g if weight is None else g * weight
     dx = g - n * (g * n).mean(1, keepdim=True)
     dx = (dx if rms else dx - g.mean(1, keepdim=True)) * rstd[:, None]
     return (dx if more is None else dx + more).to(x.dtype)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,1 +1,1 @@
-"""What runs jobs: the dispatcher, the wire protocol, the model process and its runner."""
+"""Running jobs: the dispatcher, the contract of runners, the wire protocol, the model process and its runner."""

@@ -1,4 +1,8 @@
-"""A child process as the web process sees it: started, spoken to, watched, stopped."""
+"""Child processes of the web process: started, spoken to, watched, stopped.
+
+The model process sends reports whenever something happens (`ProcessEndpoint`). The sandbox and the planner answer one
+call at a time (`CallProcess`); `inweave.serve.engine.rpc_loop` is their side of it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,10 @@ import os
 import sys
 from typing import Any
 
+from inweave.serve.engine.contract import Command, Report, RunnerSettings, decode, encode
 from inweave.serve.engine.wire import Message, WireError, parse_header, parse_length
+from inweave.serve.jobs.failures import error_of
+from inweave.serve.jobs.job import Failure
 
 #: seconds a process gets to end by itself
 GRACE = 5.0
@@ -23,20 +30,21 @@ class ChildProcess:
         self._write = asyncio.Lock()
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+    def alive(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
 
-    async def start(self, settings: dict[str, Any]) -> None:
-        """Start it, without the current folder on its import path, in a session of its own."""
+    async def start(self, settings: Message) -> None:
+        """Start the process in its own session, without the current folder on its import path."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", self._module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )  # fmt: skip
-        await self.send(Message("settings", settings))
+        await self.send(settings)
 
     async def send(self, message: Message) -> None:
-        """Send a message; `WireError` where the process is gone."""
+        """Send a message; raise WireError if the process is gone."""
         if self._process is None or self._process.stdin is None:
             raise WireError("the process is not running")
         async with self._write:
@@ -47,18 +55,18 @@ class ChildProcess:
                 raise WireError("the process is gone") from None
 
     async def receive(self) -> Message:
-        """The next message; `WireError` where the process is gone."""
+        """Return the next message; raise WireError if the process is gone."""
         if self._process is None or self._process.stdout is None:
             raise WireError("the process is not running")
         try:
             read = self._process.stdout.readexactly
-            kind, data, lengths = parse_header(await read(parse_length(await read(4))))
-            return Message(kind, data, tuple([await read(length) for length in lengths]))
+            header = parse_header(await read(parse_length(await read(4))))
+            return header.message([await read(length) for _, length in header.blobs])
         except (asyncio.IncompleteReadError, ConnectionError):
             raise WireError("the process is gone") from None
 
     async def stop(self, *, now: bool = False) -> int | None:
-        """End it, by closing its input first unless ``now``; returns its exit code."""
+        """End the process, by closing its input first unless ``now``; return its exit code."""
         process = self._process
         if process is None:
             return None
@@ -77,8 +85,62 @@ class ChildProcess:
         return code
 
 
+class ProcessEndpoint:
+    """A `RunnerEndpoint` whose runner is a child process of this one."""
+
+    def __init__(self) -> None:
+        self._process = ChildProcess("inweave.serve.engine.model_process")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
+
+    async def start(self, settings: RunnerSettings) -> None:
+        await self._process.start(encode(settings))
+
+    async def send(self, command: Command) -> None:
+        await self._process.send(encode(command))
+
+    async def receive(self) -> Report:
+        report = decode(await self._process.receive())
+        if not isinstance(report, Report):
+            raise WireError(f"a runner does not send {type(report).__name__}")
+        return report
+
+    async def stop(self, *, now: bool = False) -> int | None:
+        return await self._process.stop(now=now)
+
+
+class CallProcess(ChildProcess):
+    """A process that answers calls, one at a time; a call starts it if it does not run."""
+
+    def __init__(self, module: str, settings: dict[str, Any] | None = None) -> None:
+        super().__init__(module)
+        self._settings = Message("settings", settings or {})
+
+    async def call(self, name: str, data: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to a call, and raise the error that the process reports.
+
+        Raises:
+            WireError: the process died.
+            TimeoutError: there was no answer within ``seconds``, and the process was killed.
+        """
+        try:
+            if not self.alive:
+                await self.start(self._settings)
+            await self.send(Message(name, data))
+            async with asyncio.timeout(seconds):
+                answer = await self.receive()
+        except (WireError, TimeoutError, asyncio.CancelledError):
+            await asyncio.shield(self.stop(now=True))
+            raise
+        if answer.type == "error":
+            raise error_of(Failure(**answer.data))
+        return answer.data
+
+
 async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Ask a process that still runs to end, and kill it where it does not."""
+    """Terminate a process that still runs, and kill it if it does not react."""
     for signal_it in (process.terminate, process.kill):
         if process.returncode is not None:
             return

@@ -1,12 +1,43 @@
-"""What a runner gets and gives: a request in, events out. Whatever hosts a runner speaks these words alone."""
+"""The contract between the dispatcher and a runner: commands one way, reports the other way.
+
+    dispatcher -> runner                        runner -> dispatcher
+    RunnerSettings   first, and once            Ready       once, before any other report
+    Load             any time after Ready       Loaded      one for each Load
+    RunRequest       any time after Ready       JobEvent    any number, in the order in which they happened
+    Cancel           any time after Ready       Finished    one for each RunRequest, after its last JobEvent
+
+**Jobs.** Every message about a job carries its id. Reports of several jobs may interleave; the reader routes them by
+id and ignores jobs it no longer follows. A runner may hold several requests and run them in turn or together. (Today's
+runner runs one at a time, in the order of arrival, and today's dispatcher sends one at a time.) The result of a request
+never depends on the requests before it.
+
+**Cancel.** A cancellation asks a job to stop at its next step, and may be repeated. A job that has not begun ends
+without being run; training saves a checkpoint first. Exactly one Finished follows either way: usually with the state
+"cancelled", but "done" or "failed" if the job ended before the command arrived. There is no promise of time: a
+dispatcher that does not want to wait any longer stops the runner.
+
+**Death.** When a runner dies, `send` and `receive` of its endpoint raise `WireError`. Its unfinished jobs belong to the
+dispatcher again, which may send the same requests to another runner: images are generated from the start, training
+resumes from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers
+nothing.
+
+**Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
+paths, and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load,
+``model``, ``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher looks them
+up just before it sends a request; an endpoint to a machine with another file system has to translate them, and to move
+the files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
 
-from inweave.serve.jobs.job import Event
+from pydantic import TypeAdapter, ValidationError
+
+from inweave.serve.engine.wire import Message, WireError
+from inweave.serve.jobs.job import Event, Failure
 
 Emit = Callable[[Event], object]
 Cancelled = Callable[[], bool]
@@ -14,28 +45,118 @@ Cancelled = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class RunnerSettings:
-    """Where and with how much memory a runner works."""
+    """The device of a runner, its memory budget, and the files it may open."""
 
     device: str | None = None
     dtype: str | None = None
     memory_bytes: int | None = None
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> components from other files
+    folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a model before a job needs it; ``model`` is an argument of `inweave.pipeline`."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A job as a runner gets it: everything was looked up, so ``loras`` maps each reference to its file.
+    """A job for a runner, with every reference resolved: ``loras`` maps each reference in ``config`` to a file."""
 
-    ``model`` is what `inweave.pipeline` opens. ``inputs``: pictures as PNG by name (init, mask).
-    """
-
+    job: str
     kind: str
     model: str
     config: dict[str, Any]
     loras: dict[str, str] = field(default_factory=dict)
     preview_every: int = 0
-    on_mismatch: Literal["error", "warn"] = "error"  # warn: of a LoRA that fits in part, use that part
-    inputs: dict[str, bytes] = field(default_factory=dict)
-    paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
     preview_first: bool = False  # previews from the first step on, and of the last one
-    name: str = ""  # what clients call the model
+    on_mismatch: Literal["error", "warn"] = "error"  # warn: of a LoRA that fits in part, use that part
+    inputs: dict[str, bytes] = field(default_factory=dict)  # PNG images by name: init, mask
+    paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
+    name: str = ""  # the name that clients use for the model
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a job at its next step."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The runner takes commands; ``device`` is None if the requested one does not exist."""
+
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model is loaded, or ``error`` says why not."""
+
+    model: str
+    error: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """An event of a running job."""
+
+    job: str
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a job: ``result`` if it is done, ``error`` if it failed."""
+
+    job: str
+    state: Literal["done", "failed", "cancelled"]
+    result: dict[str, Any] = field(default_factory=dict)
+    error: Failure | None = None
+
+
+Command = Load | RunRequest | Cancel
+Report = Ready | Loaded | JobEvent | Finished
+_TYPES: dict[str, type[RunnerSettings | Command | Report]] = {
+    "settings": RunnerSettings, "load": Load, "run": RunRequest, "cancel": Cancel,
+    "ready": Ready, "loaded": Loaded, "event": JobEvent, "finished": Finished,
+}  # fmt: skip
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_READERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _TYPES.items()}
+
+
+def encode(message: RunnerSettings | Command | Report) -> Message:
+    """Return a command or a report as a message of the wire."""
+    return Message(_NAMES[type(message)], asdict(message))
+
+
+def decode(message: Message) -> RunnerSettings | Command | Report:
+    """Return the command or the report in a message; raise WireError if it is neither."""
+    try:
+        value: RunnerSettings | Command | Report = _READERS[message.type].validate_python(message.data)
+    except (KeyError, ValidationError):
+        raise WireError(f"{message.type[:50]!r} is not a message between a dispatcher and a runner") from None
+    return value
+
+
+class RunnerEndpoint(Protocol):
+    """The dispatcher's end of the connection to a runner, whatever hosts that runner."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the runner was started and has not ended."""
+
+    async def start(self, settings: RunnerSettings) -> None:
+        """Start a runner with these settings, also after an earlier one has ended; its first report is Ready."""
+
+    async def send(self, command: Command) -> None:
+        """Send a command; raise WireError if the runner is gone."""
+
+    async def receive(self) -> Report:
+        """Return the next report; raise WireError if the runner is gone."""
+
+    async def stop(self, *, now: bool = False) -> int | None:
+        """End the runner, and kill it if it does not end by itself, with ``now`` at once; return its exit code."""

@@ -1,8 +1,7 @@
-"""Takes jobs from the store, one at a time, and has a model process run them.
+"""Takes jobs from the store, one at a time, and has a runner run them.
 
-A process that dies takes nothing with it: its job is queued again once and fails the second time, and a new process is
-started, after a pause that doubles while processes die without having finished a job. Everything a job says is stored
-before readers hear of it.
+Nothing is lost when a runner dies: its job is queued again once and fails the second time, and a new runner is started,
+after a pause that grows while runners die without having finished a job. Every event is stored before readers see it.
 """
 
 from __future__ import annotations
@@ -14,12 +13,23 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from inweave.errors import InweaveError
-from inweave.serve.engine.child_process import ChildProcess
-from inweave.serve.engine.wire import Message, WireError
+from inweave.serve.engine.child_process import ProcessEndpoint
+from inweave.serve.engine.contract import (
+    Cancel,
+    Finished,
+    JobEvent,
+    Load,
+    Loaded,
+    Ready,
+    RunnerEndpoint,
+    RunnerSettings,
+    RunRequest,
+)
+from inweave.serve.engine.wire import WireError
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.failures import failure_of
 from inweave.serve.jobs.job import Event, Failure, Job
@@ -28,24 +38,26 @@ from inweave.serve.jobs.store import JobStore
 
 log = logging.getLogger("inweave.serve")
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-#: seconds after a cancellation or a time-out until the process is killed
+#: seconds after a cancellation or a timeout until the runner is stopped
 PATIENCE = 30.0
-#: the same for training, which saves its checkpoint after a step that may be long
+#: the same for training, which saves its checkpoint after a step that may take long
 TRAIN_PATIENCE = 600.0
 CRASHED = "the process that ran it ended unexpectedly"
+#: fields of a stored request that a runner gets unchanged
+RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch")
 Status = Literal["starting", "loading", "ready", "failed", "stopping"]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a job needs of this machine: the model to open, the files of LoRAs, folders of a train job."""
+    """The references of a job as paths on this machine; fields as in `RunRequest`."""
 
     model: str
     loras: dict[str, str]
     paths: dict[str, str]
 
 
-#: raises our errors where something is gone since the job was submitted
+#: raises an InweaveError if a file is gone since the job was submitted
 Resolve = Callable[[Job], Resolved]
 #: called with a finished job's result before it is stored; may change it
 Deliver = Callable[[Job, dict[str, Any]], dict[str, Any]]
@@ -53,31 +65,34 @@ Deliver = Callable[[Job, dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """What a dispatcher tells its process, and how long a job may take."""
+    """The settings of a dispatcher's runner, and time limits for jobs."""
 
-    device: str | None = None
-    dtype: str | None = None
-    memory_bytes: int | None = None
+    runner: RunnerSettings = field(default_factory=RunnerSettings)
     preload: str | None = None
     job_seconds: float = 3600.0
     train_seconds: float = 7 * 24 * 3600.0
-    folders: tuple[str, ...] = ()  # of the library: its process opens nothing through links that lead out of them
 
 
 class Dispatcher:
-    """One device: its process, and the job that runs on it."""
+    """One device: its runner, and the job that runs on it."""
 
     def __init__(
-        self, store: JobStore, signals: JobSignals, settings: DispatchSettings, resolve: Resolve, deliver: Deliver
+        self,
+        store: JobStore,
+        signals: JobSignals,
+        settings: DispatchSettings,
+        resolve: Resolve,
+        deliver: Deliver,
+        runner: RunnerEndpoint | None = None,
     ) -> None:
         self._store, self._signals, self._settings = store, signals, settings
         self._resolve, self._deliver = resolve, deliver
-        self._process = ChildProcess("inweave.serve.engine.model_process")
+        self._runner: RunnerEndpoint = runner or ProcessEndpoint()
         self._deaths = 0
         self._stopping = False
-        self._reported = True  # whether the process has told the end of the current job
+        self._reported = True  # whether the runner reported the current job finished
         self.current: Job | None = None
-        self.device = settings.device  # what was asked for, then what it is
+        self.device = settings.runner.device  # the requested one until the runner reports its own
         self.status: Status = "starting"
         self.reason = "the model process is starting"
         self.finished_jobs = 0
@@ -85,7 +100,7 @@ class Dispatcher:
         self.busy_seconds = 0.0
 
     async def run(self) -> None:
-        """Until `drain`: run jobs, restart the process whenever it dies."""
+        """Run jobs until `drain`, and restart the runner whenever it dies."""
         while not self._stopping:
             try:
                 await self._start()
@@ -97,20 +112,22 @@ class Dispatcher:
             except Exception:
                 log.exception("the dispatcher failed; the model process is restarted")
                 await self._died()
-        await self._process.stop()
+        await self._runner.stop()
 
     async def _start(self) -> None:
         self.status, self.reason = "starting", "the model process is starting"
-        settings = asdict(self._settings)
-        await self._process.start({name: settings[name] for name in ("device", "dtype", "memory_bytes", "folders")})
-        self.device = (await self._process.receive()).data["device"] or self._settings.device
+        await self._runner.start(self._settings.runner)
+        ready = await self._runner.receive()
+        assert isinstance(ready, Ready)
+        self.device = ready.device or self._settings.runner.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
-            await self._process.send(Message("load", {"model": self._settings.preload}))
-            error = (await self._process.receive()).data.get("error")
-            if error is not None:
-                log.error("%s could not be loaded: %s", self._settings.preload, error["message"])
-                self.status, self.reason = "failed", f"the model could not be loaded: {error['message']}"
+            await self._runner.send(Load(self._settings.preload))
+            loaded = await self._runner.receive()
+            assert isinstance(loaded, Loaded)
+            if loaded.error is not None:
+                log.error("%s could not be loaded: %s", self._settings.preload, loaded.error.message)
+                self.status, self.reason = "failed", f"the model could not be loaded: {loaded.error.message}"
                 return
         self.status, self.reason = "ready", ""
 
@@ -119,10 +136,10 @@ class Dispatcher:
             job = await self._claim()
             if job is None:
                 await self._signals.wait_for_work(1.0)
-                if self._process.pid is None:
+                if not self._runner.alive:
                     raise WireError("the model process is gone")
                 continue
-            if self._stopping:  # it was claimed in the very moment
+            if self._stopping:  # `drain` was called while the job was claimed
                 await self._stored(self._store.put_back, job.id)
                 return
             self._signals.changed(job.id)
@@ -150,7 +167,7 @@ class Dispatcher:
             self._deaths = 0
 
     async def _claim(self) -> Job | None:
-        """The next job; None also while the disk refuses to note that it runs."""
+        """Return the next job; None also while the disk refuses to record that it runs."""
         try:
             return await asyncio.to_thread(self._store.claim)
         except (sqlite3.OperationalError, OSError) as error:
@@ -158,20 +175,18 @@ class Dispatcher:
             return None
 
     async def _end_run(self, job: Job) -> None:
-        """Have the process stop a job that ended here; a loaded model is worth more than a restart."""
+        """Have the runner stop a job that ended here: a restart would lose the loaded models."""
         if not self._reported:
-            await self._process.send(Message("cancel", {"job": job.id}))
+            await self._runner.send(Cancel(job.id))
             try:
                 async with asyncio.timeout(PATIENCE):
-                    while (message := await self._process.receive()).type != "finished" or message.data[
-                        "job"
-                    ] != job.id:
+                    while not (isinstance(report := await self._runner.receive(), Finished) and report.job == job.id):
                         pass
             except TimeoutError:
                 raise WireError("the model process does not react") from None
 
     async def _stored(self, change: Callable[..., Any], *values: Any, **options: Any) -> None:
-        """Make a change of state, however long the disk refuses it: the end of a job is never dropped."""
+        """Change the state of a job, and repeat while the disk refuses: the end of a job is never dropped."""
         pause = 0.1
         while True:
             try:
@@ -186,18 +201,17 @@ class Dispatcher:
         try:
             resolved = await asyncio.to_thread(self._resolve, job)
             files = await asyncio.to_thread(self._store.files.inputs, job.id)
-            blobs = [await asyncio.to_thread(path.read_bytes) for path in files.values()]
+            inputs = {name: await asyncio.to_thread(path.read_bytes) for name, path in files.items()}
         except (InweaveError, OSError) as error:
             await self._stored(self._store.finish, job.id, "failed", error=failure_of(error))
             return
-        data = {
-            "job": job.id, "kind": job.kind, "model": resolved.model, "config": job.request["config"],
-            "loras": resolved.loras, "paths": resolved.paths, "preview_every": job.request.get("preview_every", 0),
-            "inputs": list(files), "on_mismatch": job.request.get("on_mismatch", "error"),
-            "preview_first": job.request.get("preview_first", False), "name": job.model,
-        }  # fmt: skip
+        options = {name: job.request[name] for name in RUN_OPTIONS if name in job.request}
+        request = RunRequest(
+            job.id, job.kind, resolved.model, job.request["config"], resolved.loras, inputs=inputs,
+            paths=resolved.paths, name=job.model, **options,
+        )  # fmt: skip
         self._reported = False
-        await self._process.send(Message("run", data, tuple(blobs)))
+        await self._runner.send(request)
         watch = asyncio.create_task(self._watch(job))
         try:
             await self._follow(job)
@@ -207,53 +221,51 @@ class Dispatcher:
                 await watch
 
     async def _follow(self, job: Job) -> None:
-        """Store what the process says of a job until it has ended."""
-        results: list[dict[str, Any]] = []
+        """Store the events of a job until it has ended."""
+        files: list[str] = []  # of the images, in the order of the result
         while True:
-            message = await self._process.receive()
-            if message.data.get("job") != job.id:
-                continue
-            if message.type == "finished":
+            report = await self._runner.receive()
+            if isinstance(report, JobEvent) and report.job == job.id:
+                event = await asyncio.to_thread(self._with_stored_image, job, report.event, files)
+                await asyncio.to_thread(self._store.append, job.id, event)
+                self._signals.changed(job.id)
+            elif isinstance(report, Finished) and report.job == job.id:
                 self._reported = True
-                await self._finish(job, message.data, results)
+                await self._finish(job, report, files)
                 return
-            event = await asyncio.to_thread(self._keep, job, message, results)
-            await asyncio.to_thread(self._store.append, job.id, event)
-            self._signals.changed(job.id)
 
-    def _keep(self, job: Job, message: Message, results: list[dict[str, Any]]) -> Event:
-        """The event to store: pictures of a result become files, previews travel in the event."""
-        kind, data = message.data["event"], dict(message.data["data"])
-        if kind == "image" and message.blobs:
-            name = f"{data['index']}.png"
-            self._store.files.write(job.id, name, message.blobs[0])
-            data["file"] = name
-            results.append(data)
-        elif kind == "sample" and message.blobs:  # many of them in a run, and each is looked at again and again
+    def _with_stored_image(self, job: Job, event: Event, files: list[str]) -> Event:
+        """Return the event to store: images of a result become files, previews are part of the event."""
+        if event.image is None:
+            return event
+        data = dict(event.data)
+        if event.type == "image":
+            data["file"] = f"{data['index']}.png"
+            self._store.files.write(job.id, data["file"], event.image)
+            files.append(data["file"])
+        elif event.type == "sample":  # a run has many of them, and readers load each one again and again
             name = f"{data['step']:06d}-{data['index']}.png"
-            self._store.files.write(job.id, name, message.blobs[0])
+            self._store.files.write(job.id, name, event.image)
             data |= {"file": name, "url": f"/v1/jobs/{job.id}/files/{name}"}
-        elif message.blobs:
-            data["image"] = base64.b64encode(message.blobs[0]).decode()
-            data["format"] = "png"
-        return Event(kind, data)
+        else:
+            data |= {"image": base64.b64encode(event.image).decode(), "format": "png"}
+        return Event(event.type, data)
 
-    async def _finish(self, job: Job, data: dict[str, Any], results: list[dict[str, Any]]) -> None:
-        state = data["state"]
-        if state == "done":
-            result = await asyncio.to_thread(self._deliver, job, data["result"])
-            for image, stored in zip(result.get("images", ()), results, strict=False):
-                image["file"] = stored["file"]
+    async def _finish(self, job: Job, report: Finished, files: list[str]) -> None:
+        if report.state == "done":
+            result = await asyncio.to_thread(self._deliver, job, report.result)
+            for image, name in zip(result.get("images", ()), files, strict=False):
+                image["file"] = name
             await self._stored(self._store.finish, job.id, "done", result=result)
-        elif state == "failed":
-            await self._stored(self._store.finish, job.id, "failed", error=Failure(**data["error"]))
+        elif report.state == "failed":
+            await self._stored(self._store.finish, job.id, "failed", error=report.error)
         elif self._stopping and not (await asyncio.to_thread(self._store.job, job.id)).cancel:
-            await self._stored(self._store.put_back, job.id)  # `drain` ended it, nobody cancelled it
+            await self._stored(self._store.put_back, job.id)  # stopped by `drain`, not by a client
         else:
             await self._stored(self._store.finish, job.id, "cancelled")
 
     async def _watch(self, job: Job) -> None:
-        """Pass a cancellation on; end a job that takes too long, and a process that does not react."""
+        """Pass a cancellation on; end a job that takes too long, and a runner that does not react."""
         seconds = self._settings.train_seconds if job.kind == "train" else self._settings.job_seconds
         deadline = time.monotonic() + seconds
         while True:
@@ -261,7 +273,7 @@ class Dispatcher:
             late = time.monotonic() >= deadline
             current = await asyncio.to_thread(self._store.job, job.id)
             if current.state != "running":
-                return  # nothing to watch over any more
+                return  # it has ended
             if late or current.cancel:
                 break
         if late:
@@ -269,13 +281,13 @@ class Dispatcher:
             await self._stored(self._store.finish, job.id, "failed", error=Failure("timeout", reason))
             self._signals.changed(job.id)
         with contextlib.suppress(WireError):
-            await self._process.send(Message("cancel", {"job": job.id}))
+            await self._runner.send(Cancel(job.id))
         await asyncio.sleep(TRAIN_PATIENCE if job.kind == "train" and not late else PATIENCE)
         log.error("the model process does not react; it is killed")
-        await self._process.stop(now=True)
+        await self._runner.stop(now=True)
 
     async def _died(self) -> None:
-        code = await self._process.stop(now=True)
+        code = await self._runner.stop(now=True)
         self.restarts += 1
         if self._stopping:
             return
@@ -286,7 +298,7 @@ class Dispatcher:
         await asyncio.sleep(pause)
 
     async def drain(self, seconds: float) -> None:
-        """Stop taking jobs, give the running one ``seconds``; what is left of it goes back to the queue.
+        """Stop taking jobs and give the running one ``seconds``; afterwards it goes back to the queue.
 
         Training is not waited for: it saves a checkpoint, and continues from there after the next start.
         """
@@ -296,9 +308,9 @@ class Dispatcher:
         deadline = time.monotonic() + seconds
         if self.current is not None and self.current.kind == "train":
             with contextlib.suppress(WireError):
-                await self._process.send(Message("cancel", {"job": self.current.id}))
+                await self._runner.send(Cancel(self.current.id))
         while self.current is not None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self.current is not None:
             await asyncio.to_thread(self._store.put_back, self.current.id)
-        await self._process.stop(now=self.current is not None)
+        await self._runner.stop(now=self.current is not None)

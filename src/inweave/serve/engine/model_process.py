@@ -1,111 +1,106 @@
-"""The process that holds a device: reads requests from its standard input, writes events to its standard output.
+"""The process that holds a device and hosts a `Runner`: commands on its standard input, reports on its standard output.
 
-    -> settings {device, dtype, folders, ...}                  <- ready {pid, device}
-    -> load {model}                                            <- loaded {model, error}
-    -> run {job, kind, model, config, loras, ...} + inputs     <- event {job, event, data} + pictures
-    -> cancel {job}                                            <- finished {job, state, result | error}
-
-It ends when its standard input ends, so it never outlives the process that started it. Whatever libraries print goes to
-standard error.
+It ends when its standard input ends, so it never outlives the process that started it. The messages are described in
+`inweave.serve.engine.contract`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import traceback
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from inweave.errors import CancelledError, InweaveError
+from inweave.errors import CancelledError
 from inweave.files.confinement import confine
-from inweave.serve.engine.contract import RunnerSettings, RunRequest
-from inweave.serve.engine.rpc_loop import collect_less, message_pipes
-from inweave.serve.engine.wire import Message, WireError, read_message
-from inweave.serve.jobs.failures import failure_of
-from inweave.serve.jobs.job import Event
+from inweave.serve.engine.contract import (
+    Cancel,
+    Command,
+    Finished,
+    JobEvent,
+    Load,
+    Loaded,
+    Ready,
+    Report,
+    RunnerSettings,
+    RunRequest,
+    decode,
+    encode,
+)
+from inweave.serve.engine.rpc_loop import collect_less, message_pipes, reported
+from inweave.serve.engine.wire import WireError, read_message
 from inweave.weights.gc_pause import collector_waits
+
+if TYPE_CHECKING:
+    from inweave.serve.engine.runner import Runner
 
 
 class ModelProcess:
-    """One request at a time, in the order they come; cancellation reaches the running one between two steps."""
+    """Runs one request at a time, in the order of arrival; a cancellation reaches the running one between two steps."""
 
-    def __init__(self, commands: BinaryIO, answers: BinaryIO) -> None:
-        self._commands, self._answers = commands, answers
-        self._queue: SimpleQueue[Message] = SimpleQueue()
+    def __init__(self, commands: BinaryIO, reports: BinaryIO) -> None:
+        self._commands, self._reports = commands, reports
+        self._queue: SimpleQueue[RunnerSettings | Command | Report] = SimpleQueue()
         self._cancelled: set[str] = set()
         self._write = threading.Lock()
 
     def serve(self) -> None:
+        """Run commands until the process ends."""
         threading.Thread(target=self._read, name="inweave-commands", daemon=True).start()
         with collector_waits():
             from inweave.serve.engine.runner import Runner  # imports torch: seconds
 
-        settings = self._queue.get().data
-        confine(*map(Path, settings.pop("folders", ())))
-        runner = Runner(RunnerSettings(**settings))
-        self._send(Message("ready", {"pid": os.getpid(), "device": runner.device}))
+        settings = self._queue.get()
+        assert isinstance(settings, RunnerSettings)
+        confine(*map(Path, settings.folders))
+        runner = Runner(settings)
+        self._send(Ready(runner.device))
         while True:
-            message = self._queue.get()
-            if message.type == "load":
-                self._load(runner, message.data["model"])
-            else:
-                self._run(runner, message)
+            command = self._queue.get()
+            if isinstance(command, Load):
+                self._send(self._load(runner, command))
+            elif isinstance(command, RunRequest):
+                finished = self._run(runner, command)
+                self._cancelled.discard(command.job)
+                self._send(finished)
 
     def _read(self) -> None:
-        """Commands, in a thread of their own: a cancellation must arrive while a job runs."""
+        """Read commands in a separate thread: a cancellation must arrive while a job runs."""
         try:
             while True:
-                message = read_message(self._commands.read)
-                if message.type == "cancel":
-                    self._cancelled.add(message.data["job"])
+                command = decode(read_message(self._commands.read))
+                if isinstance(command, Cancel):
+                    self._cancelled.add(command.job)
                 else:
-                    self._queue.put(message)
+                    self._queue.put(command)
         except (WireError, OSError, ValueError):
-            os._exit(0)  # the web process is gone: nobody waits for the result any more
+            os._exit(0)  # the web process is gone, and with it the reader of any result
 
-    def _load(self, runner: Any, model: str) -> None:
-        error = None
+    def _load(self, runner: Runner, command: Load) -> Loaded:
         try:
-            runner.load(model)
-        except Exception as problem:  # reported by /ready; jobs for other models may still run
-            if not isinstance(problem, InweaveError):
-                traceback.print_exc(file=sys.stderr)
-            error = failure_of(problem).as_dict()
-        self._send(Message("loaded", {"model": model, "error": error}))
+            runner.load(command.model)
+        except Exception as error:  # reported by /ready; jobs for other models may still run
+            return Loaded(command.model, reported(error))
+        return Loaded(command.model)
 
-    def _run(self, runner: Any, message: Message) -> None:
-        job = message.data["job"]
-        names = message.data["inputs"]
-        request = RunRequest(
-            message.data["kind"], message.data["model"], message.data["config"], message.data["loras"],
-            message.data["preview_every"], message.data["on_mismatch"], dict(zip(names, message.blobs, strict=True)),
-            message.data["paths"], message.data["preview_first"], message.data["name"],
-        )  # fmt: skip
-
-        def emit(event: Event) -> None:
-            self._send(Message("event", {"job": job, "event": event.type, "data": event.data}, event.blobs))
-
+    def _run(self, runner: Runner, request: RunRequest) -> Finished:
+        job = request.job
         try:
             if job in self._cancelled:
                 raise CancelledError("cancelled before it started")
-            result = runner.run(request, emit, lambda: job in self._cancelled)
-            outcome: dict[str, Any] = {"state": "done", "result": result}
+            result = runner.run(request, lambda event: self._send(JobEvent(job, event)), lambda: job in self._cancelled)
         except CancelledError:
-            outcome = {"state": "cancelled"}
+            return Finished(job, "cancelled")
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
-            if not isinstance(error, InweaveError):
-                traceback.print_exc(file=sys.stderr)
-            outcome = {"state": "failed", "error": failure_of(error).as_dict()}
-        self._cancelled.discard(job)
-        self._send(Message("finished", {"job": job, **outcome}))
+            return Finished(job, "failed", error=reported(error))
+        return Finished(job, "done", result)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, report: Report) -> None:
+        content = encode(report).encode()
         with self._write:
-            self._answers.write(message.encode())
-            self._answers.flush()
+            self._reports.write(content)
+            self._reports.flush()
 
 
 def main() -> None:

@@ -1,6 +1,9 @@
-"""The life of a helper process: it answers calls over its standard input and output until the input ends.
+"""The child's side of a process: messages over its standard input and output until the input ends.
 
-Standard output is for messages alone: what libraries print goes to standard error.
+    <- settings {...}        first
+    <- NAME {...}            -> answer {...} | error {code, message, ...}
+
+Standard output is for messages alone: output that libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -9,14 +12,21 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
+from inweave.errors import InweaveError
 from inweave.serve.engine.wire import Message, WireError, read_message
+from inweave.serve.jobs.failures import failure_of
+from inweave.serve.jobs.job import Failure
+
+Data = dict[str, Any]
 
 
 def message_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """(commands, answers): the standard streams, out of reach of what libraries print."""
+    """Return (commands, answers): the standard streams, out of reach of libraries that print."""
     commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -24,18 +34,40 @@ def message_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def collect_less() -> None:
-    """As the command does: libraries create a million objects that stay, and collections while they load cost 2 s of 11."""
+    """Run the garbage collector less often, as the command line does.
+
+    Libraries create a million objects that stay, and collections while they load take 2 s of 11.
+    """
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)
 
 
-def answer_calls(begin: Callable[[dict[str, Any]], object], answer: Callable[[Message], Message]) -> None:
-    """``begin`` with the settings, which come first, then ``answer`` every call."""
+def reported(error: Exception) -> Failure:
+    """Return an exception for the other side; the traceback of an unexpected one goes to standard error."""
+    if not isinstance(error, InweaveError):
+        traceback.print_exception(error, file=sys.stderr)
+    return failure_of(error)
+
+
+def answer_calls(
+    calls: Mapping[str, Callable[[Data], Data]],
+    begin: Callable[[Data], object] = lambda settings: None,
+    redact: Callable[[Data, Data], Data] = lambda call, answer: answer,
+) -> None:
+    """Answer every call by its name until the input ends.
+
+    ``begin`` gets the settings; ``redact(call, answer)`` returns the answer to a call, or its error, as it may leave.
+    """
     commands, answers = message_pipes()
     try:
         begin(read_message(commands.read).data)
         while True:
-            answers.write(answer(read_message(commands.read)).encode())
+            call = read_message(commands.read)
+            try:
+                answer = Message("answer", redact(call.data, calls[call.type](call.data)))
+            except Exception as error:
+                answer = Message("error", redact(call.data, asdict(reported(error))))
+            answers.write(answer.encode())
             answers.flush()
     except (WireError, OSError):
         return

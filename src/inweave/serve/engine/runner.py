@@ -1,10 +1,10 @@
-"""What runs jobs: a request in, events out. It knows models and LoRA files, and nothing of queues, processes or HTTP.
+"""The runner: a request in, events out. It knows models and LoRA files, but no queues, processes or HTTP.
 
     runner = Runner(RunnerSettings(device="cuda:0"))
     result = runner.run(RunRequest(...), emit=print, cancelled=lambda: False)
 
-The result of a request never depends on what ran before: every request has its own stack of LoRAs, woven in exactly and
-taken out exactly. Models stay loaded within ``memory_bytes``; the one that was idle longest makes room for the next.
+The result of a request never depends on the requests before it: every request has its own stack of LoRAs, merged and
+removed exactly. Models stay loaded within ``memory_bytes``; the one that was idle longest makes room for the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
-from inweave.ops.device import choose_device
+from inweave.ops.tensors.device import choose_device
 from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs.job import Event
 
@@ -53,27 +53,27 @@ class Runner:
     def __init__(self, settings: RunnerSettings) -> None:
         self.settings = settings
         self._models: OrderedDict[str, Pipeline] = OrderedDict()
-        self._sizes: dict[str, int] = {}  # of every model that was ever loaded
+        self._sizes: dict[str, int] = {}  # of every model that was loaded so far
 
     @property
     def device(self) -> str | None:
-        """Where it works; None where this machine has no such device, which the first model that is loaded reports."""
+        """The device of the runner; None if this machine does not have it, which loading a model reports."""
         try:
             return str(choose_device(self.settings.device))
         except ConfigError:
             return None
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
-        """Run a request to its end; returns its result, raises `CancelledError` or the reason why it failed."""
+        """Run a request and return its result; raise CancelledError, or the reason why it failed."""
         if request.kind == "train":
             from inweave.serve.engine.training_job import run_training
 
-            self._models.clear()  # a run plans with all the memory there is
+            self._models.clear()  # training plans with all of the free memory
             return run_training(request, emit, cancelled, self.settings)
         return self._generate(request, emit, cancelled)
 
     def load(self, model: str, emit: Emit | None = None) -> Pipeline:
-        """The model, loaded now or before."""
+        """Return a model, loaded now or before."""
         pipe = self._models.get(model)
         if pipe is None:
             if emit is not None:
@@ -90,13 +90,13 @@ class Runner:
         return pipe
 
     def _make_room(self, size: int) -> None:
-        """Drop the models that were idle longest until ``size`` more bytes fit; without a budget only one model stays."""
+        """Drop the models that were idle longest until ``size`` more bytes fit; without a budget, keep one model."""
         budget = self.settings.memory_bytes or 0
         while self._models and sum(self._sizes[name] for name in self._models) + size > budget:
             self._models.popitem(last=False)
 
     def _refuse_too_large(self, model: str) -> None:
-        """A model whose weights alone are larger than the budget; the originals of merged weights may not be needed."""
+        """Raise MemoryBudgetError if the weights alone exceed the budget; copies of the originals may not be needed."""
         budget, weights = self.settings.memory_bytes, self._sizes[model] // 2
         if budget is not None and weights > budget:
             raise MemoryBudgetError(
@@ -105,7 +105,6 @@ class Runner:
 
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
-        pipe.finder = LoraTable(request.loras)
         config = GenerateConfig(**request.config)
         started = time.perf_counter()
 
@@ -118,7 +117,7 @@ class Runner:
             if at.preview is None:
                 emit(Event("progress", data))
             else:
-                emit(Event("preview", data, (encode_png(at.preview),)))
+                emit(Event("preview", data, encode_png(at.preview)))
 
         result = pipe(
             config,
@@ -129,11 +128,12 @@ class Runner:
             preview_first=request.preview_first,
             cancelled=cancelled,
             on_mismatch=request.on_mismatch,
+            finder=LoraTable(request.loras),
         )
         for number, image in enumerate(result.images):
             record = result.records[number]
             data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
-            emit(Event("image", data, (encode_png(image, record),)))
+            emit(Event("image", data, encode_png(image, record)))
         return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
 
 
@@ -146,7 +146,8 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
             for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
         ],
         "loras": [
-            {**lora.as_dict(), "strength": lora.unet if lora.unet == lora.te else None, "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
+            {**lora.as_dict(), "strength": lora.unet if lora.unet == lora.te else None,
+             "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
              "apply_seconds": round(lora.plan_seconds + result.swap_seconds * lora.modules / changed, 6)}
             for lora in result.loras
         ],
@@ -157,14 +158,14 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
 
 
 def encode_png(image: Image.Image, record: Mapping[str, Any] | None = None) -> bytes:
-    """A picture as PNG, with the settings that made it."""
+    """Return an image as PNG, with the settings that made it."""
     content = io.BytesIO()
     image.save(content, format="PNG", pnginfo=png_text(record) if record is not None else None)
     return content.getvalue()
 
 
 def _decode(content: bytes | None) -> Image.Image | None:
-    """A picture that the web process has checked and encoded anew."""
+    """Return an image that the sandbox has encoded as PNG."""
     if content is None:
         return None
     image = Image.open(io.BytesIO(content), formats=("PNG",))
@@ -173,14 +174,14 @@ def _decode(content: bytes | None) -> Image.Image | None:
 
 
 def stored_bytes(model: str) -> int:
-    """The size of a model's files, before anything is known of it; 0 where they are not on this disk."""
+    """Return the size of a model's files, an estimate before it is loaded; 0 if they are not on this disk."""
     path = Path(model).expanduser()
     files = [path] if path.is_file() else path.rglob("*.safetensors") if path.is_dir() else []
     return sum(file.stat().st_size for file in files)
 
 
 def model_bytes(pipe: Pipeline) -> int:
-    """What a loaded model holds: its weights, and the originals that let LoRAs be taken out exactly."""
+    """Return the memory of a loaded model: its weights, and the originals for removing LoRAs exactly."""
     weights = sum(
         tensor.numel() * tensor.element_size()
         for network in pipe.model.networks.values()

@@ -1,10 +1,10 @@
-"""A train job inside the model process: the same run as `inweave train`, its log as events.
+"""A train job inside the model process: the same run as `inweave train`, with its log as events.
 
-history       {records}            the losses of the steps that a resumed run has behind it, thinned out
+history       {records}            the losses of earlier steps of a resumed run, thinned out
 progress      {step, total, loss, loss_average, lr, eta, ...}
-sample        {step, index}        + a picture
-checkpoint    {step}               from now on the adapter of this step can be used
-note, resumed, dataset, memory     {step, text}: what else the run has to say
+sample        {step, index}        and an image
+checkpoint    {step}               the adapter of this step can be used from now on
+note, resumed, dataset, memory     {step, text}: other records of the log
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
 
 POLL_SECONDS = 0.2
-#: what a run loses at most where its process is killed, whatever its `save_every`
+#: the most that a killed process loses of a run, regardless of `save_every`
 CHECKPOINT_SECONDS = 300.0
 MAX_HISTORY = 500  # records of earlier jobs of a run
 MAX_SAMPLES = 200
@@ -35,10 +35,10 @@ MAX_LOG = 2**28
 
 
 def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings: RunnerSettings) -> dict[str, Any]:
-    """Train and return where the adapter is, below the folder of the job.
+    """Train an adapter and return a summary of the run.
 
-    A run that is cancelled saves a checkpoint first; one that is killed has that of at most ``CHECKPOINT_SECONDS`` ago. The
-    same output folder continues from there, and ends with the bits of a run that was never interrupted.
+    A cancelled run saves a checkpoint first; a killed one has a checkpoint that is at most ``CHECKPOINT_SECONDS`` old.
+    A run with the same output folder resumes from there, and ends with the bits of a run that was never interrupted.
     """
     config = TrainConfig(
         **request.config, model=request.model, dataset=request.paths["dataset"], output=request.paths["output"],
@@ -53,12 +53,11 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
         if cancelled():
             raise CancelledError("cancelled while the dataset was prepared")
         if done < total and time.monotonic() - reported_at < POLL_SECONDS:
-            return  # a dataset has thousands of pictures, and every event is stored
+            return  # a dataset has thousands of images, and every event is stored
         reported_at = time.monotonic()
         emit(Event("preparing", {"activity": activity, "done": done, "total": total}))
 
-    run, sample = prepare(config, on_progress=progress)
-    run.schedule.seconds = CHECKPOINT_SECONDS
+    run, sample = prepare(config, on_progress=progress, save_seconds=CHECKPOINT_SECONDS)
     for event in earlier_events(Path(config.output), config.name, run.number):
         emit(event)
     announced: set[int] = set()
@@ -88,7 +87,7 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
             data |= {"total": run.total, "percent": round(100 * record["step"] / run.total, 2)}
         if kind == "sample" and isinstance(path, str) and (event := sample_event(Path(path), data)) is not None:
             emit(event)
-        else:  # "started" is the word of the queue
+        else:  # "started" is an event of the queue
             emit(Event("note" if kind == "started" else str(kind), data))
 
     watcher = threading.Thread(target=watch, name="inweave-watch", daemon=True)
@@ -108,15 +107,15 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
 
 
 def sample_event(path: Path, data: Mapping[str, Any]) -> Event | None:
-    """A sample as an event; None where its picture is gone."""
+    """Return a sample as an event; None if its file is gone."""
     match = re.search(r"-(\d+)-(\d+)$", path.stem)
     if match is None or not path.is_file():
         return None
-    return Event("sample", {**data, "step": int(match[1]), "index": int(match[2])}, (path.read_bytes(),))
+    return Event("sample", {**data, "step": int(match[1]), "index": int(match[2])}, path.read_bytes())
 
 
 def earlier_events(output: Path, name: str, step: int) -> list[Event]:
-    """What the run has reported up to the step it resumes from: readers of this job see the whole run."""
+    """Return the events of a run up to the step it resumes from, so that readers of this job see the whole run."""
     if step == 0:
         return []
     records = [

@@ -1,4 +1,4 @@
-"""Errors that only a server has."""
+"""Errors that only occur in the worker."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class GoneError(RequestError):
 
 
 class MediaTypeError(RequestError):
-    """The body of a request is of a type that this route does not read."""
+    """The body of a request has a media type that its route does not accept."""
 
 
 class StorageError(InweaveError):
-    """The disk is full, or the folder of the worker cannot be written."""
+    """The disk is full, or the data folder of the worker is read-only."""

@@ -1,4 +1,4 @@
-"""Errors as the outside may see them: a code, a sentence, no path, no address, no traceback.
+"""Errors in the form that clients may see: a code and a sentence, without paths, addresses or tracebacks.
 
 code              HTTP    error
 invalid_request   400     ConfigError, RequestError
@@ -9,8 +9,9 @@ unsupported_media_type    415  MediaTypeError
 unreadable_file   422     FormatError
 lora_mismatch     422     TargetError
 busy              429     BusyError
-out_of_memory     500     MemoryBudgetError, the device's own
-internal          500     everything else; the log has the traceback
+out_of_memory     500     MemoryBudgetError, out-of-memory errors of the device
+storage           507     StorageError
+internal          500     all other errors; the log has the traceback
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from inweave.errors import (
     MemoryBudgetError,
     MergeStateError,
     MissingError,
+    Problem,
     RequestError,
     TargetError,
 )
@@ -54,7 +56,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 
 
 class JobFailed(InweaveError):
-    """A job failed for a reason that no error of ours stands for: a crash, a time-out, a bug."""
+    """A job failure with no matching InweaveError: a crash, a timeout, a bug."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -62,11 +64,13 @@ class JobFailed(InweaveError):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a client is told of an error."""
-    return Failure(code_of(error), message_of(error))
+    """Return the code, the message and the field of an error that clients may see."""
+    field = error.field if isinstance(error, InweaveError) else None
+    return Failure(code_of(error), message_of(error), None if field is None else public(field))
 
 
 def code_of(error: BaseException) -> str:
+    """Return the code of an error."""
     if isinstance(error, JobFailed):
         return error.code
     for kind, code, _ in _CODES:
@@ -78,7 +82,7 @@ def code_of(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     for kind, _, status in _CODES:
         if isinstance(error, kind):
             return status
@@ -86,22 +90,23 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of our own errors, without paths; of others only what they mean for the client."""
+    """Return the message of an InweaveError without paths; for any other error, a message without its details."""
     if isinstance(error, InweaveError):
         return public(str(error))
     if code_of(error) == "out_of_memory":
         return "the device has too little free memory for this request; ask for fewer or smaller images"
-    return "an internal error; the log of the worker has the details"
+    return "internal error; see the worker's log for details"
 
 
 def public(text: str) -> str:
-    """``text`` with every path cut to its last part, and without memory addresses."""
+    """Return ``text`` with every path cut to its last part, and without memory addresses."""
     return _ADDRESS.sub("...", _PATH.sub(lambda match: match[1] or "...", text))
 
 
 def error_of(failure: Failure) -> InweaveError:
-    """The error that another process reported."""
+    """Return the error that another process reported."""
+    prefix = "" if failure.field is None else f"{failure.field}: "
     for kind, code, _ in _CODES:
         if code == failure.code:
-            return kind(failure.message)
+            return kind(Problem(failure.field, failure.message.removeprefix(prefix)))
     return JobFailed(failure)

@@ -3,7 +3,7 @@
     {"operation": "image_generation", "prompt": ..., "loras": [{"name": "pixel", "strength": 0.8}], ...}
 
 A request names models by the names of `/v1/models`, LoRAs by a name, a path inside the library or a hash, and brings
-pictures in base64 or by the id of an upload. It never names a file of this machine.
+images in base64 or by the id of an upload. It never names a file of this machine.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field
 
 from inweave.checked import CheckedModel
-from inweave.errors import ConfigError, RequestError
+from inweave.errors import ConfigError, Problem, RequestError
 from inweave.generate.config import GenerateConfig
 
 Operation = Literal["image_generation", "image_transform", "image_inpaint"]
 OnMismatch = Literal["error", "warn"]
 #: fields of a request that are not settings of the image
 _OWN = ("operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "image", "mask_image")
-#: what rbee's clients call things, and fields of theirs that mean nothing to a single worker
+#: field names of rbee's clients, and fields that have no meaning for a single worker
 _ALIASES = {"kind": "operation", "init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
 _IGNORED = ("hive_id", "worker_id")
-#: what a data: address may call a picture; its content decides
+#: media types that a data: URL may state; the content decides
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/bmp", "application/octet-stream")
 
 
@@ -44,31 +44,30 @@ class ImageRequest(CheckedModel):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     on_mismatch: OnMismatch = "error"
     preview_every: Annotated[int, Field(ge=0, le=150)] = Field(
-        default=0, description="a preview picture every so many steps; 0: none"
+        default=0, description="a preview image every n steps; 0: none"
     )
     preview_first: bool = Field(default=False, description="previews from the first step on, and of the last one")
-    image: str | None = Field(
-        default=None, description="the picture to start from, in base64 or by the id of an upload"
-    )
+    image: str | None = Field(default=None, description="the image to start from, in base64 or by the id of an upload")
     mask_image: str | None = Field(default=None, description="white where to repaint, likewise")
     settings: GenerateConfig
 
     @classmethod
     def parse(cls, body: object) -> ImageRequest:
-        """The request in a JSON body, or a `ConfigError` with everything that is wrong with it."""
+        """Return the request in a JSON body; raise ConfigError with everything that is wrong with it."""
         if not isinstance(body, Mapping):
             raise ConfigError("expected a JSON object with an operation and a prompt")
-        problems: list[str] = []
+        problems: list[Problem] = []
         fields: dict[str, Any] = {}
         for name, value in body.items():
             ours = _ALIASES.get(str(name), str(name))
             if fields.get(ours) not in (None, value) and value is not None:
-                problems.append(f"{name}: another name of {ours}, with another value; give one of them")
+                problems.append(Problem(str(name), f"another name of {ours}, with another value; give one of them"))
             if name not in _IGNORED and (value is not None or ours not in fields):
                 fields[ours] = value
         if (operation := fields.get("operation")) is not None and operation not in get_args(Operation):
             names = ", ".join(get_args(Operation))
-            problems.append(f"operation: should be one of {names} and train, got {str(operation)[:100]!r}")
+            expected = f"should be one of {names} and train, got {str(operation)[:100]!r}"
+            problems.append(Problem("operation", expected))
             del fields["operation"]
         own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
         settings = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
@@ -86,58 +85,53 @@ class ImageRequest(CheckedModel):
             raise ConfigError(problems)
         return request
 
-    def _contradictions(self) -> list[str]:
+    def _contradictions(self) -> list[Problem]:
         required = {"image_generation": (False, False), "image_transform": (True, False), "image_inpaint": (True, True)}
         problems = []
         for name, value, needed in zip(
             ("image", "mask_image"), (self.image, self.mask_image), required[self.operation], strict=True
         ):
             if needed and value is None:
-                problems.append(f"{name}: is required for {self.operation}")
+                problems.append(Problem(name, f"is required for {self.operation}"))
             if not needed and value is not None:
-                problems.append(f"{name}: {self.operation} does not use it")
+                problems.append(Problem(name, f"{self.operation} does not use it"))
         return problems
 
 
 @contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Problems with our fields under the names that the caller's API has for them."""
+    """Rename the fields of problems to the names that the caller's API has for them."""
     try:
         yield
     except ConfigError as error:
-        renamed = []
-        for problem in error.problems:
-            name, colon, rest = problem.partition(":")
-            renamed.append(f"{names[name]}{colon}{rest}" if colon and name in names else problem)
-        raise ConfigError(renamed) from None
+        raise error.renamed(names) from None
 
 
 def decode_base64(text: str, label: str, limit: int) -> bytes:
-    """The bytes of a picture in base64, with or without a data: prefix. Addresses are refused: nothing is fetched."""
+    """Return the bytes of an image in base64, with or without a data: prefix; other URLs are refused, never fetched."""
     if re.match(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", text):
-        raise RequestError(f"{label}: addresses are not fetched; send the picture itself in base64, or upload it")
+        raise RequestError(Problem(label, "URLs are not fetched; send the image itself in base64, or upload it"))
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
-            raise RequestError(f"{label}: a data: address must end in ;base64, followed by the picture")
+            raise RequestError(Problem(label, "the header of a data: URL must end in ;base64, followed by the image"))
         media = head.removeprefix("data:").partition(";")[0].strip().lower()
         if media not in _MEDIA_TYPES:
-            raise RequestError(
-                f"{label}: a data: address of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
-            )
+            reason = f"a data: URL of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
+            raise RequestError(Problem(label, reason))
     if len(text) > 4 * limit // 3 + 4:
-        raise RequestError(f"{label}: larger than {limit:,} bytes")
+        raise RequestError(Problem(label, f"larger than {limit:,} bytes"))
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(f"{label}: this is neither base64 nor the id of an upload") from None
+        raise RequestError(Problem(label, "this is neither base64 nor the id of an upload")) from None
 
 
 def png_size(content: bytes) -> tuple[int, int]:
-    """(width, height) of a PNG that was checked."""
+    """Return (width, height) of a PNG that was checked."""
     return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
 def fingerprint(body: object) -> str:
-    """The same for the same request, whatever the order of its fields."""
+    """Return a hash of a request that does not depend on the order of its fields."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""What a job is, and the states it passes through.
+"""Jobs, and the states they pass through.
 
     queued -> running -> done | failed | cancelled        a job ends exactly once
-    running -> queued                                     once, when the process that ran it died
+    running -> queued                                     once, if the process that ran it died
 
 Every change of state is an event; the events of a job are numbered from 1 and end with one of the three final types.
 """
@@ -15,28 +15,34 @@ from typing import Any, Literal
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 Kind = Literal["image_generation", "image_transform", "image_inpaint", "train"]
 FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
-#: how often a job may be started: once more after a crash, so that a job that kills its process ends
+#: how often a job may be started: once more after a crash; a job that kills its process again has failed
 MAX_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job failed: a code for programs and a sentence for people."""
+    """Why a job failed: a code for programs, a sentence for people, and the field of the request that is at fault."""
 
     code: str
     message: str
+    field: str | None = None
 
     def as_dict(self) -> dict[str, str]:
+        """Return the code and the message, which clients get."""
         return {"code": self.code, "message": self.message}
+
+    def as_record(self) -> dict[str, str]:
+        """Return everything that is known, for the database and for other processes."""
+        return self.as_dict() | ({} if self.field is None else {"field": self.field})
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job; ``blobs`` are the bytes of pictures that ``data`` speaks of."""
+    """Something that happened to a job; ``image`` is the PNG that ``data`` describes."""
 
     type: str
     data: dict[str, Any] = field(default_factory=dict)
-    blobs: tuple[bytes, ...] = ()
+    image: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request on its way into the queue; ``inputs`` are pictures by name, already decoded and encoded anew."""
+    """A validated request on its way into the queue; ``inputs``: PNG images by name, encoded by the sandbox."""
 
     kind: Kind
     model: str
@@ -85,9 +91,10 @@ class Job:
 
     @property
     def final(self) -> bool:
+        """Whether the job has ended."""
         return self.state in FINAL
 
 
 def new_id() -> str:
-    """A job id that cannot be guessed."""
+    """Return a job id that cannot be guessed."""
     return f"job-{secrets.token_hex(12)}"

@@ -1,8 +1,8 @@
-"""Moving a waiting job: which priorities give the order that a person wants.
+"""Priorities that move a waiting job to another place.
 
     order      higher priority first, then lower number
-    moved up   the job, and those before it where they must, get the lowest priority that keeps them in front
-    moved down the job, and those behind it where they must, get the highest priority that keeps them behind
+    moved up   the job, and those before it if necessary, get the lowest priority that keeps them in front
+    moved down the job, and those behind it if necessary, get the highest priority that keeps them behind
 
 Everything on the other side keeps its priority.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def priorities_after_move(waiting: Sequence[tuple[str, int, int]], job: str, position: int) -> dict[str, int]:
-    """New priorities by job; ``waiting``: (job, number, priority) in the order they would run."""
+    """Return the new priorities by job; ``waiting``: (job, number, priority) in the order they would run."""
     before = next(index for index, row in enumerate(waiting) if row[0] == job)
     after = max(0, min(position, len(waiting) - 1))
     order = [row for row in waiting if row[0] != job]

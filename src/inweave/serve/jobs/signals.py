@@ -1,6 +1,6 @@
-"""Who waits for what inside the web process: readers of a job's events, and dispatchers that wait for work.
+"""Signals inside the web process, for readers of a job's events and for dispatchers that wait for work.
 
-Signals carry no data: whoever is woken reads the store, so a signal that comes twice or too early does no harm.
+Signals carry no data: a waiter that wakes up reads the store, so a signal that comes twice or too early does no harm.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class JobSignals:
         self._workers: set[asyncio.Event] = set()
 
     def changed(self, job: str) -> None:
-        """Something happened to a job."""
+        """Wake the readers of a job."""
         for event in self._readers.get(job, ()):
             event.set()
 
     def work(self) -> None:
-        """There may be something to run."""
+        """Wake the dispatchers: there may be a job to run."""
         for event in self._workers:
             event.set()
 
     async def wait_for_change(self, job: str, seconds: float) -> bool:
-        """Wait until something happens to a job; False where nothing did for so long."""
+        """Wait until something happens to a job; return False if nothing did within ``seconds``."""
         event = asyncio.Event()
         self._readers[job].add(event)
         try:
@@ -39,6 +39,7 @@ class JobSignals:
                 del self._readers[job]
 
     async def wait_for_work(self, seconds: float) -> bool:
+        """Wait until there may be a job to run; return False after ``seconds`` without a signal."""
         event = asyncio.Event()
         self._workers.add(event)
         try:
@@ -48,7 +49,10 @@ class JobSignals:
 
 
 async def wait_seconds(event: asyncio.Event, seconds: float) -> bool:
-    """Whether an event came in time. `asyncio.wait_for` of Python 3.11 drops a cancellation that comes with the event."""
+    """Return whether an event came in time.
+
+    `asyncio.wait_for` of Python 3.11 drops a cancellation that comes together with the event.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,8 +1,8 @@
-"""Training runs on disk: what a job that was paused, failed or is to be extended continues from.
+"""Training runs on disk, from which paused, failed and extended jobs continue.
 
     <data>/training/<run>/<name>-000050.safetensors     the adapter of a checkpoint, ready to be used
-    <data>/training/<run>/<name>-state/step-000050/     what training resumes from
-    <data>/training/<run>/<name>.jsonl, samples/        what the run has reported so far
+    <data>/training/<run>/<name>-state/step-000050/     the state that training resumes from
+    <data>/training/<run>/<name>.jsonl, samples/        the log and the samples so far
 
 A run is named after its first job. A job that resumes or extends it has that name in its request.
 """
@@ -32,22 +32,23 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
+        """The size of the file."""
         return self.path.stat().st_size
 
 
 def run_of(job: Job) -> str:
-    """The name of the run that a job belongs to."""
+    """Return the name of the run that a job belongs to."""
     return str(job.request.get("run", job.id))
 
 
 def resumed_request(job: Job) -> dict[str, Any]:
-    """The request of a job like this one: what did not reach its end is resumed, what did is trained anew."""
+    """Return the request of a job like this one: an unfinished run is resumed, a finished one is trained again."""
     request = {name: value for name, value in job.request.items() if name != "run"}
     return request if job.state == "done" else {**request, "run": run_of(job)}
 
 
 def checkpoints_in(folder: Path, name: str) -> list[Checkpoint]:
-    """The adapters that a run has written so far, oldest first; each has its name only once it is complete."""
+    """Return the adapters that a run has written so far, oldest first; a file has its name only once it is complete."""
     pattern = re.compile(re.escape(name) + r"-(\d{6,})\.safetensors")
     paths = folder.iterdir() if folder.is_dir() else ()
     matches = [(match, path) for path in paths if (match := pattern.fullmatch(path.name))]
@@ -62,19 +63,19 @@ class TrainingRuns:
 
     @property
     def nowhere(self) -> Path:
-        """A folder for the plan of a run that has none: it is never made."""
+        """A folder for the plan of a run that has none; it is never created."""
         return self._folder / "none"
 
     def folder(self, job: Job) -> Path:
-        """Where a train job writes."""
+        """Return the output folder of a train job."""
         return self._folder / run_of(job)
 
     def checkpoints(self, job: Job) -> list[Checkpoint]:
-        """The adapters of a job's run; none where they have expired."""
+        """Return the adapters of a job's run; none if they have expired."""
         return checkpoints_in(self.folder(job), job.request["config"]["name"])
 
     def checkpoint(self, job: Job, step: int) -> Checkpoint:
-        """The adapter of one step, or `MissingError`."""
+        """Return the adapter of one step; raise MissingError if there is none."""
         for each in self.checkpoints(job):
             if each.step == step:
                 return each
@@ -82,7 +83,7 @@ class TrainingRuns:
         raise MissingError(f"job {job.id} has no checkpoint of step {step}; it has {steps}")
 
     def extend(self, job: Job, steps: int) -> Submission:
-        """A job that trains the run of a finished or paused one up to ``steps`` steps."""
+        """Return a submission that trains the run of a finished or paused job up to ``steps`` steps."""
         if job.expired or not job.final:
             raise ConflictError(
                 f"job {job.id} is {'expired' if job.expired else job.state}; only runs that ended can be extended"
@@ -93,16 +94,16 @@ class TrainingRuns:
             )
         done = int((job.result or {}).get("steps", 0))
         if steps <= done:
-            raise ConfigError(f"steps: {done} are done, so more than that are needed, got {steps}")
+            raise ConfigError(f"steps: {done} are done; ask for more than that, got {steps}")
         config = {name: value for name, value in job.request["config"].items() if name != "epochs"} | {"steps": steps}
         request = {**job.request, "config": config, "run": run_of(job)}
         return Submission(job.kind, job.model, request, {}, job.priority, job.client)
 
 
 def add_to_library(source: Path, folder: Path, stem: str) -> Path:
-    """A copy of an adapter in a folder of the library; where one with the same tensors is there already, that one.
+    """Copy an adapter into a folder of the library and return its path; a file with the same tensors is used again.
 
-    A job that is killed after this, and run again, writes the same tensors with another time in the metadata.
+    A job that is killed after this and run again writes the same tensors with another time in the metadata.
     """
     for known in sorted(folder.glob(f"{stem}*.safetensors")):
         if cmp(source, known, shallow=False) or _same_tensors(source, known):
@@ -117,7 +118,7 @@ def add_to_library(source: Path, folder: Path, stem: str) -> Path:
 
 
 def _same_tensors(one: Path, other: Path) -> bool:
-    """Whether two files differ in their metadata alone."""
+    """Return whether two files differ in their metadata alone."""
     try:
         headers = [read_header(path) for path in (one, other)]
     except FormatError:
@@ -134,7 +135,7 @@ def _same_tensors(one: Path, other: Path) -> bool:
 
 
 def free_name(folder: Path, stem: str) -> Path:
-    """Where a LoRA called ``stem`` can be written: with a number where there is one of that name."""
+    """Return a free path for a LoRA called ``stem``, with a number if the name is taken."""
     target, number = folder / f"{stem}.safetensors", 2
     while target.exists():
         target, number = folder / f"{stem}-{number}.safetensors", number + 1

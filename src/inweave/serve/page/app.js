@@ -1,4 +1,4 @@
-// The frame: navigation, the view of the address, messages, the token form, the sheet of shortcuts.
+// The frame: navigation, the current view, messages, the token form, the sheet of shortcuts.
 import {
 	allowSingleKeys,
 	app,
@@ -29,7 +29,7 @@ import {
 } from "./kit.js"
 import {lock, unlock} from "./lib/session.js"
 
-/** The finished views, in the order of the navigation. Each module exports `View`, a component without props. */
+/** The views in the order of the navigation. @type {Record<string, Loader>} */
 const VIEWS = {
 	generate: () => import("./views/generate.js"),
 	compare: () => import("./views/compare.js"),
@@ -40,6 +40,8 @@ const VIEWS = {
 }
 const NAMES = Object.keys(VIEWS)
 const stored = persisted("theme", "auto")
+/** @type {Record<Theme, Theme>} */
+const NEXT = {auto: "light", light: "dark", dark: "auto"}
 const titles = texts.nav
 
 export function App() {
@@ -110,7 +112,7 @@ function ViewOf({name}) {
 			() => setLoaded({failed: true})
 		)
 	}, [name])
-	// what the worker tells arrives before the view is drawn, so that nothing in it moves afterwards; or it is drawn without
+	// the view waits for the worker's state, so that nothing moves afterwards, but not for long
 	useEffect(() => {
 		const timer = setTimeout(() => setWaited(true), 1500)
 		return () => clearTimeout(timer)
@@ -146,6 +148,7 @@ function Lock() {
 	const [wrong, setWrong] = useState(false)
 	const [busy, during] = useBusy()
 	const open = () => {
+		/** @param {{ status?: number }} error */
 		const failed = error => {
 			setWrong(error.status === 401)
 			throw error
@@ -203,11 +206,11 @@ function Sheet({onClose}) {
 	<//>`
 }
 
-/** The theme that was chosen, which theme.js reads before the first paint. @returns {[any, () => void]} */
+/** The chosen theme, which theme.js reads before the first paint. @returns {[Theme, () => void]} */
 function useTheme() {
-	const [theme, setTheme] = useState(document.documentElement.dataset.theme ?? "auto")
+	const [theme, setTheme] = useState(/** @type {Theme} */ (document.documentElement.dataset.theme ?? "auto"))
 	const next = () => {
-		const chosen = {auto: "light", light: "dark", dark: "auto"}[theme]
+		const chosen = NEXT[theme]
 		setTheme(chosen)
 		stored.write(chosen)
 		if (chosen === "auto") delete document.documentElement.dataset.theme

@@ -1,4 +1,4 @@
-// What views are made of, in one import: rendering, state, the API, texts and components.
+// Everything that views need, in one import.
 export * from "./lib/api.js"
 export * from "./lib/dom.js"
 export * from "./lib/files.js"

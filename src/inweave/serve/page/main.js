@@ -7,7 +7,7 @@ const root = /** @type {HTMLElement} */ (document.getElementById("app"))
 root.replaceChildren()
 render(html`<${App} />`, root)
 
-/** What every view needs, asked again after a restart or a new token. */
+/** Also after a restart or a new token. */
 async function load() {
 	refreshJobs()
 	await Promise.all([loadCapabilities(), loadLoras(), loadReadiness()]).catch(() => {})

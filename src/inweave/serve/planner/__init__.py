@@ -1,1 +1,1 @@
-"""Validation and memory planning of training runs, in a process of its own."""
+"""Validation and memory planning of training runs, in a separate process."""

@@ -1,7 +1,7 @@
-"""Calls into the process that plans training: how pictures will be cropped, and what a run would need.
+"""Calls into the process that plans training: how images will be cropped, and how much memory and time a run needs.
 
-It is started by the first call, answers one call at a time, and rests after a while. What it does costs no more than
-itself: where it dies, or takes too long, that call fails and the next one gets a new process.
+The process is started by the first call, answers one call at a time, and ends after a while without calls. If it dies
+or takes too long, only that call fails, and the next one gets a new process.
 """
 
 from __future__ import annotations
@@ -10,73 +10,58 @@ import asyncio
 from typing import Any
 
 from inweave.errors import BusyError, RequestError
-from inweave.serve.engine.child_process import ChildProcess
-from inweave.serve.engine.wire import Message, WireError
-from inweave.serve.jobs.failures import error_of
-from inweave.serve.jobs.job import Failure
+from inweave.serve.engine.child_process import CallProcess
+from inweave.serve.engine.wire import WireError
 
 IDLE_SECONDS = 60.0
 MAX_WAITING = 8
 
 
-class Planner:
-    """One process, for all that ask."""
+class PlannerClient:
+    """One process for all callers."""
 
     def __init__(self, seconds: float = 600.0) -> None:
         self._seconds = seconds
-        self._process: ChildProcess | None = None
+        self._process = CallProcess("inweave.serve.planner.process")
         self._turn = asyncio.Lock()
         self._calls = 0
-        self._rest: asyncio.TimerHandle | None = None
-        self._resting: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def call(self, name: str, data: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a call of `planner_process`; its errors are raised here."""
+        """Return the answer to a call of `planner.process`, and raise the error it reports."""
         if self._calls >= MAX_WAITING:
             raise BusyError("many training plans are being made; ask again in a moment")
         self._calls += 1
         try:
             async with self._turn:
-                answer = await self._ask(Message("call", {"name": name, **data}))
+                return await self._ask(name, data)
         finally:
             self._calls -= 1
-        if answer.type == "error":
-            raise error_of(Failure(**answer.data))
-        return answer.data
 
-    async def _ask(self, message: Message) -> Message:
-        if self._rest is not None:
-            self._rest.cancel()
+    async def _ask(self, name: str, data: dict[str, Any]) -> dict[str, Any]:
+        self._keep_process()
         try:
-            if self._process is None or self._process.pid is None:
-                self._process = ChildProcess("inweave.serve.planner.process")
-                await self._process.start({})
-            await self._process.send(message)
-            async with asyncio.timeout(self._seconds):
-                answer = await self._process.receive()
-        except (WireError, TimeoutError, asyncio.CancelledError) as error:
-            await asyncio.shield(self._stop(now=True))
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            return await self._process.call(name, data, self._seconds)
+        except (WireError, TimeoutError) as error:
             reason = "took too long" if isinstance(error, TimeoutError) else "ended unexpectedly"
             raise RequestError(
                 f"the plan could not be made: its process {reason}; the log of the worker may say why"
             ) from None
-        self._rest = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.release)
-        return answer
+        finally:
+            self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.release)
 
     def release(self) -> None:
         """End the process soon: a run that starts now needs the memory it holds."""
-        self._resting = asyncio.ensure_future(self.close())
+        self._closing = asyncio.ensure_future(self.close())
 
     async def close(self) -> None:
         """End the process, once it has answered."""
         async with self._turn:
-            await self._stop()
+            self._keep_process()
+            await self._process.stop()
 
-    async def _stop(self, *, now: bool = False) -> None:
-        process, self._process = self._process, None
-        if self._rest is not None:
-            self._rest.cancel()
-        if process is not None:
-            await process.stop(now=now)
+    def _keep_process(self) -> None:
+        """Cancel the end of the idle process."""
+        if self._idle is not None:
+            self._idle.cancel()

@@ -1,4 +1,4 @@
-"""Calls into processes that open what strangers send; a call that kills its process is an error of that call alone."""
+"""Calls into sandbox processes, which open files of strangers; a call that kills its process fails alone."""
 
 from __future__ import annotations
 
@@ -7,89 +7,73 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import RequestError
-from inweave.serve.engine.child_process import ChildProcess
-from inweave.serve.engine.wire import Message, WireError
-from inweave.serve.jobs.failures import error_of
-from inweave.serve.jobs.job import Failure
+from inweave.errors import Problem, RequestError
+from inweave.serve.engine.child_process import CallProcess
+from inweave.serve.engine.wire import WireError
 
 #: for calls that read or write a whole adapter file
 FILE_SECONDS = 300.0
 
 
-class Checker:
+class SandboxClient:
     """A few processes; each call waits for an idle one."""
 
     def __init__(self, processes: int = 2, seconds: float = 30.0, folders: Sequence[Path] = ()) -> None:
-        self._seconds, self._folders = seconds, [str(folder) for folder in folders]
-        self._idle: asyncio.LifoQueue[ChildProcess | None] = asyncio.LifoQueue()
+        self._seconds = seconds
+        self._idle: asyncio.LifoQueue[CallProcess] = asyncio.LifoQueue()
         for _ in range(processes):
-            self._idle.put_nowait(None)  # started by the first call that needs it
+            settings = {"folders": [str(folder) for folder in folders]}
+            self._idle.put_nowait(CallProcess("inweave.serve.sandbox.process", settings))
 
-    async def picture(self, content: bytes, label: str, pixels: int) -> bytes:
-        """A picture from outside as a clean PNG; `RequestError` where it is none."""
-        answer = await self._call(label, {"name": "picture", "label": label, "pixels": pixels}, content)
-        return answer.blobs[0]
+    async def image(self, content: bytes, label: str, pixels: int) -> bytes:
+        """Return an untrusted image as a clean PNG; raise RequestError if it cannot be read."""
+        answer = await self._call("image", label, content=content, label=label, pixels=pixels)
+        return bytes(answer["content"])
 
     async def thumbnail(self, path: str, side: int, label: str) -> bytes:
-        """A small copy of a picture that was checked before, as WebP."""
-        return (await self._call(label, {"name": "thumbnail", "path": path, "side": side})).blobs[0]
+        """Return a small copy of an image that was checked before, as WebP."""
+        return bytes((await self._call("thumbnail", label, path=path, side=side))["content"])
 
     async def record(self, content: bytes) -> dict[str, str]:
-        """The texts in a picture."""
-        texts: dict[str, str] = (await self._call("image", {"name": "record"}, content)).data["texts"]
-        return texts
+        """Return the texts in an image file."""
+        return dict((await self._call("record", "image", content=content))["texts"])
 
     async def settings(self, content: bytes) -> dict[str, Any]:
-        """What made a picture: the fields of `ImageSettings`; `RequestError` where it does not say."""
-        settings: dict[str, Any] = (await self._call("picture", {"name": "settings"}, content)).data["settings"]
-        return settings
+        """Return the settings that made an image, as fields of `ImageSettings`; raise RequestError if it has none."""
+        return dict((await self._call("settings", "image", content=content))["settings"])
 
     async def adapter(self, path: str, label: str) -> None:
-        """Read a file as an adapter; `FormatError` where it is none, or where its numbers are not finite."""
-        await self._call(label, {"name": "adapter", "path": path, "label": label}, seconds=FILE_SECONDS)
+        """Read a file as an adapter; raise FormatError if it is not one, or if its numbers are not finite."""
+        await self._call("adapter", label, seconds=FILE_SECONDS, path=path, label=label)
 
     async def lora(
         self, path: str, base: str, label: str, values: str = "none", *, known: bool = False, placements: bool = False
     ) -> dict[str, Any]:
-        """The verdict on an adapter file and a base: a path, or with ``known`` the name of a base that inweave knows."""
-        call = {"name": "lora", "path": path, "base": base, "values": values, "known": known, "placements": placements}
-        verdict: dict[str, Any] = (await self._call(label, call)).data["verdict"]
-        return verdict
+        """Return the verdict on an adapter file for a base: a path, or with ``known`` the name of a known base."""
+        answer = await self._call(
+            "lora", label, path=path, base=base, values=values, known=known, placements=placements
+        )
+        return dict(answer["verdict"])
 
     async def convert(
         self, path: str, target: str, label: str, *, to: str, base: str | None, drop: bool
     ) -> dict[str, Any]:
-        """Write an adapter file anew in another dialect; a PEFT adapter, which is two files, as a ZIP archive."""
-        call = {"name": "convert", "path": path, "target": target, "label": label, "to": to, "base": base, "drop": drop}
-        return (await self._call(label, call, seconds=FILE_SECONDS)).data
+        """Write an adapter file in another dialect; a PEFT adapter, which is two files, as a ZIP archive."""
+        return await self._call(
+            "convert", label, seconds=FILE_SECONDS, path=path, target=target, label=label, to=to, base=base, drop=drop
+        )
 
-    async def _call(
-        self, label: str, data: dict[str, Any], content: bytes | None = None, *, seconds: float | None = None
-    ) -> Message:
+    async def _call(self, name: str, subject: str, /, *, seconds: float | None = None, **data: Any) -> dict[str, Any]:
+        """Return the answer to a call; ``subject`` names the file in the error of a call that killed its process."""
         process = await self._idle.get()
         try:
-            if process is None or process.pid is None:
-                process = ChildProcess("inweave.serve.sandbox.process")
-                await process.start({"folders": self._folders})
-            await process.send(Message("call", data, () if content is None else (content,)))
-            async with asyncio.timeout(seconds or self._seconds):
-                answer = await process.receive()
-        except (WireError, TimeoutError, asyncio.CancelledError) as error:
-            if process is not None:
-                await asyncio.shield(process.stop(now=True))
-            process = None
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise RequestError(f"{label}: it could not be read safely") from None
+            return await process.call(name, data, seconds or self._seconds)
+        except (WireError, TimeoutError):
+            raise RequestError(Problem(subject, "it could not be read safely")) from None
         finally:
             self._idle.put_nowait(process)
-        if answer.type == "error":
-            raise error_of(Failure(**answer.data))
-        return answer
 
     async def close(self) -> None:
+        """End the idle processes."""
         while not self._idle.empty():
-            process = self._idle.get_nowait()
-            if process is not None:
-                await process.stop()
+            await self._idle.get_nowait().stop()

@@ -1,4 +1,4 @@
-"""LoRAs in other dialects, kept long enough to be downloaded.
+"""LoRAs converted to other dialects, kept long enough to be downloaded.
 
 data/converted/ID/adapter.safetensors     or adapter.zip: a PEFT adapter is two files
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import MissingError
-from inweave.library import Entry
-from inweave.serve.sandbox.client import Checker
+from inweave.library import LibraryEntry
+from inweave.serve.sandbox.client import SandboxClient
 
 KEEP_SECONDS = 3600.0
 MAX_KEPT = 8
@@ -23,7 +23,7 @@ MAX_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A file that was written, and what browsers save it as."""
+    """A converted file, and the name that browsers save it under."""
 
     path: Path
     name: str
@@ -31,19 +31,19 @@ class Converted:
 
 
 class ConversionStore:
-    """The files that were converted since the worker started; the oldest make room."""
+    """The files that were converted since the worker started; the oldest make room for new ones."""
 
-    def __init__(self, folder: Path, checker: Checker) -> None:
-        self._folder, self._checker = folder, checker
+    def __init__(self, folder: Path, sandbox: SandboxClient) -> None:
+        self._folder, self._sandbox = folder, sandbox
         self._files: dict[str, Converted] = {}
 
-    async def create(self, entry: Entry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
-        """Convert a file in another process; what it says of it, and where it can be downloaded."""
+    async def create(self, entry: LibraryEntry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
+        """Convert a file in the sandbox; return its report and the URL to download the result from."""
         identifier = secrets.token_hex(16)
         target = self._folder / identifier
         await asyncio.to_thread(target.mkdir, parents=True)
         try:
-            report = await self._checker.convert(
+            report = await self._sandbox.convert(
                 str(entry.file), str(target), f"LoRA {entry.name}", to=to, base=base, drop=drop
             )
         except BaseException:
@@ -56,14 +56,14 @@ class ConversionStore:
         return {**report, "id": identifier, "file": name, "url": f"/v1/conversions/{identifier}"}
 
     def file(self, identifier: str) -> tuple[Path, str]:
-        """(where it is, what browsers save it as)."""
+        """Return (the path of a converted file, the name that browsers save it under)."""
         converted = self._files.get(identifier)
         if converted is None or not converted.path.is_file():
-            raise MissingError("this conversion is not here anymore; convert the LoRA again")
+            raise MissingError("this conversion has expired; convert the LoRA again")
         return converted.path, converted.name
 
     def expire(self) -> None:
-        """Remove what is old, and what is too much."""
+        """Remove files that exceed the limits of age and number."""
         oldest = time.monotonic() - KEEP_SECONDS
         by_age = sorted(self._files.items(), key=lambda each: each[1].created, reverse=True)
         for place, (identifier, converted) in enumerate(by_age):
@@ -72,6 +72,6 @@ class ConversionStore:
                 shutil.rmtree(converted.path.parent, ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove what an earlier process left."""
+        """Remove all files, also those of earlier processes."""
         self._files.clear()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The index of the library, brought up to date in a process of its own: a hostile file can end that one, not this one."""
+"""Scans of the library in a separate process: a hostile file can only crash that one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_SCANS = 20
 
 
 async def scan_library(library: Library, database: Path, *, examine: bool = False) -> None:
-    """Look at the folders; ``examine`` also reads whole files, which takes as long as the disk needs."""
+    """Bring the index up to date with the folders; ``examine`` also reads whole files, at the speed of the disk."""
     missing = [folder for folder in library.folders if not is_folder(folder)]
-    for folder in missing:  # a disk that is not mounted now: the others are looked at all the same
+    for folder in missing:  # a disk that is not mounted now: the other folders are scanned all the same
         await asyncio.to_thread(library.hide, folder)
     present = [folder for folder in library.folders if folder not in missing]
     folders = [argument for folder in present for argument in ("--folder", str(folder))]
@@ -26,7 +26,7 @@ async def scan_library(library: Library, database: Path, *, examine: bool = Fals
         sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database", str(database), *folders,
         *(["--examine"] if examine else []),
     ]  # fmt: skip
-    for _ in range(MAX_SCANS):  # a file that ends the process once is tried again, then passed over
+    for _ in range(MAX_SCANS):  # a file that crashes the process is tried once more, then skipped
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
         )

@@ -1,69 +1,66 @@
-"""The process that opens what strangers send: pictures and adapter files.
+"""The process that opens untrusted files: images and adapter files.
 
 A file that makes a decoder crash, or takes all memory, ends this process and nothing else: the call fails, and the next
-one gets a new process. It knows no torch, and it may not use more than ``MEMORY`` bytes.
-
-    -> settings {folders}             those of the library: links that lead out of them are not followed
-    -> call {name, ...} + contents    <- answer {...} + contents | error {code, message}
+one gets a new process. It does not import torch, and it may not use more than ``MEMORY`` bytes. Its settings are the
+``folders`` of the library: links that lead out of them are not followed.
 """
 
 from __future__ import annotations
 
 import io
 import resource
-import sys
-import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import FormatError, InweaveError, RequestError, TargetError
+from inweave.errors import FormatError, InweaveError, Problem, RequestError, TargetError
 from inweave.files.confinement import confine
-from inweave.serve.engine.rpc_loop import answer_calls
-from inweave.serve.engine.wire import Message
-from inweave.serve.jobs.failures import failure_of, public
+from inweave.serve.engine.rpc_loop import Data, answer_calls
+from inweave.serve.jobs.failures import public
 
 MEMORY = 4 * 1024**3
 MAX_RECORD_PIXELS = 4096 * 4096
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-#: the longer side is at most this many times the shorter one: a line of pixels is no picture, and a large canvas to paint
+#: the longest side over the shortest: a line of pixels is not a useful image, and expands to a large canvas
 MAX_RATIO = 16
 
 
-def check_picture(data: dict[str, Any], content: bytes) -> Message:
-    """A picture, decoded, upright, and encoded anew as PNG without any metadata."""
+def check_image(data: Data) -> Data:
+    """Return an image, decoded, upright, and encoded again as PNG without any metadata."""
     from PIL import ImageOps
 
     from inweave.files.images import open_image_bytes
 
     label = data["label"]
-    with open_image_bytes(content, label, error=RequestError, pixels=data["pixels"], formats=FORMATS) as image:
+    with open_image_bytes(data["content"], label, error=RequestError, pixels=data["pixels"], formats=FORMATS) as image:
         short, long = sorted(image.size)
         if long > MAX_RATIO * short:
-            raise RequestError(f"{label}: {image.width}x{image.height} is longer than {MAX_RATIO} times its other side")
+            raise RequestError(
+                Problem(label, f"{image.width}x{image.height} is longer than {MAX_RATIO} times its other side")
+            )
         try:
             image.load()
             upright = ImageOps.exif_transpose(image)
             alpha = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
             plain = eight_bits(upright).convert("RGBA" if alpha else "RGB")
-        except Exception:  # whatever a decoder raises; its message may hold addresses
-            raise RequestError(f"{label}: not a picture that can be read: it is cut short or broken") from None
+        except Exception:  # decoders raise anything, and their messages may hold addresses
+            raise RequestError(Problem(label, "not an image that can be read: it is cut short or broken")) from None
     plain.info.clear()  # of the source
     target = io.BytesIO()
     plain.save(target, format="PNG", compress_level=1)
-    return Message("answer", {"width": plain.width, "height": plain.height}, (target.getvalue(),))
+    return {"content": target.getvalue()}
 
 
 def eight_bits(image: Any) -> Any:
-    """A picture of 16 bits a pixel by its upper eight; Pillow's own conversion cuts every value off at 255."""
+    """Return the upper eight bits of a 16-bit image; Pillow's own conversion clips every value at 255."""
     if not image.mode.startswith("I"):
         return image
     return image.convert("I").point(lambda value: value / 256).convert("L")
 
 
-def make_thumbnail(data: dict[str, Any], content: bytes) -> Message:
-    """A small copy of a picture."""
+def make_thumbnail(data: Data) -> Data:
+    """Return a small copy of an image."""
     from PIL import Image
 
     with Image.open(data["path"], formats=("PNG",)) as image:
@@ -71,34 +68,34 @@ def make_thumbnail(data: dict[str, Any], content: bytes) -> Message:
     small.thumbnail((data["side"], data["side"]))
     target = io.BytesIO()
     small.save(target, format="WEBP", quality=80)
-    return Message("answer", {"width": small.width, "height": small.height}, (target.getvalue(),))
+    return {"content": target.getvalue()}
 
 
-def check_record(data: dict[str, Any], content: bytes) -> Message:
-    """The settings written into a picture."""
+def check_record(data: Data) -> Data:
+    """Return the texts written into an image file."""
     from inweave.files.images import open_image_bytes
 
-    with open_image_bytes(content, "image", error=RequestError, formats=FORMATS) as image:
+    with open_image_bytes(data["content"], "image", error=RequestError, formats=FORMATS) as image:
         try:
             if image.format == "PNG" and image.width * image.height <= MAX_RECORD_PIXELS:
                 image.load()  # texts may follow the pixels
         except Exception:
-            raise RequestError("image: not a picture that can be read: it is cut short or broken") from None
+            raise RequestError(Problem("image", "not an image that can be read: it is cut short or broken")) from None
         texts = {str(name): value for name, value in image.info.items() if isinstance(value, str)}
-    return Message("answer", {"texts": texts})
+    return {"texts": texts}
 
 
-def check_settings(data: dict[str, Any], content: bytes) -> Message:
-    """What made a picture, as far as it says so: by inweave, AUTOMATIC1111, ComfyUI or InvokeAI."""
+def check_settings(data: Data) -> Data:
+    """Return the settings recorded in an image by inweave, AUTOMATIC1111, ComfyUI or InvokeAI."""
     from inweave.files.images import open_image_bytes
     from inweave.generate.record import settings_of
 
-    with open_image_bytes(content, "picture", error=RequestError, formats=FORMATS) as image:
-        return Message("answer", {"settings": settings_of(image, "picture").as_dict()})
+    with open_image_bytes(data["content"], "image", error=RequestError, formats=FORMATS) as image:
+        return {"settings": settings_of(image, "image").as_dict()}
 
 
-def check_lora(data: dict[str, Any], content: bytes) -> Message:
-    """Whether an adapter file fits a base: the verdict of `inweave check`."""
+def check_lora(data: Data) -> Data:
+    """Return whether an adapter file fits a base: the verdict of `inweave check`."""
     from inweave.exchange.check import check
     from inweave.targets.bases import find
 
@@ -110,11 +107,11 @@ def check_lora(data: dict[str, Any], content: bytes) -> Message:
     verdict["base"]["given"] = public(verdict["base"]["given"])
     if data.get("placements"):
         verdict["placements"] = [placement.as_dict() for placement in result.placements]
-    return Message("answer", {"verdict": verdict})
+    return {"verdict": verdict}
 
 
-def convert_lora(data: dict[str, Any], content: bytes) -> Message:
-    """An adapter file in another dialect, written where the caller says."""
+def convert_lora(data: Data) -> Data:
+    """Write an adapter file in another dialect into the caller's folder."""
     from inweave.exchange.convert import save
     from inweave.exchange.load import load
     from inweave.targets.bases import known_index
@@ -135,11 +132,11 @@ def convert_lora(data: dict[str, Any], content: bytes) -> Message:
         folder.rmdir()
     report = conversion.as_dict()
     del report["path"]
-    return Message("answer", {**report, "file": written.name, "bytes": written.stat().st_size})
+    return {**report, "file": written.name, "bytes": written.stat().st_size}
 
 
-def check_adapter(data: dict[str, Any], content: bytes) -> Message:
-    """Whether a file is an adapter whose numbers are all finite."""
+def check_adapter(data: Data) -> Data:
+    """Raise FormatError unless a file is an adapter whose numbers are all finite."""
     from inweave.exchange.check import scan_values
     from inweave.exchange.load import load
 
@@ -154,11 +151,11 @@ def check_adapter(data: dict[str, Any], content: bytes) -> Message:
     nonfinite, _ = scan_values(adapter, "full")
     if nonfinite:
         raise FormatError(f"{label}: {len(nonfinite)} tensors hold NaN or infinity, such as {nonfinite[0]['key']}")
-    return Message("answer", {"tensors": len(adapter.tensors)})
+    return {"tensors": len(adapter.tensors)}
 
 
-CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
-    "picture": check_picture,
+CALLS: dict[str, Callable[[Data], Data]] = {
+    "image": check_image,
     "thumbnail": make_thumbnail,
     "record": check_record,
     "settings": check_settings,
@@ -168,19 +165,9 @@ CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
 }
 
 
-def answer(message: Message) -> Message:
-    """The answer to one call; our own errors travel with their code."""
-    try:
-        return CALLS[message.data["name"]](message.data, message.blobs[0] if message.blobs else b"")
-    except Exception as error:
-        if not isinstance(error, InweaveError):
-            traceback.print_exc(file=sys.stderr)
-        return Message("error", failure_of(error).as_dict())
-
-
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    answer_calls(lambda settings: confine(*map(Path, settings.get("folders", ()))), answer)
+    answer_calls(CALLS, begin=lambda settings: confine(*map(Path, settings["folders"])))
 
 
 if __name__ == "__main__":

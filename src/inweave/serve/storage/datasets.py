@@ -1,11 +1,11 @@
-"""Datasets that clients upload to train on: pictures and captions, one folder each.
+"""Datasets that clients upload for training: images and captions, one folder each.
 
     <data>/datasets/<id>/dataset.json      {"name": ...}
     <data>/datasets/<id>/files/<name>.png, <name>.txt
-    <data>/datasets/<id>/thumbnails/<name>.webp     made when they are first asked for
+    <data>/datasets/<id>/thumbnails/<name>.webp     created by the first request for them
 
-Pictures are checked and encoded anew before they are stored, so that nothing a stranger sent is ever decoded in the
-process that trains. Names are those of the client, reduced to letters, digits, spaces, dots, dashes and underscores.
+Images are decoded and encoded again in the sandbox before they are stored, so that the training process never decodes
+an untrusted file. Names are those of the client, limited to letters, digits, spaces, dots, dashes and underscores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.image_request import png_size
 
 MAX_DATASETS = 200
-MAX_PICTURES = 10_000
+MAX_IMAGES = 10_000
 MAX_CAPTION = 20_000
 THUMBNAIL = 320  # pixels of the longer side
 _ID = re.compile(r"dataset-[0-9a-f]{16}")
@@ -35,31 +35,31 @@ _NAME = re.compile(r"[\w][\w .-]{0,119}")
 
 
 class DatasetStore:
-    """The datasets of a worker, below one folder; ``max_bytes``: of all of them together."""
+    """The datasets of a worker, below one folder; ``max_bytes`` limits their total size."""
 
     def __init__(self, folder: Path, max_bytes: int = 2**63) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._max_bytes = folder, max_bytes
         self._lock = threading.Lock()
-        self._bytes: int | None = None  # of all pictures; counted when it is first needed
+        self._bytes: int | None = None  # of all images; counted when it is first needed
 
     def create(self, name: str) -> dict[str, Any]:
-        """A new, empty dataset."""
+        """Create an empty dataset."""
         if len(self._own_names()) >= MAX_DATASETS:
-            raise ConflictError(f"there are {MAX_DATASETS} datasets, and no more are allowed; delete some first")
+            raise ConflictError(f"there are {MAX_DATASETS} datasets, the most that are allowed; delete some first")
         dataset = f"dataset-{secrets.token_hex(8)}"
         (self._folder / dataset / "files").mkdir(parents=True)
         self._write_facts(dataset, {"name": name.strip()[:200] or dataset, "created": time.time()})
         return self.describe(dataset)
 
     def rename(self, dataset: str, name: str) -> dict[str, Any]:
-        """Another name for people to see."""
+        """Change the display name of a dataset."""
         facts = self._facts(self._own(dataset), dataset)
         self._write_facts(dataset, {**facts, "name": name.strip()[:200] or dataset})
         return self.describe(dataset)
 
     def folder(self, dataset: str) -> Path:
-        """Where the files of a dataset are; `MissingError` where there is none. Styles of the package have names."""
+        """Return the folder of a dataset, by its id or the name of a bundled style; raise MissingError if unknown."""
         if dataset.startswith("inweave/"):
             try:
                 return embedded.style_folder(dataset)
@@ -70,14 +70,14 @@ class DatasetStore:
             raise MissingError(f"there is no dataset {dataset[:100]}")
         return files
 
-    def put_picture(self, dataset: str, name: str, png: bytes) -> str:
-        """Store a checked picture; returns the name it is stored under."""
+    def put_image(self, dataset: str, name: str, png: bytes) -> str:
+        """Store an image from the sandbox; return the name it is stored under."""
         files = self._own(dataset)
         target = files / f"{_stem(name)}.png"
         with self._lock:
             before = target.stat().st_size if target.exists() else 0
-            if not before and sum(1 for _ in files.glob("*.png")) >= MAX_PICTURES:
-                raise ConflictError(f"a dataset may hold {MAX_PICTURES:,} pictures")
+            if not before and sum(1 for _ in files.glob("*.png")) >= MAX_IMAGES:
+                raise ConflictError(f"a dataset may hold {MAX_IMAGES:,} images")
             if self._used() + len(png) - before > self._max_bytes:
                 limit = self._max_bytes / 2**30
                 raise ConflictError(f"the datasets of this worker may hold {limit:g} GB together; delete some first")
@@ -87,77 +87,80 @@ class DatasetStore:
         return target.name
 
     def put_caption(self, dataset: str, name: str, text: str) -> str:
-        """Store the caption of a picture."""
+        """Store the caption of an image."""
         self.put_captions(dataset, {name: text})
         return f"{_stem(name)}.txt"
 
     def put_captions(self, dataset: str, captions: Mapping[str, str]) -> dict[str, str]:
-        """Store several captions, or none where one of them cannot be; returns those they replace, by picture."""
+        """Store several captions, or none if one of them is invalid; return the previous ones by image."""
         files = self._own(dataset)
         targets: dict[Path, str] = {}
         for name, text in captions.items():
             stem = _stem(name)
             if not (files / f"{stem}.png").is_file():
-                raise MissingError(f"there is no picture {stem} in this dataset")
+                raise MissingError(f"there is no image {stem} in this dataset")
             if len(text) > MAX_CAPTION:
-                raise ConfigError(f"a caption may hold {MAX_CAPTION:,} characters, that of {stem} has {len(text):,}")
+                raise ConfigError(
+                    f"a caption may hold {MAX_CAPTION:,} characters; the caption of {stem} has {len(text):,}"
+                )
             targets[files / f"{stem}.txt"] = text
         before = {path.with_suffix(".png").name: _caption(path) for path in targets}
         for path, text in targets.items():
             write_atomic(path, [text.encode("utf-8", "replace")], error=StorageError)
         return before
 
-    def delete_picture(self, dataset: str, name: str) -> None:
-        """Remove a picture and its caption."""
+    def delete_image(self, dataset: str, name: str) -> None:
+        """Remove an image and its caption."""
         stem = _stem(name)
-        picture = self._own(dataset) / f"{stem}.png"
-        if not picture.is_file():
-            raise MissingError(f"there is no picture {stem} in this dataset")
+        image = self._own(dataset) / f"{stem}.png"
+        if not image.is_file():
+            raise MissingError(f"there is no image {stem} in this dataset")
         with self._lock:
-            self._bytes = self._used() - picture.stat().st_size
-            picture.unlink()
-        picture.with_suffix(".txt").unlink(missing_ok=True)
-        self._thumbnail(dataset, picture.name).unlink(missing_ok=True)
+            self._bytes = self._used() - image.stat().st_size
+            image.unlink()
+        image.with_suffix(".txt").unlink(missing_ok=True)
+        self._thumbnail(dataset, image.name).unlink(missing_ok=True)
 
-    def picture(self, dataset: str, name: str) -> Path:
-        """The file of a picture."""
+    def image(self, dataset: str, name: str) -> Path:
+        """Return the path of an image."""
         path = self.folder(dataset) / name
         if "/" in name or not name.endswith(".png") or not path.is_file():
-            raise MissingError(f"there is no picture {name[:100]} in this dataset")
+            raise MissingError(f"there is no image {name[:100]} in this dataset")
         return path
 
     def thumbnail(self, dataset: str, name: str) -> tuple[Path, Path | None]:
-        """(the picture, where its thumbnail belongs; None where the picture itself is small enough)."""
-        picture = self.picture(dataset, name)
-        small = max(_size(picture)) <= THUMBNAIL or dataset.startswith("inweave/")
-        return picture, None if small else self._thumbnail(dataset, name)
+        """Return (the image, the path of its thumbnail; None if the image itself is small enough)."""
+        image = self.image(dataset, name)
+        small = max(_size(image)) <= THUMBNAIL or dataset.startswith("inweave/")
+        return image, None if small else self._thumbnail(dataset, name)
 
     def describe(self, dataset: str) -> dict[str, Any]:
-        """Its name, its pictures and their captions."""
+        """Return the name of a dataset, its images and their captions."""
         folder = self.folder(dataset)
-        pictures = []
+        images = []
         for path in sorted(folder.glob("*.png")):
             (width, height), stat = _size(path), path.stat()
-            pictures.append({
+            images.append({
                 "name": path.name, "caption": _caption(path.with_suffix(".txt")), "size": stat.st_size, "width": width,
                 "height": height, "modified": stat.st_mtime,
             })  # fmt: skip
-        return {"id": dataset, **self._facts(folder, dataset), "pictures": pictures, "built_in": _built_in(dataset)}
+        return {"id": dataset, **self._facts(folder, dataset), "pictures": images, "built_in": _built_in(dataset)}
 
     def summaries(self) -> list[dict[str, Any]]:
-        """Every dataset, the package's last."""
+        """Return a summary of every dataset; the bundled ones come last."""
         names = (*self._own_names(), *(f"inweave/{style}" for style in embedded.styles()))
         rows = []
         for dataset in names:
             folder = self.folder(dataset)
             paths = sorted(path.name for path in folder.glob("*.png"))
             rows.append({
-                "id": dataset, **self._facts(folder, dataset), "pictures": len(paths), "first": paths[0] if paths else None,
-                "built_in": _built_in(dataset),
+                "id": dataset, **self._facts(folder, dataset), "pictures": len(paths),
+                "first": paths[0] if paths else None, "built_in": _built_in(dataset),
             })  # fmt: skip
         return rows
 
     def delete(self, dataset: str) -> None:
+        """Remove a dataset."""
         files = self._own(dataset)
         with self._lock:
             shutil.rmtree(files.parent)
@@ -204,7 +207,7 @@ def _size(png: Path) -> tuple[int, int]:
 
 
 def _stem(name: str) -> str:
-    """The stem a client's file gets; folders in front of it are dropped."""
+    """Return the stem for a client's file name, without its folders; raise ConfigError if it is not allowed."""
     last = name.replace("\\", "/").rpartition("/")[2]
     stem = last.rpartition(".")[0] if "." in last.lstrip(".") else last
     if not _NAME.fullmatch(stem) or stem.endswith((" ", ".")):

@@ -1,7 +1,7 @@
-"""How long the folders of training runs stay: as long as a job that may continue them, and within a size.
+"""Retention of training runs: a folder stays as long as a job that may continue it, within a total size.
 
-A run goes with its last job. Of runs that ended, those that ended last stay within ``keep_bytes``, and the very last one
-whatever its size: a run takes gigabytes, and its job, which takes none, should not expire for it.
+A run is removed with its last job. Of the finished runs, the latest stay within ``keep_bytes``, and the very last one
+regardless of its size: a run takes gigabytes and its job takes none, so the job should not expire because of it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from inweave.serve.jobs.training_runs import run_of
 
 
 def expire_runs(store: JobStore, folder: Path, keep_bytes: int) -> None:
-    """Remove the folders of runs that no job continues, and of those that are too much."""
+    """Remove the folders of runs that no job continues, and of the oldest finished ones beyond ``keep_bytes``."""
     if not folder.is_dir():
         return
-    folders = list(folder.iterdir())  # before the jobs: a run that begins meanwhile is not seen at all
+    folders = list(folder.iterdir())  # listed before the jobs, so that a run that begins meanwhile is not seen at all
     runs: dict[str, list[Job]] = {}
     for job in store.jobs(kind="train", limit=1_000_000):
         runs.setdefault(run_of(job), []).append(job)

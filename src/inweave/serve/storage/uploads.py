@@ -1,11 +1,11 @@
-"""Pictures that clients send once and name in many jobs.
+"""Images that clients send once and name in many jobs.
 
     uploads.sqlite3      one row per upload: its size, when it was last used, whether it has expired
-    uploads/<id>.png     the picture, already checked and encoded anew
+    uploads/<id>.png     the image, as the sandbox has encoded it
 
 An upload is kept for ``keep_seconds`` after its last use, among the ``max_count`` that were used last, within
-``max_bytes``. Afterwards its row says that it expired, so that its id answers 410 and not 404. A job copies what it
-names, so it never depends on an upload again. One process opens the store at a time; see `job_files.own_folder`.
+``max_bytes``. Afterwards its row says that it expired, so that its id answers 410 and not 404. A job copies the uploads
+it names and does not depend on them afterwards. One process opens the store at a time; see `jobs.files.own_folder`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from inweave.files.writing import write_atomic
 from inweave.serve.jobs.errors import GoneError, StorageError
 from inweave.serve.jobs.image_request import png_size
 
-PREFIX = "upload-"  # base64 has no dash: an id is never mistaken for a picture
-#: uploads that expired; beyond this many, the oldest are unknown again
+PREFIX = "upload-"  # base64 has no dash, so an id is never mistaken for an image
+#: rows of expired uploads; beyond this number, the oldest are deleted
 TOMBSTONES = 10_000
 _ID = re.compile(rf"{PREFIX}[0-9a-f]{{24}}")
 _SCHEMA = """
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS uploads (
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A picture that jobs may name by its id."""
+    """An image that jobs may name by its id."""
 
     id: str
     width: int
@@ -62,7 +62,7 @@ class Upload:
 
 
 class UploadStore:
-    """The uploads of a worker. Safe to call from several threads."""
+    """The uploads of a worker; ``folder`` is its data folder. Safe to call from several threads."""
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class UploadStore:
         max_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``folder``: that of the worker."""
         self._files = folder / "uploads"
         self._files.mkdir(parents=True, exist_ok=True)
         self._keep_seconds, self._max_count, self._max_bytes, self._clock = keep_seconds, max_count, max_bytes, clock
@@ -83,20 +82,19 @@ class UploadStore:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_SCHEMA)
         known = {f"{name}.png" for (name,) in self._db.execute("SELECT id FROM uploads WHERE expired = 0")}
-        for path in self._files.iterdir():  # of a process that died in between
+        for path in self._files.iterdir():  # files of a process that died before it wrote their row
             if path.name not in known:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
+        """Close the database."""
         with self._lock:
             self._db.close()
 
     def add(self, png: bytes) -> Upload:
-        """Keep a checked picture; the ones used longest ago make room."""
+        """Store an image from the sandbox; the ones used longest ago make room."""
         if len(png) > self._max_bytes:
-            raise RequestError(
-                f"the picture takes {len(png):,} bytes; all uploads together may take {self._max_bytes:,}"
-            )
+            raise RequestError(f"the image takes {len(png):,} bytes; all uploads together may take {self._max_bytes:,}")
         name, now = f"{PREFIX}{secrets.token_hex(12)}", self._clock()
         width, height = png_size(png)
         with self._lock:
@@ -113,12 +111,12 @@ class UploadStore:
             return self._find(name)
 
     def find(self, name: str) -> Upload:
-        """The upload of an id; `MissingError` for one that never was, `GoneError` for one that expired."""
+        """Return the upload of an id; raise MissingError if it never existed, GoneError if it expired."""
         with self._lock:
             return self._find(name)
 
     def read(self, name: str) -> bytes:
-        """The picture, as PNG; its time begins anew."""
+        """Return the image as PNG and restart its time."""
         with self._lock:
             self._find(name)
             self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", (self._clock(), name))
@@ -126,15 +124,16 @@ class UploadStore:
                 return self._file(name).read_bytes()
             except FileNotFoundError:
                 self._forget(name)
-                raise GoneError(f"upload {name} has expired; send the picture again") from None
+                raise GoneError(f"upload {name} has expired; send the image again") from None
 
     def remove(self, name: str) -> None:
+        """Expire an upload now."""
         with self._lock:
             self._find(name)
             self._forget(name)
 
     def expire(self) -> None:
-        """Remove what is old, and what is too much."""
+        """Expire uploads that exceed the limits of age, number and size."""
         with self._lock:
             self._expire()
 
@@ -159,10 +158,10 @@ class UploadStore:
             query = "SELECT id, width, height, bytes, created, used, expired FROM uploads WHERE id = ?"
             row = self._db.execute(query, (name,)).fetchone()
         if row is None:
-            raise MissingError(f"there is no upload {name[:100]}; upload the picture first")
+            raise MissingError(f"there is no upload {name[:100]}; upload the image first")
         _, width, height, size, created, used, expired = row
         if expired or used < self._clock() - self._keep_seconds:
-            raise GoneError(f"upload {name} has expired; send the picture again")
+            raise GoneError(f"upload {name} has expired; send the image again")
         return Upload(name, width, height, size, created, used + self._keep_seconds)
 
     def _file(self, name: str) -> Path:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from torch import nn
 
@@ -23,7 +24,7 @@ from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
 from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.match import nearest
-from inweave.models.families import FAMILIES
+from inweave.models.families import families
 from inweave.models.model import Model
 from inweave.ops.kinds import kind_of
 from inweave.patterns import Work, regex
@@ -42,16 +43,24 @@ _TEXT_MLP = (
 )  # fmt: skip
 
 
-def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(rf"(.*\.)?({'|'.join(dict.fromkeys(patterns))})")
-
-
-_ATTENTION = _ends((*(each for family in FAMILIES for each in family.attention), *_TEXT_ATTENTION))
-_MLP = _ends((*(each for family in FAMILIES for each in family.feed_forward), *_TEXT_MLP))
 _BLOCKS = re.compile(
     r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|\w+_refiner|block|blocks|h)\..+"
 )
 _CONVOLUTIONS = re.compile(r"(.*\.)?(resnets\.\d+\.(conv\d|conv_shortcut)|(down|up)samplers\.\d+\.conv)")
+
+
+@cache
+def _attention() -> re.Pattern[str]:
+    return _ends((*(each for family in families() for each in family.attention), *_TEXT_ATTENTION))
+
+
+@cache
+def _feed_forward() -> re.Pattern[str]:
+    return _ends((*(each for family in families() for each in family.feed_forward), *_TEXT_MLP))
+
+
+def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({'|'.join(dict.fromkeys(patterns))})")
 
 
 def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
@@ -80,9 +89,9 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
     """Return the modules of a network that the configuration's targets select, in the network's order."""
     names = _adaptable(network)
     if config.targets == "attention":
-        selected = {name for name in names if _ATTENTION.fullmatch(name)}
+        selected = {name for name in names if _attention().fullmatch(name)}
     elif config.targets == "attention-mlp":
-        selected = {name for name in names if _ATTENTION.fullmatch(name) or _MLP.fullmatch(name)}
+        selected = {name for name in names if _attention().fullmatch(name) or _feed_forward().fullmatch(name)}
     elif config.targets == "all":
         selected = {name for name in names if _BLOCKS.fullmatch(name)}
     else:
@@ -102,7 +111,7 @@ def token_layers(network: nn.Module) -> dict[str, nn.Module]:
     pairs = (
         (name, module.base if isinstance(module, LoraLayer) else module) for name, module in network.named_modules()
     )
-    return {name: module for name, module in pairs if _ATTENTION.fullmatch(name) or _MLP.fullmatch(name)}
+    return {name: module for name, module in pairs if _attention().fullmatch(name) or _feed_forward().fullmatch(name)}
 
 
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:

@@ -41,7 +41,7 @@ _sample = partial(setting, "Sample images", resume="free")
 _validation = partial(setting, "Validation and logging")
 
 
-class Settings(CheckedModel):
+class TrainSettings(CheckedModel):
     """The fields of `TrainConfig`, each checked on its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -376,23 +376,23 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 ACCOUNT = frozenset({"wandb", "wandb_project", "wandb_run_name"})
 
 #: every name of the setting `optimizer`
-OPTIMIZERS: tuple[str, ...] = typing.get_args(Settings.model_fields["optimizer"].annotation)
+OPTIMIZERS: tuple[str, ...] = typing.get_args(TrainSettings.model_fields["optimizer"].annotation)
 
 #: fields that may be empty and hold no text: there "none" cannot mean anything else
 CLEARED_BY_NONE = frozenset(
     name
-    for name, field in Settings.model_fields.items()
+    for name, field in TrainSettings.model_fields.items()
     if type(None) in _members(field.annotation) and str not in _members(field.annotation)
 )
 
 
 def names_where(**facts: Any) -> frozenset[str]:
     """Settings with these facts: ``names_where(task="image")``."""
-    return frozenset(name for name in Settings.model_fields if facts.items() <= setting_facts(name).items())
+    return frozenset(name for name in TrainSettings.model_fields if facts.items() <= setting_facts(name).items())
 
 
 def setting_facts(name: str) -> dict[str, Any]:
     """group, task, resume and private of a setting."""
-    facts = Settings.model_fields[name].json_schema_extra
+    facts = TrainSettings.model_fields[name].json_schema_extra
     assert isinstance(facts, dict)
     return facts

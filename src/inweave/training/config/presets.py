@@ -9,22 +9,20 @@ llm     counts epochs, because texts differ in length far more than sets of imag
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final, Literal
 
-from inweave.models.families import FAMILIES
+from inweave.models.families import families
 
-PRESETS: Final[dict[str, dict[str, Any]]] = {
-    **{name: dict(preset) for family in FAMILIES for name, preset in family.presets.items()},
-    "llm": {
-        "rank": 16,
-        "learning_rate": 1e-4,
-        "precision": "bf16",
-        "max_grad_norm": 1.0,
-        "targets": "all",
-        "epochs": 3,
-        "lr_scheduler": "linear",
-        "warmup": 0.03,
-    },
+_LANGUAGE_MODEL: Final[dict[str, Any]] = {
+    "rank": 16,
+    "learning_rate": 1e-4,
+    "precision": "bf16",
+    "max_grad_norm": 1.0,
+    "targets": "all",
+    "epochs": 3,
+    "lr_scheduler": "linear",
+    "warmup": 0.03,
 }
 
 #: optimizers that estimate one learning rate for everything; the setting is a factor of it
@@ -38,7 +36,15 @@ OPTIMIZER_PRESETS: Final[dict[str, dict[str, Any]]] = {
 
 TARGETS: Final = ("attention", "attention-mlp", "all")
 
-#: what the denoiser of a preset's family predicts: noise, or the direction of a flow; a language model predicts neither
-KINDS: Final[dict[str, Literal["noise", "flow"]]] = {
-    name: "flow" if family.flow else "noise" for family in FAMILIES for name in family.presets
-}
+
+@cache
+def presets() -> dict[str, dict[str, Any]]:
+    """Return all presets by name."""
+    of_images = {name: dict(preset) for family in families() for name, preset in family.presets.items()}
+    return {**of_images, "llm": _LANGUAGE_MODEL}
+
+
+def preset_objective(preset: str) -> Literal["noise", "flow"] | None:
+    """Return what the denoiser of a preset's family predicts, noise or the direction of a flow; None for `llm`."""
+    family = next((family for family in families() if preset in family.presets), None)
+    return None if family is None else "flow" if family.flow else "noise"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inweave.training.config.fields import Settings, setting_facts
-from inweave.training.config.presets import PRESETS
+from inweave.training.config.fields import TrainSettings, setting_facts
+from inweave.training.config.presets import presets
 
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 
@@ -13,7 +13,7 @@ BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 def settings_markdown() -> str:
     """A heading and a table per group, in the order of the fields."""
     groups: dict[str, list[str]] = {}
-    for name, field in Settings.model_fields.items():
+    for name, field in TrainSettings.model_fields.items():
         default = "required" if field.is_required() else _text(field.default)
         row = f"| `{name}` | {default} | {field.description} |"
         groups.setdefault(setting_facts(name)["group"], []).append(row)
@@ -28,7 +28,7 @@ def presets_markdown() -> str:
     """What each preset sets."""
     rows = (
         f"| `{family}` | {', '.join(f'{name} {_text(value)}' for name, value in preset.items())} |"
-        for family, preset in PRESETS.items()
+        for family, preset in presets().items()
     )
     return "\n".join(["### Presets", "", "| preset | sets |", "|---|---|", *rows])
 

@@ -19,8 +19,9 @@ from pydantic import PrivateAttr, model_validator
 
 from inweave.checked import did_you_mean, for_message
 from inweave.errors import ConfigError
-from inweave.training.config.fields import CLEARED_BY_NONE, Settings
-from inweave.training.config.presets import ADAPTIVE, KINDS, OPTIMIZER_PRESETS, PRESETS
+from inweave.training.config.aliases import ALIASES, translate_aliases
+from inweave.training.config.fields import CLEARED_BY_NONE, TrainSettings
+from inweave.training.config.presets import ADAPTIVE, OPTIMIZER_PRESETS, preset_objective, presets
 from inweave.training.config.toml import (
     at_most,
     flatten_sections,
@@ -29,6 +30,7 @@ from inweave.training.config.toml import (
     parse_toml,
     read_text_file,
 )
+from inweave.training.config.translate import Translation, names_in
 from inweave.training.config.types import memory_bytes, warmup_in_steps
 from inweave.training.config.validation import (
     ensure_consistent,
@@ -36,13 +38,11 @@ from inweave.training.config.validation import (
     objective_hint,
     validate_into,
 )
-from inweave.training.importers.kohya.settings import KOHYA
-from inweave.training.importers.translate import Translation, known_names, translate
 
 _LENGTH = frozenset({"steps", "epochs"})
 
 
-class TrainConfig(Settings):
+class TrainConfig(TrainSettings):
     """One training run. A field that is not set takes the family's preset (`with_preset`), then its default.
 
     The constructor takes these fields; `of` and `load` take kohya's names too. All raise `ConfigError` with every problem.
@@ -60,14 +60,23 @@ class TrainConfig(Settings):
 
     @classmethod
     def of(cls, **fields: Any) -> TrainConfig:
-        """From fields under our names or kohya's; names of kohya's that change nothing are warned about."""
+        """Build a configuration from fields under our names or kohya's.
+
+        Args:
+            fields: settings; dashes count as underscores. A name of kohya's that changes nothing is warned about.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: with every unknown name, invalid value and contradiction.
+        """
         translation = _translate(fields)
-        return _warn(cls.from_translation(translation), translation.notes)
+        return _warn(cls._from_translation(translation), translation.notes)
 
     @classmethod
-    def from_translation(cls, translation: Translation) -> TrainConfig:
-        """From translated fields; problems carry the names the user wrote."""
-        names = [*cls.model_fields, *known_names(KOHYA)]
+    def _from_translation(cls, translation: Translation) -> TrainConfig:
+        names = [*cls.model_fields, *names_in(ALIASES, "read", "ignored")]
         unknown = [name if len(name) <= 100 else f"{name[:97]}..." for name in translation.unknown[:50]]
         problems = [
             *translation.problems,
@@ -75,16 +84,44 @@ class TrainConfig(Settings):
             *(f"{line} (no equivalent here)" for line in translation.no_equivalent),
             *(f"{name}: {why} (no equivalent here)" for name, why in translation.refused.items()),
         ]
-        labels = {ours: theirs for theirs, ours in reversed(translation.mapping.items()) if ours != theirs}
+        return cls.from_fields(translation.fields, translation.mapping, problems)
+
+    @classmethod
+    def from_fields(
+        cls, fields: Mapping[str, Any], mapping: Mapping[str, str], problems: Iterable[str] = ()
+    ) -> TrainConfig:
+        """Build a configuration from translated fields.
+
+        Args:
+            fields: settings under our names.
+            mapping: the name that the user wrote -> ours, for messages.
+            problems: those known before.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: with every problem, under the names that the user wrote.
+        """
+        labels = {ours: theirs for theirs, ours in reversed(list(mapping.items())) if ours != theirs}
         config = cls.__new__(cls)
-        validate_into(config, translation.fields, labels, problems)
+        validate_into(config, fields, labels, problems)
         return config
 
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> TrainConfig:
-        """From a TOML file, whose sections only group; ``overrides`` replace what it sets.
+        """Read a configuration from a TOML file, whose sections only group.
 
-        Problems name the file, and the line where it is known.
+        Args:
+            path: the file.
+            overrides: settings that replace those of the file.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: with every problem, the file, and the line where it is known.
+            FormatError: if the file cannot be a configuration.
         """
         text = read_text_file(path)
         fields, problems = flatten_sections(parse_toml(text, str(path)), keep=("parts", "optimizer_args", "dataset"))
@@ -93,9 +130,9 @@ class TrainConfig(Settings):
         from_overrides = [problem for problem in more.problems if problem not in translation.problems]
         translation.override(more, replaced)
         try:
-            config = cls.from_translation(translation)
+            config = cls._from_translation(translation)
         except ConfigError as error:
-            problems += error.problems
+            problems += map(str, error.problems)
         if problems:
             raise ConfigError([
                 problem if problem in from_overrides else f"{path}{_line_of(problem, text)}: {problem}"
@@ -104,7 +141,15 @@ class TrainConfig(Settings):
         return _warn(config, translation.notes)
 
     def to_toml(self, *, everything: bool = False, without: Collection[str] = ()) -> str:
-        """The fields that were set (or ``everything``), as `load` reads them."""
+        """Write the fields as TOML, as `load` reads them.
+
+        Args:
+            everything: write defaults too, not only fields that were set.
+            without: names to leave out.
+
+        Returns:
+            The text of a file.
+        """
         lines: list[str] = []
         tables = ""
         for name in (each for each in type(self).model_fields if each not in without):
@@ -120,12 +165,22 @@ class TrainConfig(Settings):
         return "\n".join([*lines, ""]) + (f"\n[dataset]\n{tables}" if tables else "")
 
     def with_preset(self, family: str) -> TrainConfig:
-        """Fields the user did not set, from the family's preset; settings that do not suit the family are an error."""
-        if family not in PRESETS:
-            raise ConfigError(f"there is no preset for {for_message(family)}; known are {', '.join(PRESETS)}")
+        """Fill the fields that the user did not set from a family's preset.
+
+        Args:
+            family: the name of a preset.
+
+        Returns:
+            A new configuration, whose `explicit_fields` are those of this one.
+
+        Raises:
+            ConfigError: if there is no such preset, or settings do not suit the family.
+        """
+        if family not in presets():
+            raise ConfigError(f"there is no preset for {for_message(family)}; known are {', '.join(presets())}")
         length = _LENGTH if self.steps or self.epochs else frozenset()
         own = {name: getattr(self, name) for name in self.model_fields_set - (_LENGTH - length)}
-        preset = {name: value for name, value in PRESETS[family].items() if name not in length}
+        preset = {name: value for name, value in presets()[family].items() if name not in length}
         if self.objective != "auto":  # an explicit objective outweighs what suits the usual one
             kind = self.objective_kind
             preset = {name: value for name, value in preset.items() if not is_for_other_objective(name, value, kind)}
@@ -137,7 +192,7 @@ class TrainConfig(Settings):
         if (side := own.get("resolution") or preset.get("resolution") or 512) < 512:
             preset["min_bucket"] = max(8, side // 2)  # the default leaves small images no bucket
         filled = type(self)(**{**preset, **own})
-        kind = self.objective_kind or KINDS.get(family)
+        kind = self.objective_kind or preset_objective(family)
         if problems := [
             f"{name}: {objective_hint(kind)}, which {family} is not"
             for name in own
@@ -163,12 +218,26 @@ class TrainConfig(Settings):
         return None if self.vram in (None, "auto") else memory_bytes(str(self.vram))
 
     def warmup_steps(self, steps: int) -> int:
-        """Of a run of ``steps``; a preset's warmup that is longer than a short run takes half of it."""
+        """Return the length of the warmup.
+
+        Args:
+            steps: the length of the run.
+
+        Returns:
+            Steps of the warmup; a preset's that is longer than a short run takes half of it.
+        """
         warmup = warmup_in_steps(self.warmup, steps)
         return warmup if "warmup" in self.explicit_fields else min(warmup, steps // 2)
 
     def encoder_steps(self, steps: int) -> int | None:
-        """How many steps of a run of ``steps`` train the text encoders; None: all."""
+        """Return the number of steps that train the text encoders.
+
+        Args:
+            steps: the length of the run.
+
+        Returns:
+            Steps, at least 1; None if the text encoders are trained to the end.
+        """
         return max(1, warmup_in_steps(self.text_encoder_stop, steps)) if self.text_encoder_stop else None
 
 
@@ -176,7 +245,8 @@ _OWN_NAMES = frozenset(TrainConfig.model_fields)
 
 
 def _translate(fields: Mapping[str, Any]) -> Translation:
-    return translate({name.lstrip("-").replace("-", "_"): value for name, value in fields.items()}, KOHYA, _OWN_NAMES)
+    settings = {name.lstrip("-").replace("-", "_"): value for name, value in fields.items()}
+    return translate_aliases(Translation(settings), _OWN_NAMES)
 
 
 def _warn(config: TrainConfig, notes: Iterable[str]) -> TrainConfig:

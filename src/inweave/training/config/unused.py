@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inweave.training.config.fields import Settings
+from inweave.training.config.fields import TrainSettings
 
 
-def unused_settings(config: Settings) -> frozenset[str]:
+def unused_settings(config: TrainSettings) -> frozenset[str]:
     """The names of those whose value has no effect with these settings."""
     c = config
     conditions: dict[tuple[str, ...], bool] = {

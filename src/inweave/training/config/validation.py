@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from inweave.checked import problem_message
+from inweave.checked import problem_of
 from inweave.errors import ConfigError
-from inweave.training.config.fields import Settings
+from inweave.training.config.fields import TrainSettings
 from inweave.training.config.presets import ADAPTIVE, TARGETS
 from inweave.training.config.types import Rule, memory_bytes, regex_problem
 
@@ -35,7 +35,7 @@ class Contradictions(ValueError):
         self.pairs = pairs
 
 
-def ensure_consistent(config: Settings) -> None:
+def ensure_consistent(config: TrainSettings) -> None:
     """Raise `Contradictions` where settings do not go together."""
     c = config
     pairs: list[tuple[tuple[str, ...], str]] = []
@@ -124,7 +124,7 @@ def ensure_consistent(config: Settings) -> None:
         raise Contradictions(pairs)
 
 
-def run_problems(config: Settings) -> list[str]:
+def run_problems(config: TrainSettings) -> list[str]:
     """What a run is refused for although each setting is valid: one of them would do nothing, or something else."""
     c, problems = config, []
     for name in ("validate_every", "validate_every_epochs"):
@@ -174,7 +174,7 @@ def objective_hint(kind: ObjectiveKind | None) -> str:
 
 
 def validate_into(
-    config: Settings, fields: Mapping[str, Any], labels: Mapping[str, str], problems: Iterable[str] = ()
+    config: TrainSettings, fields: Mapping[str, Any], labels: Mapping[str, str], problems: Iterable[str] = ()
 ) -> None:
     """Set the fields of a new configuration, or raise every problem.
 
@@ -212,9 +212,9 @@ def _messages(problem: Any, labels: Mapping[str, str], invalid: set[str]) -> lis
     label = ".".join(path)
     if path[0] in labels:
         label = f"{labels[path[0]]} ({label})"
-    message = problem_message(problem, Rule.model_fields if len(path) > 1 else Settings.model_fields, label)
+    message = str(problem_of(problem, Rule.model_fields if len(path) > 1 else TrainSettings.model_fields, label))
     if problem["type"] == "missing" and len(path) == 1:
-        message += f"; {Settings.model_fields[path[0]].description}"
+        message += f"; {TrainSettings.model_fields[path[0]].description}"
     for pydantic, toml in _IN_TOML.items():
         message = message.replace(pydantic, toml)
     return [message]

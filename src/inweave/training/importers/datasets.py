@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from inweave.training.importers.translate import Translation
+from inweave.training.config.translate import Translation
 
 #: key of a dataset file -> setting of a run
 _RUN_FIELDS = {
@@ -31,7 +31,7 @@ _DATASET_KEYS = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Folder:
     """One folder of images: where its settings were written, and its options under the names of a dataset file."""
 

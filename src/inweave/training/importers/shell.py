@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from inweave.errors import ConfigError
+from inweave.training.config.translate import names_in
+from inweave.training.config.values import parse_scalar
 from inweave.training.importers.diffusers.settings import is_diffusers_script
 from inweave.training.importers.kohya.settings import KOHYA
 from inweave.training.importers.shell_script import script_commands
-from inweave.training.importers.translate import known_names
-from inweave.training.importers.values import parse_scalar
 
 #: how many training commands a text has, where there are several
 COMMANDS = "number of training commands"
@@ -97,8 +97,7 @@ def _value(text: str, listed: bool = False) -> Any:
     return [text] if listed else parse_scalar(text)
 
 
-_NAMES = sorted({*known_names(KOHYA), *(each for each in KOHYA.missing if "*" not in each),
-                 *(each for each in KOHYA.refused if "*" not in each)})  # fmt: skip
+_NAMES = sorted(names_in(KOHYA))
 
 
 def _whole_name(name: str) -> str:

@@ -18,7 +18,7 @@ FLOW: Final = frozenset({"sd3", "flux", "qwen_image", "z_image"})
 ENCODER: Final = r".*layers\.\d+\.(self_attn|mlp)\..+"
 _TRANSFORMER: Final = r".*attentions\.\d+\..+"
 _RESIDUAL: Final = r".*(resnets|downsamplers|upsamplers)\.\d+\..+"
-_BLOCKS: Final = r"((single_)?transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\..+"
+BLOCKS: Final = r"((single_)?transformer_blocks|layers|noise_refiner|context_refiner)\.\d+\..+"
 _ENDS: Final = r"conv_in|conv_out|time_embedding\.linear_[12]"
 _TIME: Final = r"time_embedding\.linear_[12]"
 
@@ -40,7 +40,7 @@ def kohya_targets(family: str, convolutions: bool, modulation: bool = False) -> 
             "qwen_image": r"transformer_blocks\.\d+\." + ("" if modulation else "(?!img_mod|txt_mod)") + ".+",
             "z_image": r"layers\.\d+\.(?!adaLN).+",
         }
-        return _joined(blocks.get(family, _BLOCKS), ENCODER)
+        return _joined(blocks.get(family, BLOCKS), ENCODER)
     return _joined(_TRANSFORMER, _RESIDUAL if convolutions else "", ENCODER)
 
 
@@ -48,7 +48,7 @@ def lycoris_targets(family: str, preset: str) -> list[str]:
     """What a preset of LyCORIS adapts; kohya's UNet of SDXL has other names, so those of the ends match nothing there."""
     encoder = ENCODER if LYCORIS_PRESETS[preset][1] else ""
     if family in FLOW:
-        return _joined(r".*attn\..+" if preset == "attnonly" else _BLOCKS, encoder)
+        return _joined(r".*attn\..+" if preset == "attnonly" else BLOCKS, encoder)
     ends = _ENDS if family != "sdxl" else ""
     if preset == "attnonly":
         return _joined(r".*attn[12]\..+", r".*self_attn\..+")
@@ -64,7 +64,7 @@ def lycoris_targets(family: str, preset: str) -> list[str]:
 
 def toolkit_targets(family: str, convolutions: bool) -> list[str]:
     """What ai-toolkit adapts: of a UNet what kohya does, of a transformer everything in its blocks."""
-    blocks = r"layers\.\d+\..+" if family == "z_image" else _BLOCKS  # it chooses by that word
+    blocks = r"layers\.\d+\..+" if family == "z_image" else BLOCKS  # it chooses by that word
     return _joined(blocks, ENCODER) if family in FLOW else kohya_targets(family, convolutions)
 
 

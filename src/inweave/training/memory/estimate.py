@@ -28,7 +28,7 @@ from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
 from inweave.ops.attention import MAX_WORKSPACE, frontend_version
-from inweave.ops.device import DTYPES, choose_device
+from inweave.ops.tensors.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import FusedAttention, Measured, measure

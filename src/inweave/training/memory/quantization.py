@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from inweave.ops.fp8 import device_problems, fits, quantize_linear
+from inweave.ops.quantized import FORMATS
 from inweave.training.adapters.order import projections
 from inweave.training.adapters.targets import token_layers
 from inweave.training.config.schema import TrainConfig
@@ -26,7 +26,8 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
     """Why a run cannot have what `quantize` asks for; the denoiser needs no weights."""
     if config.quantize == "off":
         return []
-    problems = device_problems(device)
+    format = FORMATS[config.quantize]
+    problems = format.device_problems(device)
     if config.precision != "bf16":
         problems.append(
             f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
@@ -35,22 +36,23 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
         problems.append(
             'network = "dora": it needs the norms of the original weights, which are not kept; train a lora'
         )
-    if not any(map(fits, token_layers(denoiser).values())):
+    if not any(map(format.fits, token_layers(denoiser).values())):
         problems.append(f"no linear layer of {type(denoiser).__name__} is large enough to be faster; leave it out")
     return [f'quantize = "{config.quantize}": {problem}' for problem in problems]
 
 
-def quantize_denoiser(model: Any, device: torch.device) -> str:
+def quantize_denoiser(model: Any, format: str, device: torch.device) -> str:
     """Quantize a loaded model's denoiser in place; returns what to report."""
+    kind = FORMATS[format]
     model.release_weaver()  # it holds the original weights
     layers = {name: layer for name, layer in token_layers(model.denoiser).items() if isinstance(layer, nn.Linear)}
-    chosen = {name: layer for name, layer in layers.items() if fits(layer)}
+    chosen = {name: layer for name, layer in layers.items() if kind.fits(layer)}
     for names in projections(chosen):
         group = [chosen[name] for name in names]
         if len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1:
-            quantize_linear(*group, device=device)
+            kind.quantize(*group, device=device)
         else:
             for layer in group:
-                quantize_linear(layer, device=device)
+                kind.quantize(layer, device=device)
     rest = "" if len(chosen) == len(layers) else "; the others are small"
-    return f"{len(chosen)} of the {len(layers)} linear layers that see every token are multiplied in 8 bits (fp8){rest}"
+    return f"{len(chosen)} of the {len(layers)} linear layers that see every token are multiplied in 8 bits ({format}){rest}"

@@ -30,8 +30,8 @@ from inweave.files.paths import is_file, is_folder
 from inweave.files.writing import flush_folder, make_folder, new_folder, remove_folder
 from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
-from inweave.ops.decode import decode, encode
-from inweave.ops.device import DTYPES
+from inweave.ops.tensors.decode import decode, encode
+from inweave.ops.tensors.device import DTYPES
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve

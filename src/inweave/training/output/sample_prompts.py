@@ -140,8 +140,7 @@ def _request(fields: Fields) -> GenerateConfig:
     try:
         return GenerateConfig(**{field: value for field, (_, value) in fields.items()})
     except ConfigError as error:
-        parts = [problem.partition(":") for problem in error.problems]
-        raise ConfigError([f"{fields[f][0] if f in fields else f}{colon}{text}" for f, colon, text in parts]) from None
+        raise error.renamed({field: label for field, (label, _) in fields.items()}) from None
 
 
 def _file_prompts(name: str) -> Iterator[tuple[str, str | Mapping[str, Any]]]:

@@ -17,7 +17,7 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, file_index, load_model
 from inweave.models.open import open_model
-from inweave.ops.device import DTYPES, choose_dtype
+from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.targets import check_selection, trained_networks
 from inweave.training.config.schema import TrainConfig

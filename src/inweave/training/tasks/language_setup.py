@@ -14,7 +14,7 @@ from inweave.files.paths import exists, expand_home, is_file, is_folder
 from inweave.models import embedded
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
 from inweave.models.open import hub_folder, hub_id
-from inweave.ops.device import DTYPES, choose_dtype
+from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
 from inweave.training.config.fields import names_where

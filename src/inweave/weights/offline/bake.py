@@ -5,10 +5,10 @@
     folder   -> folder    the weights of every network merged, everything else copied
 
 The header comes first, then one tensor at a time. Base files are read in pieces and never mapped, so memory does not
-grow with the checkpoint: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as float32) that
-receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since the order
-of a matrix product depends on its size. A file or folder appears under its name when it is whole, until then
-under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
+grow with the checkpoint: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as
+float32) that receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since
+the order of a matrix product depends on its size. A file or folder appears under its name when it is whole, until
+then under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from inweave.files.paths import exists, is_file, is_folder
 from inweave.files.reading import open_regular
 from inweave.files.writing import make_folder, new_folder, remove_folder, write_atomic
 from inweave.formats.gate import parse_header
-from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
+from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.blocks import block_names
@@ -49,8 +49,8 @@ _OLD_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One adapter of a stack, resolved on the base, and how the result's metadata calls it."""
+class BakeItem:
+    """One adapter of a stack, resolved on the base, with its name in the result's metadata."""
 
     plan: Plan
     strength: Strength
@@ -60,9 +60,9 @@ class Layer:
 
 @dataclass(slots=True)
 class Baked:
-    """What was written; ``left_out`` are weights of the base folder that were not merged and so not copied.
+    """The files that `bake` wrote; ``left_out``: weights of the base folder that were not merged and so not copied.
 
-    ``base``: the name of the base model, where it has one; ``loras``: the adapters as the metadata records them.
+    ``base``: the name of the base model, if it has one; ``loras``: the adapters as recorded in the metadata.
     """
 
     path: str
@@ -77,18 +77,23 @@ class Baked:
 
 
 def record(name: str, sha256: str, strength: Strength) -> dict[str, object]:
-    """How metadata remembers an adapter."""
+    """Return the entry of an adapter in the metadata of a merged file."""
     parts = {"overall": strength.overall, **strength.components}
     return {"name": name, "sha256": sha256, "strength": parts if strength.components else strength.overall}
 
 
 class _Job:
-    """One network on its way to disk: what each of its files will hold, then the bytes."""
+    """One network to write: the contents of each of its files, then the bytes."""
 
     def __init__(
-        self, network: Network, stack: Sequence[Layer], index: ModelIndex, dtype: torch.dtype | None, opened: ExitStack
+        self,
+        network: Network,
+        stack: Sequence[BakeItem],
+        index: ModelIndex,
+        dtype: torch.dtype | None,
+        opened: ExitStack,
     ) -> None:
-        pairs = [(layer.plan, layer.strength) for layer in stack]
+        pairs = [(item.plan, item.strength) for item in stack]
         self.network, self.stack, self.dtype = network, stack, dtype
         self.base = Pieces(network, opened)
         self.source = MergedSource(self.base, pairs, component=network.component, index=index)
@@ -114,25 +119,25 @@ class _Job:
             )
 
     def _names(self, path: Path) -> list[str]:
-        """In the base's order, but the widest dtypes first, so that every tensor is aligned."""
+        """Return the names in the base's order, but the widest dtypes first, so that every tensor is aligned."""
         spans = self.base.headers[path].spans
         names = [*spans, *(self.created if path == self.network.files[-1] else [])]
         return sorted(names, key=lambda n: (-self._dtype(n).itemsize, spans[n].begin if n in spans else 0))
 
     def _dtype(self, name: str) -> torch.dtype:
         stored = self.source.spec(name).dtype
-        fixed = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers, and scales of something else
+        fixed = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers and quantization scales
         return stored if self.dtype is None or fixed else self.dtype
 
     def _bytes(self, name: str) -> int:
         return math.prod(self.source.spec(name).shape) * self._dtype(name).itemsize
 
     def chunks(self, path: Path, tick: Tick) -> Iterator[bytes | memoryview]:
-        """One file, header first."""
+        """Yield one file, header first."""
         metadata = {"format": "pt", **self.base.headers[path].metadata}
         if self.items:
             metadata = {key: value for key, value in metadata.items() if key not in _OLD_HASHES}
-            added = [record(layer.name, layer.sha256, layer.strength) for layer in self.stack]
+            added = [record(item.name, item.sha256, item.strength) for item in self.stack]
             metadata["inweave.merged"] = json.dumps(_history(metadata) + added)
         document: dict[str, object] = {"__metadata__": metadata}
         at = 0
@@ -171,7 +176,7 @@ class _Job:
         return _bytes_of(name, result, before)
 
     def index_document(self, index: Path) -> bytes:
-        """The index of the shards, with created tensors and the new size."""
+        """Return the index of the shards, with created tensors and the new size."""
         document = read_json(index)
         about = document.get("metadata")
         document["metadata"] = {**(about if isinstance(about, dict) else {}), "total_size": self.bytes}
@@ -180,13 +185,13 @@ class _Job:
 
 
 def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
-    """The bytes of a result that is finite, unless its origin was not."""
+    """Return the bytes of a result; raise if it is not finite although its original was."""
     refuse_overflow(name, result, before)
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _history(metadata: Mapping[str, str]) -> list[object]:
-    """What an earlier bake merged already."""
+    """Return what an earlier bake merged already."""
     try:
         history = json.loads(metadata.get("inweave.merged", "[]"))
     except (ValueError, RecursionError):
@@ -196,7 +201,7 @@ def _history(metadata: Mapping[str, str]) -> list[object]:
 
 def write_merged(
     base: str | os.PathLike[str],
-    stack: Sequence[Layer],
+    stack: Sequence[BakeItem],
     out: str | os.PathLike[str],
     *,
     index: ModelIndex,
@@ -208,7 +213,7 @@ def write_merged(
     """Write ``base`` with ``stack`` merged to ``out``, in ``dtype`` (None: every tensor in its own).
 
     ``folders``: which sub-folders of a diffusers model hold which components of ``index``. ``progress``: done, total.
-    ``replace``: whether a folder of a model may be there already.
+    ``replace``: whether an existing model folder may be replaced.
     """
     source, target, done = Path(base), Path(out), Baked(os.fspath(out))
     one_file = is_file(source) and not source.name.endswith(".index.json")
@@ -223,8 +228,8 @@ def write_merged(
             except TargetError:
                 if not network.variant:
                     raise
-                done.left_out += map(str, network.files)  # beside the network's own weights: those of something else
-        if whole and dtype is None:  # an untouched network is copied as it is
+                done.left_out += map(str, network.files)  # next to the network's own weights: those of another network
+        if whole and dtype is None:  # an unchanged network is copied
             copies += [path for job in jobs if not job.items for path in (*job.layout, job.network.index) if path]
             jobs = [job for job in jobs if job.items]
         total = sum(job.bytes for job in jobs)
@@ -276,19 +281,19 @@ def _check_target(source: Path, target: Path, one_file: bool, replace: bool) -> 
         form = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
         raise ConfigError(f"{target}: the base is {form}")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise ConfigError(f"{target}: this is the base itself; write the result elsewhere")
+        raise ConfigError(f"{target}: this is the base itself; choose another output")
     if one_file or not exists(target):
         return
     if not replace:
-        raise ConfigError(f"{target}: already exists; write the result elsewhere, or replace it (--force)")
+        raise ConfigError(f"{target}: already exists; choose another output, or replace it (--force)")
     if not any(target.glob("model_index.json")) and not any(target.glob("*.safetensors*")):
-        raise ConfigError(
-            f"{target}: holds no model, and only the folder of a model is replaced; write the result elsewhere"
-        )
+        raise ConfigError(f"{target}: not a model folder, and only model folders are replaced; choose another output")
 
 
 def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:
-    """The networks of a folder to merge or convert. Everything else is copied, but no other form of these weights."""
+    """Return the networks of a folder to merge or convert; everything else but other forms of these weights is
+    copied.
+    """
     homes: dict[Path, str | None] = {root / name: component for name, component in folders.items()} or {root: None}
     inside = [path for path in sorted(root.rglob("*")) if not {".git", ".cache"} & set(path.relative_to(root).parts)]
     if link := next((path for path in inside if path.is_dir() and path.is_symlink()), None):

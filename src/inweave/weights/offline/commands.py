@@ -1,11 +1,11 @@
-"""Bake, extract and resize as functions of paths: what the commands of the same names and `inweave.*` call.
+"""Bake, extract and resize as functions of paths: called by the commands of the same names and by `inweave.*`.
 
     bake(base, loras, out)       a checkpoint with adapters merged in
-    extract(tuned, base, out)    what a fine-tuned checkpoint changed, as a LoRA
+    extract(tuned, base, out)    the difference of a fine-tuned checkpoint, as a LoRA
     resize(loras, out)           an adapter at another rank, or several as one
 
 An adapter is a path, "FILE[:STRENGTH]" (`inweave.adapter.strength_spec`), an `Adapter`, or a pair of one of these and
-a strength. Whatever can be refused is refused before the work starts; nothing is left behind by a failure.
+a strength. Arguments are checked before the work starts, and a failure leaves no file behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inweave.arguments import expect, expect_callable
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
-from inweave.exchange.load import component_folders, load_stack, open_base, open_weights
+from inweave.exchange.load import alphas_for, component_folders, load, open_base, open_weights
 from inweave.exchange.ties import tied_changes
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
@@ -33,7 +33,7 @@ from inweave.formats.alphas import Alphas
 from inweave.formats.dialects import written_dialects
 from inweave.formats.files import maps_of, open_container, refuse_truncated
 from inweave.formats.read import read_container
-from inweave.ops.device import choose_device, named_dtype
+from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
 from inweave.targets.index import ModelIndex
@@ -42,7 +42,7 @@ from inweave.targets.resolve import resolve
 from inweave.weights.offline import bake as baking
 from inweave.weights.offline import extract as extraction
 from inweave.weights.offline import resize as resizing
-from inweave.weights.offline.bake import Baked, Layer
+from inweave.weights.offline.bake import Baked, BakeItem
 from inweave.weights.offline.extract import Extracted
 from inweave.weights.offline.resize import Resized
 from inweave.weights.stack import AdapterLike, StackEntry, Strength, read_stack
@@ -69,29 +69,42 @@ def bake(
 ) -> Baked:
     """Write the checkpoint ``base`` with ``loras`` merged in to ``out``: same names, same layout.
 
-    ``base``: a file, an index of shards or a model folder. ``out``: a .safetensors file, or a new folder for shards
-    and folders. ``dtype``: of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
-    ``alpha``: for files among ``loras`` that do not state theirs, as `load` takes it. ``replace``: whether a folder of a
-    model may be there already.
+    Args:
+        base: A file, an index of shards or a model folder.
+        loras: Adapters with their strengths, as `Weaver.apply` takes them.
+        out: A .safetensors file, or a new folder for shards and folders.
+        dtype: Of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
+        alpha: For files among ``loras`` that do not store an alpha, as in `load`.
+        replace: Whether an existing model folder may be replaced.
+        progress: Called with (bytes done, bytes in total).
+
+    Returns:
+        The files that were written, and the adapters as recorded in the metadata.
+
+    Raises:
+        TargetError: An adapter does not fit the base.
+        ConfigError: ``out`` cannot be written there, or an argument is invalid.
+        FormatError: A file cannot be read.
     """
     expect_callable("progress", progress)
     index = open_weights(base)
     target = as_path(out)
     warnings: list[str] = []
-    layers = []
-    stack = read_stack(loras)
-    paths = [adapter for adapter, _ in stack if isinstance(adapter, str | os.PathLike)]
-    scaled = dict(zip(paths, load_stack(paths, alpha=alpha), strict=True)) if alpha is not None else {}
-    for adapter, strength in stack:
+    entries = read_stack(loras)
+    paths = [adapter for adapter, _ in entries if isinstance(adapter, str | os.PathLike)]
+    alphas = alphas_for(paths, alpha) if alpha is not None else []
+    scaled = {path: load(path, alpha=each) for path, each in zip(paths, alphas, strict=False)}
+    stack = []
+    for adapter, strength in entries:
         if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():
-            raise ConfigError(f"{target}: that is one of the adapters; write the result elsewhere")
-        layers.append(_layer(adapter, strength, index, warnings, scaled))
+            raise ConfigError(f"{target}: this is one of the adapters; choose another output")
+        stack.append(_bake_item(adapter, strength, index, warnings, scaled))
     done = baking.write_merged(
-        base, layers, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress,
+        base, stack, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress,
         replace=replace,
     )  # fmt: skip
     done.base = index.base
-    done.loras = [baking.record(layer.name, layer.sha256, layer.strength) for layer in layers]
+    done.loras = [baking.record(item.name, item.sha256, item.strength) for item in stack]
     done.warnings = warnings
     return done
 
@@ -109,10 +122,22 @@ def extract(
     full_norms: bool = False,
     progress: Progress = _no_progress,
 ) -> Extracted:
-    """Write what ``tuned`` changed against ``base``, two checkpoints of one model in any naming, as a LoRA.
+    """Write the difference of two checkpoints of one model, in any naming, as a LoRA.
 
-    ``rank``: the highest of a module; ``energy``: take the lowest rank that keeps this share of it. ``full_norms``:
-    keep changed norms and biases too, as full differences. The result says how much of the change is kept.
+    Args:
+        tuned: The fine-tuned checkpoint.
+        base: The checkpoint it was trained from.
+        out: The adapter file to write.
+        rank: The highest rank of a module.
+        energy: Use the lowest rank that keeps this share of a module's squared norm.
+        full_norms: Keep changed norms and biases too, as full differences.
+
+    Returns:
+        What was written, with the share of the difference that is kept.
+
+    Raises:
+        TargetError: The checkpoints are of different models, or do not differ.
+        ConfigError: An argument is invalid.
     """
     expect_callable("progress", progress)
     expect("full_norms", full_norms, bool)
@@ -147,9 +172,22 @@ def resize(
 ) -> Resized:
     """Write one adapter at another rank, or several combined into one.
 
-    ``rank``: the highest of a module; ``energy``: take the lowest rank that keeps this share of it; neither: several
-    adapters are combined exactly. ``dialect``: None writes that of the first. ``base``: the model they are for, where
-    it cannot be detected. ``dtype``: of the new factors; None keeps that of the old.
+    Args:
+        loras: One adapter, or several with their strengths.
+        out: The adapter file to write.
+        rank: The highest rank of a module.
+        energy: Use the lowest rank that keeps this share of a module's squared norm. With neither, several adapters
+            are combined exactly.
+        dialect: The dialect to write; None: that of the first adapter.
+        base: The model they are for, if it cannot be detected.
+        dtype: Of the new factors; None keeps that of the old ones.
+
+    Returns:
+        What was written, each module with its rank and the share that is kept.
+
+    Raises:
+        ConfigError: Neither a rank nor an energy is given for one adapter, or modules cannot be combined.
+        TargetError: The adapters are for different base models.
     """
     stack = read_stack([loras] if isinstance(loras, tuple) else loras)
     if not stack:
@@ -179,24 +217,26 @@ def resize(
     return result
 
 
-def _layer(
+def _bake_item(
     adapter: AdapterLike,
     strength: Strength,
     index: ModelIndex,
     warnings: list[str],
     scaled: Mapping[FilePath, Adapter],
-) -> Layer:
-    """An adapter resolved completely on the base, or the reason it cannot be, as `check` reports it.
+) -> BakeItem:
+    """Return an adapter resolved completely on the base; raise with the reason that `check` reports otherwise.
 
-    ``scaled``: adapters by path that were read with alphas of the caller's.
+    ``scaled``: adapters by path that were read with the caller's alpha.
     """
     if isinstance(adapter, Plan):
         _loaded(adapter)
-        return Layer(adapter, strength)
+        return BakeItem(adapter, strength)
     name, prefix = _name(adapter), "" if isinstance(adapter, Adapter) else f"{os.fspath(adapter)}: "
     source = scaled[adapter] if not isinstance(adapter, Adapter) and adapter in scaled else _loaded(adapter)
     verdict = check(source, index)
-    if verdict.error and 2 * verdict.report.placed < verdict.report.tensors:  # else the list of tensors says more
+    if (
+        verdict.error and 2 * verdict.report.placed < verdict.report.tensors
+    ):  # otherwise the list of tensors is more specific
         raise TargetError(f"{prefix}{verdict.error}")
     try:
         plan = resolve(source, index)
@@ -209,11 +249,11 @@ def _layer(
         also = f" (and {more} more tensors)" if more else ""
         raise TargetError(f"{prefix}{row['key']}: {row['count']} of {row['of']} numbers are NaN or infinite{also}")
     warnings += [f"{name}: {warning}" if name else warning for warning in verdict.report.warnings]
-    return Layer(plan, strength, name, _sha256(adapter))
+    return BakeItem(plan, strength, name, _sha256(adapter))
 
 
 def _loaded(adapter: AdapterLike) -> Adapter:
-    """The adapter with its numbers in memory, or in a map that is whole."""
+    """Return the adapter with its numbers in memory, or in a map of the whole file."""
     if not isinstance(adapter, Plan | Adapter):
         return read_container(open_container(adapter, mapped=False))
     source = adapter.adapter if isinstance(adapter, Plan) else adapter
@@ -222,12 +262,12 @@ def _loaded(adapter: AdapterLike) -> Adapter:
 
 
 def _name(adapter: AdapterLike) -> str:
-    """How metadata calls an adapter; one that is no file has no name."""
+    """Return the name of an adapter in metadata; None for one that is not a file."""
     return Path(adapter).name if isinstance(adapter, str | os.PathLike) else ""
 
 
 def _sha256(adapter: AdapterLike) -> str:
-    """Of an adapter's file, or of its shards one after the other."""
+    """Return the hash of an adapter's file, or of its shards one after the other."""
     if not isinstance(adapter, str | os.PathLike):
         return ""
     digest = hashlib.sha256()
@@ -239,13 +279,13 @@ def _sha256(adapter: AdapterLike) -> str:
 
 
 def _dialect(adapter: Adapter) -> str:
-    """The dialect an adapter was read in, as far as it can be written."""
+    """Return the dialect an adapter was read in, if it can be written."""
     read_as = next(iter(adapter.dialects), "")
     return _WRITTEN_AS.get(read_as, read_as if read_as in written_dialects() else "kohya")
 
 
 def _common_index(names: Sequence[str], adapters: Sequence[Adapter], base: FilePath | ModelIndex | None) -> ModelIndex:
-    """The base model that all adapters were trained for."""
+    """Return the base model that all adapters were trained for."""
     if base is not None:
         return base if isinstance(base, ModelIndex) else open_base(base)
     detections = [detect(adapter) for adapter in adapters]

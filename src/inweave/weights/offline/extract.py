@@ -1,14 +1,14 @@
-"""Extract: what a tuned checkpoint changed, as a LoRA.
+"""Extract: the difference of a fine-tuned checkpoint, as a LoRA.
 
     D = flat(tuned) - flat(base), (out, in*k*k), float32        matched by the model's own names, in any naming
     Q = qr[Y, D D^T Y, (D D^T)^2 Y, ..], Y = D G                randomized block Krylov, seeded by the tensor's name
-    Q^T D = U diag(sigma) V^T                                   exact where that is hardly more work
+    Q^T D = U diag(sigma) V^T                                   exact where that costs hardly more
     up = Q U_r sqrt(sigma_r)     down = sqrt(sigma_r) V_r^T     alpha = r, so the scale is 1
     kept energy = sum_(i <= r) sigma_i^2 / |D|^2
 
 Tensors that do not differ (beyond the rounding of the coarser dtype) are left out. Norms and biases become
 differences on request; what differs and cannot be part of a LoRA (embedding tables, bare parameters) is
-reported, and counts as lost in the energy. Both checkpoints are read in pieces, one tensor at a time.
+reported, and counts as lost energy. Both checkpoints are read in pieces, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], opened: ExitStack) -> Checkpoint:
-    """``folders``: which sub-folders of a diffusers model hold which components of ``index``."""
+    """Open a checkpoint; ``folders``: which sub-folders of a diffusers model hold which components of ``index``."""
     if path.is_dir() and folders:
         homes = {component: networks_in(path / name)[0] for name, component in folders.items()}
         return Checkpoint(index, {name: Pieces(network, opened) for name, network in homes.items()})
@@ -61,13 +61,13 @@ def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], o
 
 @dataclass(slots=True)
 class Extracted:
-    """What `extract` wrote. ``rows``: what became part of the adapter; ``left_out``: what differs and did not."""
+    """The result of `extract`. ``rows``: modules of the adapter; ``left_out``: differences that are not in it."""
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
     left_out: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    base: str | None = None  # its name, where it has one
+    base: str | None = None  # its name, if it has one
     saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
     @property
@@ -89,7 +89,7 @@ def extract_difference(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Extracted:
-    """The difference of two checkpoints of one model at ``rank``, or at the rank that keeps ``energy`` if lower.
+    """Return the difference of two checkpoints at ``rank``, or at the lower rank that keeps ``energy``.
 
     Modules are those of the naming that ``naming_of`` chooses, so a fused layer gets one pair where it is written
     as one.
@@ -132,7 +132,7 @@ def extract_difference(
 
 
 def _pairs(tuned: Checkpoint, base: Checkpoint, notes: list[str]) -> list[tuple[Component, Component]]:
-    """The networks both have, (tuned's, base's), matched by what is in them; a denoiser must agree in every tensor."""
+    """Match the networks that both have, as (tuned's, base's), by content; a denoiser must agree in every tensor."""
     pairs, unpaired = list[tuple[Component, Component]](), list[tuple[str, str]]()
     for mine in base.index:
         encoder = mine.name.startswith("te")
@@ -160,7 +160,7 @@ def _pairs(tuned: Checkpoint, base: Checkpoint, notes: list[str]) -> list[tuple[
 
 
 def _unlike(one: Component, two: Component) -> list[str]:
-    """Parts that only one of them has, or that differ in flattened shape."""
+    """Return the parts that only one of them has, or that differ in flattened shape."""
     left, right = ({part: (s[:1], math.prod(s)) for part, s in side.parts.items()} for side in (one, two))
     return [part for part in dict.fromkeys((*left, *right)) if left.get(part) != right.get(part)]
 
@@ -171,7 +171,7 @@ def _view(checkpoint: Checkpoint, component: Component, naming: Naming) -> Weigh
 
 
 def _minus(after: WeightSource, before: WeightSource, name: str, device: torch.device | str) -> torch.Tensor | None:
-    """float32, or None where the two agree as far as the coarser dtype can tell."""
+    """Return the difference in float32; None if the two agree as far as the coarser dtype can tell."""
     old = before.get(name, device=device)
     new = after.get(name, device=device).reshape(old.shape)
     coarse = min(old.dtype, new.dtype, key=lambda dtype: _ORDER.index(dtype) if dtype in _ORDER else -1)
@@ -187,7 +187,7 @@ def _minus(after: WeightSource, before: WeightSource, name: str, device: torch.d
 def _factors(
     name: str, change: torch.Tensor, rank: int, energy: float | None, full: bool, dtype: torch.dtype, norm: bool
 ) -> tuple[Factors | None, Row]:
-    """What the adapter receives for one tensor, or None where a LoRA has no place for it."""
+    """Return the factors of one tensor; None if a LoRA has no place for it."""
     total = float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
     module = name.rpartition(".")[0]
     if change.dim() == 1 and full:
@@ -205,7 +205,7 @@ def _factors(
 
 
 def truncated_svd(matrix: torch.Tensor, rank: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """U, sigma, V^T of at least ``rank`` values, if there are that many; the same numbers for the same seed."""
+    """Return U, sigma, V^T of at least ``rank`` values, if there are that many; deterministic for a seed."""
     width, steps = rank + 8, 6
     if 2 * width * (steps + 1) >= min(matrix.shape):
         u, sigma, vh = torch.linalg.svd(matrix, full_matrices=False)

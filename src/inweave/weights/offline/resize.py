@@ -8,7 +8,7 @@
 A Tucker core is contracted into `down` first, groups become a block-diagonal `up`. Scales and strengths are
 folded in: the result's alpha is its rank (none, where no source had one), so its scale is 1.
 
-One file at strength 1: modules that are small enough keep their bits, and so do those that are no low-rank pair
+One file at strength 1: modules that are small enough keep their bits, and so do those that are not low-rank pairs
 (LoHa, LoKr, DoRA, rotations, differences), which are listed. Several files, or another strength: differences add
 up, and every other kind is an error that names its modules.
 """
@@ -26,7 +26,7 @@ from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import Conversion
 from inweave.formats.dialects.base import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
-from inweave.ops.decode import DTYPE_NAMES, TORCH, decode, encode
+from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode, encode
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.plan import Placement
@@ -34,17 +34,17 @@ from inweave.targets.respell import BLOCKS, respell
 from inweave.weights.stack import Strength
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
-_NOISE = 1e-7  # singular values below this part of the largest are rounding
+_NOISE = 1e-7  # singular values below this share of the largest are rounding errors
 #: metadata that describes the old factors, or hashes them
 _STALE = (BLOCKS, STORED_ALPHA, CANDLE_ALPHA, PEFT_CONFIG, DIFFUSERS_CONFIG, "lora_adapter_metadata",
           "sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256")  # fmt: skip
-#: what a combination keeps of its first file's metadata
+#: metadata of the first file that a combination keeps
 _MODEL = ("modelspec.architecture", "ss_base_model_version", "base_model", "ot_model_type")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module: its ranks together before, its rank now, and the share of the squared norm that is left."""
+    """One module: the sum of its ranks before, its rank now, and the share of the squared norm that is kept."""
 
     module: str
     before: int
@@ -55,15 +55,15 @@ class Row:
 
 @dataclass(slots=True)
 class Resized:
-    """What `resize` wrote. ``rows``: each module with the energy that its rank keeps.
+    """The result of `resize`. ``rows``: each module with the energy that its rank keeps.
 
-    ``unchanged``: modules of one file that are no low-rank pair and were left as they are.
+    ``unchanged``: modules of a single file that are not low-rank pairs and were left unchanged.
     """
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
-    base: str | None = None  # its name, where it has one
+    base: str | None = None  # its name, if it has one
     saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
     @property
@@ -74,7 +74,7 @@ class Resized:
 
 
 def encode_finite(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """The values stored as ``dtype``; raises if it cannot hold them."""
+    """Return the values stored as ``dtype``; raise if it cannot hold them."""
     rounded = values.detach().to(dtype)
     if not bool(torch.isfinite(rounded).all()):
         raise TargetError(f"{name}: a factor would overflow {DTYPE_NAMES[dtype]}; choose a wider dtype")
@@ -82,7 +82,7 @@ def encode_finite(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor
 
 
 def chosen_rank(sigma: torch.Tensor, total: float, rank: int | None, energy: float | None) -> int:
-    """How many singular values to keep: the fewest that reach ``energy`` of ``total``, at most ``rank``."""
+    """Return the fewest singular values that reach ``energy`` of ``total``, at most ``rank``."""
     squares = sigma.double().square()
     count = max(1, int((sigma > _NOISE * sigma[0]).sum()))
     if energy is not None:
@@ -109,7 +109,7 @@ def resize_stack(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> Resized:
-    """One adapter out of a stack, at ``rank`` at most or with ``energy`` of each module; neither: exact.
+    """Make one adapter out of a stack, at ``rank`` at most or with ``energy`` of each module; neither: exact.
 
     Modules are those of the naming that ``naming_of`` chooses, so a rank counts for the file as it is written.
     ``dtype``: of the new factors (None: that of the old ones, float32 where they differ).
@@ -141,7 +141,7 @@ def resize_stack(
 
 
 def _on_model(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> list[Entry]:
-    """The entries under the model's own names; whatever has none is an error."""
+    """Return the entries under the model's own names; raise for one that has none."""
     respelling = respell(adapter, index, naming_of)
     lost = [(finding.keys, finding.reason) for finding in respelling.lost] + [
         (p.keys, p.reason) for p in adapter.problems
@@ -153,7 +153,7 @@ def _on_model(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Componen
 
 
 def _unscaled(adapter: Adapter) -> Adapter:
-    """All pairs and differences with their scale folded in, as float32: so parts of a fused module can always join."""
+    """Fold the scale of all pairs and differences in, as float32, so that parts of a fused module can always join."""
     entries = []
     for entry in adapter.entries:
         factors, name = entry.factors, str(entry.ref)
@@ -170,7 +170,7 @@ def _unscaled(adapter: Adapter) -> Adapter:
 def _made(
     up: torch.Tensor, down: torch.Tensor, like: Lora, dtype: torch.dtype, name: str, alpha: float | None = None
 ) -> Lora:
-    """A plain pair for the same weight as ``like``: (out, r, 1...) and (r, in, k...)."""
+    """Return a plain pair for the same weight as ``like``: (out, r, 1...) and (r, in, k...)."""
     shape = like.shape()
     new_up = encode_finite(up.reshape(len(up), -1, *[1] * (len(shape) - 2)), dtype, name)
     new_down = encode_finite(down.reshape(-1, *shape[1:]), dtype, name)
@@ -179,7 +179,7 @@ def _made(
 
 
 def is_pair(factors: Factors) -> TypeGuard[Lora]:
-    """A product of two factors, with or without a core, that needs no base weight."""
+    """Return whether factors are a product of two, with or without a core, that needs no base weight."""
     if not isinstance(factors, Lora) or factors.magnitude is not None or factors.residual is not None:
         return False
     return factors.mid is not None or factors.groups > 0
@@ -190,7 +190,7 @@ def _is_difference(factors: Factors) -> TypeGuard[Full]:
 
 
 def _pair(factors: Lora, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, r) and (r, in*k*k) in float64, scale not included."""
+    """Return (out, r) and (r, in*k*k) in float64, scale not included."""
     up = decode(factors.up, dtype=torch.float64, device=device).flatten(1)
     down = decode(factors.down, dtype=torch.float64, device=device)
     if factors.mid is not None:
@@ -215,7 +215,7 @@ class _Work:
     new_ranks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def module(self, parts: Sequence[tuple[Entry, float]]) -> Entry:
-        """One module's entry out of all that the stack has for it."""
+        """Combine all that the stack has for one module into one entry."""
         first = parts[0][0]
         pairs = [(entry.factors, weight) for entry, weight in parts if is_pair(entry.factors)]
         differences = [(entry.factors, weight) for entry, weight in parts if _is_difference(entry.factors)]
@@ -224,7 +224,7 @@ class _Work:
         scaled = differences and differences[0][0].bias_rank and (first.ref.component, first.ref.name) in self.new_ranks
         if len(differences) == len(parts) and (
             scaled or not self.single
-        ):  # alone: only the bias of a pair that changed
+        ):  # without its pair: only the bias of a pair that changed
             return replace(first, factors=self._difference(first, differences))
         if self.single:
             self.unchanged.append(f"{first.ref}.{first.param}")
@@ -259,7 +259,7 @@ class _Work:
         return _made(new_up, new_down, first, self.dtype, name, float(rank) if self.has_alpha else None)
 
     def _difference(self, entry: Entry, terms: Sequence[tuple[Full, float]]) -> Full:
-        """sum_i strength_i * scale_i * value_i; beside a pair it is that pair's bias, at the pair's scale 1."""
+        """Return sum_i strength_i * scale_i * value_i; next to a pair it is that pair's bias, at the pair's scale 1."""
         first = terms[0][0]
         shape = first.value.shape
         total = torch.stack([decode(f.value).reshape(shape) * (f.scale * weight) for f, weight in terms]).sum(0)
@@ -271,7 +271,7 @@ class _Work:
 
 
 def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry], single: bool) -> Adapter:
-    """The entries as an adapter, with what still is true of the sources' metadata."""
+    """Return the entries as an adapter, with the source metadata that still applies."""
     renamed, tensors, carried = list[Entry](), dict[str, Tensor](), dict[str, Tensor]()
     for entry in entries:
         own = {f"{entry.ref}.{entry.param}.{role}": tensor for role, tensor in entry.factors.tensors().items()}
@@ -298,7 +298,7 @@ def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry]
 
 
 def _config(config: Mapping[str, object] | None, loras: Sequence[Lora]) -> dict[str, object] | None:
-    """PEFT's configuration where one rank and alpha describe every module; else its writer makes a new one."""
+    """Return PEFT's configuration if one rank and alpha describe every module; otherwise its writer makes a new one."""
     settings = {(factors.rank, factors.alpha, factors.rslora) for factors in loras}
     if config is None or len(settings) != 1:
         return None

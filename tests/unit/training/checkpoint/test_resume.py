@@ -26,7 +26,7 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2).train()
     with pytest.raises(ConfigError) as caught:
         tiny(tmp_path, steps=2, resume="auto", seed=5, learning_rate=0.1, gradient_accumulation=2).resume("auto")
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+    assert [str(problem).partition(":")[0] for problem in caught.value.problems] == [
         "gradient_accumulation",
         "learning_rate",
         "seed",

@@ -21,4 +21,4 @@ def of(**fields: Any) -> TrainConfig:
 def problems(**fields: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         of(**fields)
-    return "\n".join(caught.value.problems)
+    return str(caught.value)

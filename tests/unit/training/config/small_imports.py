@@ -56,4 +56,4 @@ def toolkit(tmp_path: Path, **changes: Any) -> Imported:
 
 def refusal(error: pytest.ExceptionInfo[ConfigError]) -> str:
     (problem,) = error.value.problems  # one reason
-    return problem
+    return str(problem)

@@ -30,7 +30,7 @@ def test_a_dataset_file_may_switch_off_what_is_not_supported(tmp_path: Path) -> 
     )
     with pytest.raises(ConfigError) as caught:
         read_dataset(tmp_path / "set.toml")
-    problems = "\n".join(caught.value.problems)
+    problems = str(caught.value)
     assert "subsets[0].color_aug: True is not supported" in problems and "general" not in problems
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.schema import TrainConfig
-from inweave.training.importers.ai_toolkit.settings import AI_TOOLKIT as TOOLKIT_DIALECT
-from inweave.training.importers.detect import import_config, import_table
-from inweave.training.importers.kohya.settings import KOHYA as KOHYA_DIALECT
-from inweave.training.importers.onetrainer.settings import ONE_TRAINER as ONE_TRAINER_DIALECT
-from inweave.training.importers.simpletuner.settings import SIMPLE_TUNER as TUNER_DIALECT
+from inweave.training.importers.ai_toolkit.settings import AI_TOOLKIT as TOOLKIT_TABLE
+from inweave.training.importers.detect import IMPORTERS, import_config, import_table
+from inweave.training.importers.kohya.settings import KOHYA as KOHYA_TABLE
+from inweave.training.importers.onetrainer.settings import ONE_TRAINER as ONE_TRAINER_TABLE
+from inweave.training.importers.simpletuner.settings import SIMPLE_TUNER as TUNER_TABLE
 from tests.support import stopwatch
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
 from tests.unit.training.config.small_imports import ONE, TOOLKIT, TUNER, imported
@@ -94,13 +94,14 @@ WHOLE: dict[str, dict[str, Any]] = {
     "ai-toolkit": {"network.type": "lora", "datasets.0.folder_path": "x"},
     "SimpleTuner": {"model_family": "flux", "model_type": "lora", "data_backend_config": [{"instance_data_dir": "x"}]},
 }
-DIALECTS = {
-    "kohya": KOHYA_DIALECT, "kohya_ss": KOHYA_DIALECT, "OneTrainer": ONE_TRAINER_DIALECT, "ai-toolkit": TOOLKIT_DIALECT,
-    "SimpleTuner": TUNER_DIALECT,
+TABLES = {
+    "kohya": KOHYA_TABLE, "kohya_ss": KOHYA_TABLE, "OneTrainer": ONE_TRAINER_TABLE, "ai-toolkit": TOOLKIT_TABLE,
+    "SimpleTuner": TUNER_TABLE,
 }  # fmt: skip
+BY_NAME = {importer.name: importer for importer in IMPORTERS}
 
 
-@pytest.mark.parametrize("kind", DIALECTS)
+@pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("index", range(len(WEIRD)))
 def test_weird_values_never_end_in_a_traceback(
     kind: str, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,10 +109,10 @@ def test_weird_values_never_end_in_a_traceback(
     """Each setting in its turn, and all at once; parsing is passed over, for no file could hold some of these."""
     import inweave.training.importers.detect as importing
 
-    names = [name.replace("*", "x") for name in (*DIALECTS[kind].plain, *DIALECTS[kind].readers)]
+    names = [name.replace("*", "x") for name, row in TABLES[kind].items() if row.kind == "read"]
     for chosen in (*([name] for name in [*names, "model_type"]), names):
         settings = {**WHOLE[kind], **dict.fromkeys(chosen, WEIRD[index])}
-        monkeypatch.setattr(importing, "_recognize", lambda table, settings=settings: (kind, settings))
+        monkeypatch.setattr(importing, "recognize", lambda table, settings=settings: (BY_NAME[kind], settings))
         try:
             import_table({}, tmp_path / "x")
         except InweaveError as error:
@@ -125,7 +126,7 @@ def test_what_every_weird_value_is_put_into_can_be_imported(
     import inweave.training.importers.detect as importing
 
     options = {"optimizer": "adamw", "lr_scheduler": "constant"} if kind == "SimpleTuner" else {}
-    monkeypatch.setattr(importing, "_recognize", lambda table: (kind, {**WHOLE[kind], **options}))
+    monkeypatch.setattr(importing, "recognize", lambda table: (BY_NAME[kind], {**WHOLE[kind], **options}))
     overrides = {} if kind != "OneTrainer" else {"train_text_encoders": True}
     assert import_table({}, tmp_path / "x", **overrides).config.rank in (4, 8, 16)
 
@@ -199,4 +200,4 @@ def test_bombs_end_in_an_error_of_ours_within_a_second(name: str, tmp_path: Path
 def test_a_value_of_the_wrong_type_is_named(table: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         imported(tmp_path, table)
-    assert any(problem.endswith(message) for problem in caught.value.problems), caught.value.problems
+    assert any(str(problem).endswith(message) for problem in caught.value.problems), caught.value.problems

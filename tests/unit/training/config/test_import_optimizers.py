@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
+from inweave.training.config.optimizer_names import our_optimizer
 from inweave.training.importers.detect import import_config
-from inweave.training.importers.optimizers import our_optimizer
 from tests.unit.training.config.other_trainers import write_text
 
 #: theirs -> ours; None: another algorithm, refused

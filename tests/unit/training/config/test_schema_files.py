@@ -128,7 +128,7 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     assert (result.dataset, result.rank, result.steps, result.epochs, result.learning_rate) == ("d", 8, 5, None, 1e-3)
     with pytest.raises(ConfigError) as caught:
         TrainConfig.load(file, dataset="d", rnk=3, rank="many")
-    text = "\n".join(caught.value.problems)
+    text = str(caught.value)
     assert "did you mean 'rank'?" in text and "rank: " in text and len(caught.value.problems) == 2
     file.write_text("rank = 4\nrnk = 1\n")
     with pytest.raises(ConfigError, match=r"style\.toml:2: rnk: there is no such setting"):

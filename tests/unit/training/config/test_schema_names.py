@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from inweave.training.config import aliases
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
-from inweave.training.importers.kohya.settings import KOHYA
 from tests.unit.training.config.configs import of, problems
 
 #: (their name, their value, what it sets here)
@@ -171,7 +171,8 @@ def test_every_other_name_is_tested_or_pairs_with_one_that_is() -> None:
         "max_timestep", "multires_noise_iterations", "multires_noise_discount", "debiased_estimation_loss",
         "scale_weight_norms", "huber_c", "huber_schedule",
     }  # fmt: skip
-    assert {*KOHYA.plain, *KOHYA.readers} - tested - shared - optional == together
+    known = {name for name, row in aliases.ALIASES.items() if row.kind == "read"}
+    assert known - tested - shared - optional == together
 
 
 def test_names_that_need_each_other() -> None:

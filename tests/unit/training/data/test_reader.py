@@ -210,7 +210,7 @@ def test_all_problems_of_a_dataset_file_come_at_once(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         read_dataset(file)
-    problems = "\n".join(caught.value.problems)
+    problems = str(caught.value)
     for part in (
         "generl: there is no such table",
         "general.keep_token: there is no such setting; did you mean 'keep_tokens'?",
@@ -228,7 +228,7 @@ def test_all_problems_of_a_dataset_file_come_at_once(tmp_path: Path) -> None:
     ):
         assert part in problems, problems
     assert len(caught.value.problems) == 13
-    assert all(problem.startswith(str(file)) for problem in caught.value.problems)
+    assert all(str(problem).startswith(str(file)) for problem in caught.value.problems)
 
 
 @pytest.mark.parametrize("text", ["[general", "general = 3", "datasets = 3", ""])

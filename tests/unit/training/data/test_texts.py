@@ -18,7 +18,11 @@ def test_texts_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         read_texts(file)
-    assert [problem.split(":")[0].split(", ")[1] for problem in caught.value.problems] == ["line 2", "line 3", "line 4"]
+    assert [str(problem).split(":")[0].split(", ")[1] for problem in caught.value.problems] == [
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(FormatError, match="not a readable text file"):
         read_texts(file)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
-from inweave.training.config.fields import OPTIMIZERS, Settings
+from inweave.training.config.fields import OPTIMIZERS, TrainSettings
 from inweave.training.optim import third_party
 from inweave.training.optim.adamw import NAMES, make_optimizer
 from inweave.training.optim.flat import FlatParameters
@@ -159,7 +159,7 @@ def test_one_estimated_rate_has_no_multipliers(name: str) -> None:
 
 
 def test_presets_suit_the_optimizer() -> None:
-    def filled(**fields: Any) -> Settings:
+    def filled(**fields: Any) -> TrainSettings:
         from inweave.training.config.schema import TrainConfig
 
         return TrainConfig(dataset="-", **fields).with_preset("sdxl")

@@ -29,7 +29,7 @@ def requested(tmp_path: Path, *prompts: str, **settings: Any) -> list[dict[str, 
 def refused(tmp_path: Path, *prompts: str, **settings: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         sample_requests(config(tmp_path, sample_prompts=prompts, **settings))
-    return list(caught.value.problems)
+    return [*map(str, caught.value.problems)]
 
 
 def test_a_line_takes_kohyas_flags(tmp_path: Path) -> None:

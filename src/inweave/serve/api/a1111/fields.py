@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
 from inweave.models.samplers import offered_samplers, offered_schedules, schedules_of
 
@@ -112,7 +112,7 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     fields["count"] = (whole_number(body, "batch_size") or 1) * (whole_number(body, "n_iter") or 1)
     fields |= _sampler(body, warnings)
     if script := body.get("script_name"):
-        raise ConfigError(f"script_name: script {str(script)[:60]!r} not found; scripts are not supported")
+        raise ConfigError(Problem("script_name", f"script {str(script)[:60]!r} not found; scripts are not supported"))
     return fields
 
 
@@ -156,7 +156,7 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
     if isinstance(overrides, Mapping):
         lines += [f"override_settings: {line}" for line in ignored_options(overrides)[:50]]
     elif overrides:
-        raise ConfigError("override_settings: expected an object")
+        raise ConfigError(Problem("override_settings", "expected an object"))
     if unknown := [name for name in body if name not in _KNOWN and name not in _UNSUPPORTED]:
         lines.append(f"unknown fields were ignored: {', '.join(str(name)[:60] for name in unknown[:20])}")
     return lines
@@ -182,7 +182,7 @@ def clip_skip_option(options: Mapping[str, Any]) -> int | None:
     """`CLIP_stop_at_last_layers` of the web UI's settings."""
     value = whole_number(options, "CLIP_stop_at_last_layers")
     if value is not None and not 1 <= value <= 12:
-        raise ConfigError(f"CLIP_stop_at_last_layers: expected 1 to 12, got {value}")
+        raise ConfigError(Problem("CLIP_stop_at_last_layers", f"expected 1 to 12, got {value}"))
     return value
 
 
@@ -191,7 +191,7 @@ def whole_number(body: Mapping[str, Any], name: str, most: int = 100_000) -> int
     if value is None:
         return None
     if value != int(value) or not 0 <= value <= most:
-        raise ConfigError(f"{name}: expected a whole number from 0 to {most:,}, got {value:g}")
+        raise ConfigError(Problem(name, f"expected a whole number from 0 to {most:,}, got {value:g}"))
     return int(value)
 
 
@@ -200,7 +200,7 @@ def number(body: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 2**62:
-        raise ConfigError(f"{name}: expected a number")
+        raise ConfigError(Problem(name, "expected a number"))
     return float(value)
 
 
@@ -208,7 +208,7 @@ def switch(body: Mapping[str, Any], name: str, default: bool) -> bool:
     """A field that clients send as true or as 1."""
     value = body.get(name, default)
     if value not in (0, 1):
-        raise ConfigError(f"{name}: expected true or false")
+        raise ConfigError(Problem(name, "expected true or false"))
     return bool(value)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from inweave.errors import ConfigError, MissingError
+from inweave.errors import ConfigError, MissingError, Problem
 from inweave.generate.infotext import from_infotext
 from inweave.serve.api.a1111.fields import (
     FIELD_NAMES,
@@ -59,7 +59,7 @@ async def img2img(request: Request) -> JSONResponse:
     if not isinstance(images, list) or not images or not isinstance(images[0], str):
         raise MissingError("Init image not found")
     if len(images) > 1:
-        raise ConfigError(f"init_images: one picture is expected, got {len(images)}")
+        raise ConfigError(Problem("init_images", f"one picture is expected, got {len(images)}"))
     image = await service.picture(images[0], "init_images")
     size = (whole_number(body, "width"), whole_number(body, "height"))
     if max(side or 0 for side in size) > MAX_SIDE:  # before the picture is made that large
@@ -108,7 +108,7 @@ async def _fields(request: Request) -> dict[str, Any]:
     fields = {name: value for name, value in body.items() if value is not None and name not in ("url", "auth")}
     if isinstance(text := fields.get("infotext"), str):
         if len(text) > 100_000:
-            raise ConfigError("infotext: longer than 100,000 characters")
+            raise ConfigError(Problem("infotext", "longer than 100,000 characters"))
         theirs = {"guidance": "cfg_scale", "sampler": "sampler_name", "schedule": "scheduler"}
         fields = {theirs.get(name, name): value for name, value in from_infotext(text).items()} | fields
     return fields

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.generate.infotext import SAMPLER_LABELS, SCHEDULE_LABELS, from_infotext
 from inweave.serve.api.a1111.options import SdOptions
 from inweave.serve.api.json_body import json_body
@@ -87,10 +87,10 @@ async def schedulers() -> list[dict[str, Any]]:
 async def png_info(request: Request) -> dict[str, Any]:
     body = await json_body(request)
     if not isinstance(body, Mapping) or not isinstance(body.get("image"), str):
-        raise ConfigError("image: expected a picture in base64")
+        raise ConfigError(Problem("image", "expected a picture in base64"))
     service = service_of(request)
     content = decode_base64(body["image"], "image", service.settings.body_bytes)
-    texts = await service.checker.record(content)
+    texts = await service.sandbox.record(content)
     info = texts.get("parameters", "")
     return {"info": info, "items": texts, "parameters": from_infotext(info) if info else {}}
 

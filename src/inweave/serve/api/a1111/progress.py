@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from inweave.errors import ConfigError, MissingError
+from inweave.errors import ConfigError, MissingError, Problem
 from inweave.serve.api.json_body import json_body
 from inweave.serve.api.native.jobs import client_of, service_of
 from inweave.serve.jobs.job import Job
@@ -63,7 +63,7 @@ async def task_progress(request: Request) -> dict[str, Any]:
     service = service_of(request)
     body = await json_body(request)
     if not isinstance(body, Mapping) or not isinstance(body.get("id_task"), str):
-        raise ConfigError("id_task: expected the name of a task")
+        raise ConfigError(Problem("id_task", "expected the name of a task"))
     answer: dict[str, Any] = {
         "active": False, "queued": False, "completed": False, "progress": None, "eta": None, "live_preview": None,
         "id_live_preview": -1, "textinfo": "Waiting...",

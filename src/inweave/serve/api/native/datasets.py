@@ -27,7 +27,7 @@ from inweave.serve.api.native.jobs import service_of
 from inweave.serve.api.native.training_requests import checked_settings
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.service import Service
-from inweave.serve.storage.datasets import MAX_CAPTION, MAX_PICTURES, THUMBNAIL
+from inweave.serve.storage.datasets import MAX_CAPTION, MAX_IMAGES, THUMBNAIL
 
 
 class DatasetConvertor(StringConvertor):
@@ -60,7 +60,7 @@ class Caption(BaseModel):
 class Captions(BaseModel):
     """Captions by the names of their pictures."""
 
-    captions: Annotated[dict[PictureName, CaptionText], Field(min_length=1, max_length=MAX_PICTURES)]
+    captions: Annotated[dict[PictureName, CaptionText], Field(min_length=1, max_length=MAX_IMAGES)]
 
 
 class CropQuestion(BaseModel):
@@ -86,8 +86,8 @@ async def summaries(request: Request) -> dict[str, Any]:
 async def put_picture(request: Request, dataset: DatasetId, name: PictureName) -> dict[str, Any]:
     service = service_of(request)
     await asyncio.to_thread(service.datasets.folder, dataset)
-    clean = await service.checker.picture(await request.body(), f"picture {name[:100]}", service.settings.image_pixels)
-    return {"name": await asyncio.to_thread(service.datasets.put_picture, dataset, name, clean)}
+    clean = await service.sandbox.image(await request.body(), f"picture {name[:100]}", service.settings.image_pixels)
+    return {"name": await asyncio.to_thread(service.datasets.put_image, dataset, name, clean)}
 
 
 @router.get("/{dataset:dataset}/pictures/{name}")
@@ -100,10 +100,10 @@ async def get_picture(
         picture, small = await asyncio.to_thread(service.datasets.thumbnail, dataset, name)
         if small is not None:
             if not small.is_file():
-                content = await service.checker.thumbnail(str(picture), THUMBNAIL, f"picture {name[:100]}")
+                content = await service.sandbox.thumbnail(str(picture), THUMBNAIL, f"picture {name[:100]}")
                 await asyncio.to_thread(_store, small, content)
             return FileResponse(small, media_type="image/webp", headers=headers)
-    path = await asyncio.to_thread(service.datasets.picture, dataset, name)
+    path = await asyncio.to_thread(service.datasets.image, dataset, name)
     return FileResponse(path, media_type="image/png", headers=headers)
 
 
@@ -114,7 +114,7 @@ def _store(path: Path, content: bytes) -> None:
 
 @router.delete("/{dataset}/pictures/{name}")
 async def delete_picture(request: Request, dataset: DatasetId, name: PictureName) -> dict[str, Any]:
-    await asyncio.to_thread(service_of(request).datasets.delete_picture, dataset, name)
+    await asyncio.to_thread(service_of(request).datasets.delete_image, dataset, name)
     return {"deleted": name}
 
 

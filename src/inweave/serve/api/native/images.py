@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.generate.prompt import parse
-from inweave.library import Entry
+from inweave.library import LibraryEntry
 from inweave.models.sampler_names import sampler_name, schedule_name
 from inweave.serve.api.native.jobs import service_of
 from inweave.serve.jobs.failures import message_of
@@ -33,7 +33,7 @@ async def picture_settings(request: Request) -> dict[str, Any]:
     content = await request.body()
     if not content:
         raise ConfigError("the body is empty: send the bytes of a picture")
-    source = await service.checker.settings(content)
+    source = await service.sandbox.settings(content)
     config = _canonical(source["config"])
     warnings = [str(line) for line in source["warnings"]]
     warnings += [
@@ -87,14 +87,14 @@ async def _resolved(service: Service, reference: str, digest: str | None, warnin
     return {"reference": reference, "id": entry.id, "name": entry.name}
 
 
-async def _lookup(service: Service, reference: str) -> tuple[Entry | None, str]:
+async def _lookup(service: Service, reference: str) -> tuple[LibraryEntry | None, str]:
     try:
         return await asyncio.to_thread(service.library.find, reference), ""
     except InweaveError as error:
         return None, message_of(error)
 
 
-def _has_hash(entry: Entry, digest: str) -> bool:
+def _has_hash(entry: LibraryEntry, digest: str) -> bool:
     contents = entry.contents
     return contents is not None and digest.lower() in (
         contents.sha256, contents.autov1, contents.autov2, contents.autov3,

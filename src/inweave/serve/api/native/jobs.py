@@ -26,7 +26,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.formats.dialects import written_dialects
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api import event_streams as streams
@@ -38,7 +38,7 @@ from inweave.serve.jobs.image_request import ImageRequest, fingerprint
 from inweave.serve.jobs.job import Job, State, StoredEvent
 from inweave.serve.jobs.training_runs import run_of
 from inweave.serve.service import Service
-from inweave.serve.storage.datasets import MAX_DATASETS, MAX_PICTURES
+from inweave.serve.storage.datasets import MAX_DATASETS, MAX_IMAGES
 from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
@@ -201,7 +201,7 @@ def _event_number(text: str | None) -> int:
     if text is None or text == "":
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
-        raise ConfigError(f"Last-Event-ID: expected the number of an event, got {text[:20]!r}")
+        raise ConfigError(Problem("Last-Event-ID", f"expected the number of an event, got {text[:20]!r}"))
     return int(text)
 
 
@@ -245,7 +245,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes, "image_pixels": limits.image_pixels,
             "images_per_job": limits.max_images, "job_seconds": limits.job_seconds, "keep_hours": limits.keep_hours,
             "uploads": limits.upload_count, "upload_bytes": int(limits.upload_gb * 1024**3),
-            "datasets": MAX_DATASETS, "pictures_per_dataset": MAX_PICTURES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
+            "datasets": MAX_DATASETS, "pictures_per_dataset": MAX_IMAGES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
         },
     }  # fmt: skip
 

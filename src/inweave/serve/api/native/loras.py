@@ -23,9 +23,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, model_validator
 
-from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.errors import ConfigError, ConflictError, MissingError, Problem
 from inweave.formats.dialects import written_dialects
-from inweave.library import Entry
+from inweave.library import LibraryEntry
 from inweave.serve.api.file_responses import library_file
 from inweave.serve.api.json_body import JsonRoute
 from inweave.serve.api.native.jobs import service_of
@@ -65,7 +65,7 @@ class LoraConversion(BaseModel):
     drop: bool = False
 
 
-def document(service: Service, entry: Entry, *, details: bool = True) -> dict[str, Any]:
+def document(service: Service, entry: LibraryEntry, *, details: bool = True) -> dict[str, Any]:
     """An entry as clients get it; ``removable``: whether this worker may delete it."""
     return {
         **entry.as_dict(details=details), "duplicates": service.library.twins(entry),
@@ -98,7 +98,7 @@ async def list_loras(
 async def upload(request: Request, name: Annotated[str, Query(max_length=200)]) -> dict[str, Any]:
     stem = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors"))
     if not _NAME.fullmatch(stem) or stem.endswith((" ", ".")) or len(stem.encode()) > MAX_NAME_BYTES:
-        raise ConfigError("name: letters, digits, spaces, dots, dashes and underscores, at most 120")
+        raise ConfigError(Problem("name", "letters, digits, spaces, dots, dashes and underscores, at most 120"))
     service = service_of(request)
     entry = await service.add_lora(stem, request.stream())
     return document(service, entry)
@@ -110,7 +110,7 @@ async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
     entry = await asyncio.to_thread(service.library.find, question.lora)
     known = question.base is not None
     name = known_base(question.base) if question.base is not None else service.model(question.model)
-    verdict = await service.checker.lora(
+    verdict = await service.sandbox.lora(
         str(entry.file), name if known else service.base_of(name), f"LoRA {entry.name}", question.values,
         known=known, placements=question.placements,
     )  # fmt: skip
@@ -122,7 +122,7 @@ async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
 async def convert_lora(request: Request, wish: LoraConversion) -> dict[str, Any]:
     service = service_of(request)
     if wish.to not in (known := written_dialects()):
-        raise ConfigError(f"to: no dialect is called {wish.to!r}; there are {', '.join(known)}")
+        raise ConfigError(Problem("to", f"no dialect is called {wish.to!r}; there are {', '.join(known)}"))
     base = known_base(wish.base) if wish.base is not None else None
     entry = await asyncio.to_thread(service.library.find, wish.lora)
     return await service.conversions.create(entry, to=wish.to, base=base, drop=wish.drop)

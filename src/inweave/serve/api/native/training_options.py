@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from inweave.models.families import FAMILIES
+from inweave.models.families import families
 from inweave.models.variants import find_variant
 from inweave.serve.api.native.training_requests import RESERVED
 from inweave.training.config.fields import setting_facts
-from inweave.training.config.presets import PRESETS
+from inweave.training.config.presets import presets
 from inweave.training.config.schema import TrainConfig
 
 _PURPOSES: dict[str, tuple[str, float, float, dict[str, Any]]] = {
@@ -31,11 +31,11 @@ SAVES = 5
 
 def own_settings(base: str | None) -> dict[str, Any]:
     """What the trainer chooses for a base where nothing is set."""
-    name = base if base in PRESETS else None
+    name = base if base in presets() else None
     if name is None and base is not None and (variant := find_variant(base)) is not None:
-        family = next(family for family in FAMILIES if variant in family.variants)
+        family = next(family for family in families() if variant in family.variants)
         name = variant.name if variant.name in family.presets else family.name
-    return dict(PRESETS.get(name or "", {}))
+    return dict(presets().get(name or "", {}))
 
 
 def purposes(own: dict[str, Any]) -> list[dict[str, Any]]:

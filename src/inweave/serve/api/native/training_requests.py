@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from inweave.checked import CheckedModel
-from inweave.errors import ConfigError, RequestError
+from inweave.errors import ConfigError, Problem, RequestError
 from inweave.serve.jobs.image_request import fingerprint
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.service import Service
@@ -44,13 +44,15 @@ _FILE = re.compile(r".*\.(txt|toml|json)\s*", re.DOTALL | re.IGNORECASE)
 
 def checked_settings(value: dict[str, Any]) -> dict[str, Any]:
     """Settings that a request may have; `ConfigError` with the others."""
-    problems = [f"{name}: decided by the worker, not by a request" for name in value if name in RESERVED]
+    problems = [Problem(name, "decided by the worker, not by a request") for name in value if name in RESERVED]
     prompts = value.get("sample_prompts", ())
     listed = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(listed, list | tuple) or any(isinstance(each, str) and _FILE.fullmatch(each) for each in listed):
-        problems.append("sample_prompts: a list of prompts is needed; files are not read")
+        problems.append(Problem("sample_prompts", "a list of prompts is needed; files are not read"))
     if value.get("dialect") == "peft":
-        problems.append("dialect: a PEFT adapter is a folder; train another dialect and convert the LoRA afterwards")
+        problems.append(
+            Problem("dialect", "a PEFT adapter is a folder; train another dialect and convert the LoRA afterwards")
+        )
     if problems:
         raise ConfigError(problems)
     return value
@@ -110,7 +112,7 @@ async def check_training(service: Service, question: TrainCheck) -> dict[str, An
     try:
         await asyncio.to_thread(ensure_captions, service, question)
     except ConfigError as error:
-        return {"model": model, "ok": False, "problems": list(error.problems), "settings": {}}
+        return {"model": model, "ok": False, "problems": [*map(str, error.problems)], "settings": {}}
     if question.start_from is not None:
         entry = await asyncio.to_thread(service.library.find, question.start_from)
         plan["start_from"] = str(entry.file)

@@ -42,7 +42,7 @@ async def upload(request: Request) -> JSONResponse:
     content = await _picture(request)
     if not content:
         raise ConfigError("the body is empty: send the bytes of a picture")
-    clean = await service.checker.picture(content, "picture", service.settings.image_pixels)
+    clean = await service.sandbox.image(content, "picture", service.settings.image_pixels)
     document = (await asyncio.to_thread(service.uploads.add, clean)).as_dict()
     return JSONResponse(document, 201, headers={"Location": document["url"]})
 

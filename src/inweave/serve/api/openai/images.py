@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.datastructures import FormData, UploadFile
 
-from inweave.errors import ConfigError, RequestError
+from inweave.errors import ConfigError, Problem, RequestError
 from inweave.generate.config import parse_loras
 from inweave.serve.api.a1111.images import resize_input
 from inweave.serve.api.event_streams import HEARTBEAT, follow
@@ -31,7 +31,7 @@ from inweave.serve.api.json_body import json_body, parse_json
 from inweave.serve.api.native.jobs import client_of, service_of
 from inweave.serve.api.waiting import finished_images, wait_or_cancel
 from inweave.serve.jobs.image_request import ImageRequest, fingerprint, named_as, png_size
-from inweave.serve.jobs.job import Job
+from inweave.serve.jobs.job import Failure, Job
 from inweave.serve.service import Service
 
 router = APIRouter()
@@ -91,9 +91,9 @@ async def edits(request: Request) -> Response:
         fields = await _form_fields(form)
     operation = "image_inpaint" if "mask_image" in fields else "image_transform"
     if "image" not in fields:
-        raise ConfigError("image: is required")
+        raise ConfigError(Problem("image", "is required"))
     if not isinstance(fields["image"], str):
-        raise ConfigError("image: expected a file")
+        raise ConfigError(Problem("image", "expected a file"))
     if "mask_image" in fields:
         fields["mask_image"] = await _white_where_transparent(service_of(request), fields["mask_image"])
     await _resize(service_of(request), fields)
@@ -112,7 +112,7 @@ async def _form_fields(form: FormData) -> dict[str, Any]:
             elif name == "mask":
                 fields["mask_image"] = base64.b64encode(await value.read()).decode()
             else:
-                raise ConfigError(f"{name[:100]}: there is no such file field; send image and mask")
+                raise ConfigError(Problem(name[:100], "there is no such file field; send image and mask"))
         elif match := _BRACKET.fullmatch(name):
             pairs.append((match[1], value))
         elif name == "loras":
@@ -124,7 +124,7 @@ async def _form_fields(form: FormData) -> dict[str, Any]:
         else:
             fields[name] = value
     if len(images) > 1:
-        raise ConfigError(f"image: one picture is expected, got {len(images)}")
+        raise ConfigError(Problem("image", f"one picture is expected, got {len(images)}"))
     if images:
         fields["image"] = base64.b64encode(await images[0].read()).decode()
     if pairs:
@@ -143,7 +143,7 @@ def _number(name: str, text: str) -> float | int:
     try:
         return int(text) if re.fullmatch(r"[+-]?\d{1,25}", text.strip()) else float(text)
     except (ValueError, OverflowError):
-        raise ConfigError(f"{name}: expected a number, got {text[:40]!r}") from None
+        raise ConfigError(Problem(name, f"expected a number, got {text[:40]!r}")) from None
 
 
 def _paired(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def _paired(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
         parsed = value if name in ("name", "path", "hash") else _number(f"loras.{name}", value)
         columns.setdefault(name, []).append(parsed)
     if len({len(column) for column in columns.values()}) != 1:
-        raise ConfigError("loras: every LoRA needs the same fields in this form; or send one field of JSON")
+        raise ConfigError(Problem("loras", "every LoRA needs the same fields in this form; or send one field of JSON"))
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -166,7 +166,9 @@ async def _white_where_transparent(service: Service, text: str) -> str:
     def convert() -> str:
         with Image.open(io.BytesIO(clean), formats=("PNG",)) as mask:
             if mask.mode != "RGBA":
-                raise RequestError("mask: it has no transparent parts; the transparent part is what is repainted")
+                raise RequestError(
+                    Problem("mask", "it has no transparent parts; the transparent part is what is repainted")
+                )
             white = mask.getchannel("A").point(lambda alpha: 255 if alpha < 128 else 0)
         target = io.BytesIO()
         white.save(target, format="PNG")
@@ -183,7 +185,7 @@ async def _resize(service: Service, fields: dict[str, Any]) -> None:
     names = [name for name in ("image", "mask_image") if name in fields]
     clean = [await service.picture(fields[name], name.removesuffix("_image")) for name in names]
     if len({png_size(content) for content in clean}) > 1:
-        raise ConfigError("mask: it must have the size of the image")
+        raise ConfigError(Problem("mask", "it must have the size of the image"))
     for name, content in zip(names, clean, strict=True):
         resized = await asyncio.to_thread(resize_input, content, size, 1)
         fields[name] = base64.b64encode(resized).decode()
@@ -194,9 +196,11 @@ async def _run(request: Request, body: dict[str, Any], operation: str) -> Respon
     mark = fingerprint([operation, body])
     stream, output = body.pop("stream", None) or False, _Output.of(body)
     if not isinstance(stream, bool):
-        raise ConfigError("stream: expected true or false")
+        raise ConfigError(Problem("stream", "expected true or false"))
     if stream and output.url:
-        raise ConfigError("response_format: a stream sends b64_json; addresses come in answers that are not streamed")
+        raise ConfigError(
+            Problem("response_format", "a stream sends b64_json; addresses come in answers that are not streamed")
+        )
     warnings = _ignored_fields(body, stream)
     key = request.headers.get("idempotency-key")
     with named_as(_FIELD_NAMES | ({"width": "size", "height": "size"} if "size" in body else {})):
@@ -226,9 +230,9 @@ async def _run(request: Request, body: dict[str, Any], operation: str) -> Respon
 def _ignored_fields(body: Mapping[str, Any], stream: bool) -> list[str]:
     """A line per field that has no effect; a transparent background cannot be made, so it is an error."""
     if wrong := [name for name in _IGNORED if not isinstance(body.get(name), str | None)]:
-        raise ConfigError([f"{name}: expected text" for name in wrong])
+        raise ConfigError([Problem(name, "expected text") for name in wrong])
     if body.get("background") not in (None, "auto", "opaque"):
-        raise ConfigError("background: only opaque (or auto) can be made here")
+        raise ConfigError(Problem("background", "only opaque (or auto) can be made here"))
     lines = []
     for name, expected in _IGNORED.items():
         if expected is not None and body.get(name) is not None and body[name] not in expected:
@@ -244,7 +248,7 @@ def _dimensions(size: object) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", size) if isinstance(size, str) else None
     if match is None:
-        raise ConfigError("size: expected WIDTHxHEIGHT, such as 512x512, or auto")
+        raise ConfigError(Problem("size", "expected WIDTHxHEIGHT, such as 512x512, or auto"))
     return int(match[1]), int(match[2])
 
 
@@ -252,7 +256,7 @@ def _image_request(body: dict[str, Any], operation: str) -> ImageRequest:
     fields = {name: value for name, value in body.items() if name not in _IGNORED and value is not None}
     partial = fields.pop("partial_images", 0)
     if not isinstance(partial, int) or isinstance(partial, bool) or not 0 <= partial <= 3:
-        raise ConfigError("partial_images: expected a number from 0 to 3")
+        raise ConfigError(Problem("partial_images", "expected a number from 0 to 3"))
     if partial:
         steps = fields.get("steps")
         fields["preview_every"] = max(1, (steps if isinstance(steps, int) and steps > 0 else 20) // (partial + 1))
@@ -289,8 +293,9 @@ async def _stream(service: Service, job: Job, output: _Output, operation: str) -
                     yield _sent(f"{prefix}.completed", data)
             elif event.type in ("failed", "cancelled"):
                 ended = True
-                message = event.data.get("message", "cancelled")
-                yield ServerSentEvent(json.dumps({"error": error_body(message, event.data.get("code", "cancelled"))}))
+                current = await asyncio.to_thread(service.store.job, job.id)
+                failure = current.error or Failure("cancelled", "cancelled")
+                yield ServerSentEvent(json.dumps({"error": error_body(failure)}))
     finally:
         if not ended:  # the reader left
             await asyncio.shield(service.abandon(job.id))
@@ -300,11 +305,11 @@ def _sent(kind: str, data: dict[str, Any]) -> ServerSentEvent:
     return ServerSentEvent(json.dumps({"type": kind, **data}), event=kind)
 
 
-def error_body(message: str, code: str, status: int = 400) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    param = re.match(r"([a-z_]+):", message)
-    return {"message": message, "type": kind, "param": param[1] if param and status < 500 else None, "code": code}
+def error_body(failure: Failure, status: int = 400) -> dict[str, Any]:
+    """Return an error in OpenAI's form."""
+    ours = status >= 500
+    kind = "server_error" if ours else "invalid_request_error"
+    return {"message": failure.message, "type": kind, "param": None if ours else failure.field, "code": failure.code}
 
 
 def _size(job: Job) -> str:
@@ -325,17 +330,17 @@ class _Output:
         where = body.pop("response_format", None) or "b64_json"
         problems = []
         if kind not in _FORMATS:
-            problems.append(f"output_format: expected one of {', '.join(_FORMATS)}")
+            problems.append(Problem("output_format", f"expected one of {', '.join(_FORMATS)}"))
         if quality is not None and (
             not isinstance(quality, int) or isinstance(quality, bool) or not 0 <= quality <= 100
         ):
-            problems.append("output_compression: expected a number from 0 to 100")
+            problems.append(Problem("output_compression", "expected a number from 0 to 100"))
         if where not in ("url", "b64_json"):
-            problems.append("response_format: expected url or b64_json")
+            problems.append(Problem("response_format", "expected url or b64_json"))
         if quality is not None and kind == "png":
-            problems.append("output_compression: only for jpeg and webp")
+            problems.append(Problem("output_compression", "only for jpeg and webp"))
         if where == "url" and kind != "png":
-            problems.append("response_format: files are png; ask for b64_json to have another output_format")
+            problems.append(Problem("response_format", "files are png; ask for b64_json to have another output_format"))
         if problems:
             raise ConfigError(problems)
         return _Output(kind, 95 if quality is None else quality, where == "url")

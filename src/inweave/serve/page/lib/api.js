@@ -3,7 +3,7 @@ import {texts} from "../strings.js"
 import {app} from "./state.js"
 
 export class ApiError extends Error {
-	/** @param {number} status 0 where the worker could not be reached @param {string[]} [problems] */
+	/** @param {number} status 0: the worker could not be reached @param {string} message @param {string[]} [problems] */
 	constructor(status, message, problems = []) {
 		super(message)
 		this.status = status
@@ -11,7 +11,7 @@ export class ApiError extends Error {
 	}
 }
 
-/** The response of a call that succeeded. @param {CallOptions} [options] */
+/** The response of a call that succeeded. @param {string} path @param {CallOptions} [options] */
 export async function call(path, options = {}) {
 	const headers = new Headers({"X-Requested-With": "inweave", ...options.headers})
 	let body = options.body
@@ -40,12 +40,12 @@ export async function call(path, options = {}) {
 	throw failure
 }
 
-/** The JSON of a call that succeeded. @param {CallOptions} [options] @returns {Promise<any>} */
+/** The JSON of a call that succeeded. @param {string} path @param {CallOptions} [options] @returns {Promise<any>} */
 export async function api(path, options) {
 	return (await call(path, options)).json()
 }
 
-/** A path with its query, as pictures and links need it too. @param {CallOptions["query"]} [query] */
+/** A path with its query, also for images and links. @param {string} path @param {CallOptions["query"]} [query] */
 export function address(path, query = {}) {
 	const fields = new URLSearchParams()
 	for (const [name, value] of Object.entries(query)) {
@@ -56,10 +56,11 @@ export function address(path, query = {}) {
 	return text ? `${path}?${text}` : path
 }
 
-/** A random id; `crypto.randomUUID` is missing on plain http. */
+/** `crypto.randomUUID` is missing on plain http. */
 export const randomId = () =>
 	Array.from(crypto.getRandomValues(new Uint8Array(16)), byte => byte.toString(16).padStart(2, "0")).join("")
 
+/** @param {boolean} online */
 function setOnline(online) {
 	if (app.get().online !== online) app.set({online})
 }

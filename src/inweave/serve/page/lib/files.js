@@ -1,6 +1,6 @@
-// Bytes of pictures, as requests carry them.
+// Image bytes, encoded for requests.
 
-/** A file in base64. @returns {Promise<string>} */
+/** A file in base64. @param {Blob} file @returns {Promise<string>} */
 export const toBase64 = file =>
 	new Promise((resolve, reject) => {
 		const reader = new FileReader()

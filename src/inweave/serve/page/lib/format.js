@@ -3,11 +3,13 @@
 const number = new Intl.NumberFormat("en-US", {maximumFractionDigits: 2})
 const relative = new Intl.RelativeTimeFormat("en-US", {numeric: "auto"})
 
+/** @param {number} value */
 export const decimal = value => number.format(value)
 
 /** @param {number} value with two digits, as strengths are written */
 export const strength = value => String(Math.round(value * 100) / 100)
 
+/** @param {number} bytes */
 export function bytes(bytes) {
 	if (bytes < 1000) return `${bytes} B`
 	const units = ["kB", "MB", "GB", "TB"]
@@ -36,9 +38,9 @@ export function ago(timestamp) {
 	return relative.format(0, "second")
 }
 
-/** A text in which what shows nothing, or turns what follows around, is written as an escape. */
+/** A text with invisible and direction-changing characters escaped. @param {string} text */
 export const printable = text =>
 	text.replace(
 		/[\p{Cc}\p{Cf}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu,
-		each => `\\u${each.codePointAt(0).toString(16).padStart(4, "0")}`
+		each => `\\u${each.codePointAt(0)?.toString(16).padStart(4, "0")}`
 	)

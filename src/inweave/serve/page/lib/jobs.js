@@ -1,5 +1,5 @@
-// Jobs: submit, watch, cancel, reorder. One list is polled, and the jobs that run are followed by their event streams, so
-// that a page that was reloaded, a second tab and a worker that was restarted all show the same.
+// Jobs: submit, watch, cancel, reorder. The list is polled and running jobs are followed by their event streams, so that all
+// tabs show the same, also after a reload or a restart of the worker.
 
 import {texts} from "../strings.js"
 import {api, randomId} from "./api.js"
@@ -8,17 +8,18 @@ import {app} from "./state.js"
 import {checkLoras, loadLoras, loadReadiness} from "./worker.js"
 
 export const FINAL = new Set(["done", "failed", "cancelled"])
+/** CSS classes by state. @type {Labels} */
+export const BADGES = {done: "badge-good", failed: "badge-bad", running: "badge-active"}
 const PAGE = 60
-// browsers allow six connections to a host, for all tabs together
+// browsers allow six connections per host, for all tabs
 const MAX_STREAMS = 2
 
-/** Other tabs look again when one of them has changed something. */
 const channel = "BroadcastChannel" in window ? new BroadcastChannel("inweave") : null
 channel?.addEventListener("message", () => refreshJobs())
 
 /** @type {(() => void) | null} */
 let wake = null
-let again = false // whether to look again without a pause
+let again = false // refresh without a pause
 
 /** Keep the lists up to date for as long as the page is open; hidden pages rest. */
 export async function watchJobs() {
@@ -35,15 +36,14 @@ export async function watchJobs() {
 		}
 		const {active, online, notReady} = app.get()
 		const busy = (active?.length ?? 0) > 0 || !online || notReady !== null
-		const call = new Promise(resolve => {
-			wake = () => resolve(null)
-		})
-		if (!again) await Promise.race([pause(busy ? 1200 : 4000), call])
+		const woken = Promise.withResolvers()
+		wake = () => woken.resolve(null)
+		if (!again) await Promise.race([pause(busy ? 1200 : 4000), woken.promise])
 		again = false
 	}
 }
 
-/** Look again now. */
+/** Refresh now. */
 export function refreshJobs() {
 	again = true
 	wake?.()
@@ -53,6 +53,7 @@ async function refresh() {
 	const wasOnline = app.get().online
 	const before = new Set(app.get().active?.map(job => job.id))
 	const {jobs, paused} = await api("/v1/jobs", {query: {state: ["queued", "running"], limit: 200}})
+	/** @param {Job} job */
 	const place = job => (job.state === "running" ? -1 : (job.position ?? 0))
 	const active = /** @type {Job[]} */ (jobs).sort((a, b) => place(a) - place(b) || a.created - b.created)
 	app.set({active, paused})
@@ -63,7 +64,7 @@ async function refresh() {
 	if (app.get().ended === null || !wasOnline || [...before].some(id => !now.has(id))) await refreshEnded()
 }
 
-const ENDED = {state: ["done", "failed", "cancelled"], limit: PAGE}
+const ENDED = {state: [...FINAL], limit: PAGE}
 
 /** The newest jobs that ended. */
 async function refreshEnded() {
@@ -72,7 +73,7 @@ async function refreshEnded() {
 	app.set({ended: joined(jobs, older), endedNext: older.length ? app.get().endedNext : next})
 }
 
-/** The page of ended jobs after those that are known. */
+/** The next page of ended jobs. */
 export async function loadOlder() {
 	const {endedNext, ended} = app.get()
 	if (endedNext === null) return
@@ -84,9 +85,8 @@ export async function loadOlder() {
 const joined = (first, then) => [...first, ...then.filter(job => !first.some(each => each.id === job.id))]
 
 /**
- * Queue a job; the same job however often the worker has to be asked. Returns its id.
- * @param {ImageRequest | Record<string, any>} request
- * @returns {Promise<string>}
+ * Queue a job, once however often the request is repeated. Returns its id.
+ * @param {ImageRequest | Fields} request @returns {Promise<string>}
  */
 export async function submitJob(request) {
 	const key = randomId()
@@ -102,13 +102,15 @@ export async function submitJob(request) {
 	}
 }
 
-/** The job once it has ended. @returns {Promise<Job>} */
+/** The job once it has ended. @param {string} id @returns {Promise<Job>} */
 export const waitForJob = id =>
 	new Promise((resolve, reject) => {
+		/** @param {JobEvent} event */
 		const onEvent = event => FINAL.has(event.type) && api(`/v1/jobs/${id}`).then(resolve, reject)
 		followJob(id, onEvent, reject)
 	})
 
+/** @param {string} id */
 export async function cancelJob(id) {
 	try {
 		await api(`/v1/jobs/${id}`, {method: "DELETE"})
@@ -118,15 +120,15 @@ export async function cancelJob(id) {
 	changed()
 }
 
-/** Remove a job that ended, with its pictures. */
+/** Remove a job that ended, with its images. @param {string} id */
 export async function forgetJob(id) {
 	await api(`/v1/jobs/${id}`, {method: "DELETE", query: {forget: true}})
 	app.set(state => ({ended: state.ended?.filter(job => job.id !== id) ?? null}))
 	changed()
 }
 
-/** Remove one picture; the job goes with its last one. */
-export async function deletePicture(id, file) {
+/** Remove one image; the job goes with its last one. @param {string} id @param {string} file */
+export async function deleteImage(id, file) {
 	await api(`/v1/jobs/${id}/files/${encodeURIComponent(file)}`, {method: "DELETE"})
 	app.set(state => ({
 		ended:
@@ -139,25 +141,27 @@ export async function deletePicture(id, file) {
 	changed()
 }
 
+/** @param {string} id */
 export async function retryJob(id) {
 	const answer = await api(`/v1/jobs/${id}/retry`, {method: "POST"})
 	changed()
 	return answer.id
 }
 
-/** Another place among the waiting jobs; 0 runs next. */
+/** Move a waiting job; 0 runs next. @param {string} id @param {number} position */
 export async function moveJob(id, position) {
 	await api(`/v1/jobs/${id}`, {method: "PATCH", json: {position}})
 	changed()
 }
 
+/** @param {boolean} paused */
 export async function pauseQueue(paused) {
 	await api("/v1/queue", {json: {paused}})
 	app.set({paused})
 	changed()
 }
 
-/** What a job that is not done is doing. @param {Job} job @param {Progress} [progress] */
+/** @param {Job} job @param {Progress} [progress] */
 export function statusOf(job, progress) {
 	const {queued, step, phases} = texts.generate
 	if (job.state === "queued") return queued(job.position ?? 0)
@@ -170,14 +174,14 @@ function changed() {
 	channel?.postMessage("changed")
 }
 
-// streams: one connection per job, however many parts of the page read it
+// streams: one connection per job, however many components read it
 
 /** @type {Map<string, JobStream>} */
 const streams = new Map()
 
 /**
- * Call `listener` with every event of a job from its first on, and with those that come; returns what ends that.
- * @param {(event: JobEvent) => void} listener
+ * Call `listener` with every event of a job, past and future. Returns a function that stops it.
+ * @param {string} id @param {(event: JobEvent) => void} listener
  * @param {(error: any) => void} [onFailure] the job is unknown or has expired
  */
 export function followJob(id, listener, onFailure) {
@@ -201,7 +205,7 @@ export function followJob(id, listener, onFailure) {
 	}
 }
 
-/** @param {JobStream} stream */
+/** @param {string} id @param {JobStream} stream */
 async function run(id, stream) {
 	try {
 		await followStream(`/v1/jobs/${id}/events`, {
@@ -209,7 +213,7 @@ async function run(id, stream) {
 			isFinal: event => FINAL.has(event.event),
 			onEvent(message) {
 				const event = JSON.parse(message.data)
-				// an older preview is of no use to a reader that joins later
+				// a reader that joins later needs the newest preview only
 				if (event.type === "preview") stream.events = stream.events.filter(each => each.type !== "preview")
 				stream.events.push(event)
 				for (const listener of [...stream.listeners]) listener(event)

@@ -1,7 +1,6 @@
-// Keyboard shortcuts, in one list that the ? sheet shows.
-//
+// Keyboard shortcuts, in one list that the ? sheet shows:
 //   "mod+Enter"  Ctrl on most systems, Cmd on a Mac; works while typing too
-//   "g"          single keys work only where nobody is typing, and not at all where the person has switched them off
+//   "g"          single keys do not work while typing, and can be switched off
 import {useEffect, useRef} from "./dom.js"
 import {createStore, persisted} from "./store.js"
 
@@ -9,6 +8,7 @@ const stored = persisted("single-keys", true)
 /** @type {Store<{ list: Shortcut[], singleKeys: boolean }>} */
 export const shortcuts = createStore({list: /** @type {Shortcut[]} */ ([]), singleKeys: stored.read()})
 
+/** @param {boolean} on */
 export function allowSingleKeys(on) {
 	stored.write(on)
 	shortcuts.set({singleKeys: on})
@@ -18,9 +18,8 @@ const isMac = /mac|iphone|ipad/i.test(navigator.platform)
 
 /**
  * Offer shortcuts as long as the component is shown; later ones win.
- * @param {string} group the heading they stand under
- * @param {(readonly [keys: string, label: string, run: (event: KeyboardEvent) => void, textOwn?: boolean])[]} list textOwn: text fields
- *   have the same shortcut, and keep it
+ * @param {string} group their heading in the sheet
+ * @param {ShortcutRow[]} list
  */
 export function useShortcuts(group, list) {
 	const newest = useRef(list)
@@ -28,13 +27,20 @@ export function useShortcuts(group, list) {
 	const names = list.map(([keys]) => keys).join(" ")
 	useEffect(() => {
 		const offered = newest.current.map(([keys, label, , textOwn], index) => {
-			return {keys, label, group, textOwn, run: event => newest.current[index]?.[2](event)}
+			return {
+				keys,
+				label,
+				group,
+				textOwn,
+				run: /** @type {Shortcut["run"]} */ (event => newest.current[index]?.[2](event))
+			}
 		})
 		shortcuts.set(state => ({list: [...state.list, ...offered]}))
 		return () => shortcuts.set(state => ({list: state.list.filter(each => !offered.some(own => own === each))}))
 	}, [names])
 }
 
+/** @param {EventTarget | null} target */
 function isTyping(target) {
 	if (!(target instanceof HTMLElement)) return false
 	if (target.isContentEditable || target.matches("textarea, select")) return true
@@ -46,7 +52,7 @@ addEventListener("keydown", event => {
 	const mod = isMac ? event.metaKey : event.ctrlKey
 	if (document.querySelector("dialog[open]") || (!mod && (event.ctrlKey || event.metaKey))) return
 	if (!mod && (isTyping(event.target) || !shortcuts.get().singleKeys)) return
-	// a letter on a focused button or slider is a shortcut, but Enter, space and arrows are the control's own
+	// Enter, space and arrows belong to the focused control; letters do not
 	if (
 		!mod &&
 		event.key.length > 1 &&
@@ -62,12 +68,11 @@ addEventListener("keydown", event => {
 	match.run(event)
 })
 
-/** Keys as people write them. @returns {string[]} */
+/** @type {Labels} */
+const KEY_NAMES = {mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc"}
+
+/** Keys as people write them. @param {string} keys */
 export const keyNames = keys =>
 	keys
 		.split(/(?<=.)\+/)
-		.map(
-			key =>
-				({mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc"})[key] ??
-				key.toUpperCase().replace("ENTER", "Enter").replace("DELETE", "Del")
-		)
+		.map(key => KEY_NAMES[key] ?? key.toUpperCase().replace("ENTER", "Enter").replace("DELETE", "Del"))

@@ -1,8 +1,8 @@
-// LoRA tags of a prompt: <lora:name:0.8>, <lora:name:te=0.5,unet=0.8>. The prompt is where they live; cards only show them.
+// LoRA tags of a prompt: <lora:name:0.8>, <lora:name:te=0.5,unet=0.8>. Cards only show them.
 
 const TAG = /<(?:lora|lyco):([^<>]+)>/gi
 
-/** @returns {Tag[]} */
+/** @param {string} prompt @returns {Tag[]} */
 export function parseTags(prompt) {
 	return Array.from(prompt.matchAll(TAG), match => {
 		const [name, ...fields] = match[1].split(":")
@@ -22,8 +22,10 @@ export function parseTags(prompt) {
 	})
 }
 
+/** @param {number} value */
 const number = value => String(Math.round(value * 1000) / 1000)
 
+/** @param {string} name @param {number} te @param {number} unet */
 export const formatTag = (name, te, unet) =>
 	te === unet ? `<lora:${name}:${number(te)}>` : `<lora:${name}:te=${number(te)},unet=${number(unet)}>`
 
@@ -34,20 +36,23 @@ export const withoutTags = prompt =>
 		.replace(/[ \t]{2,}/g, " ")
 		.trim()
 
+/** @param {string} prompt @param {number} index @param {Pick<Tag, "te" | "unet">} strengths */
 export function setTag(prompt, index, {te, unet}) {
 	const tag = parseTags(prompt)[index]
 	return prompt.slice(0, tag.start) + formatTag(tag.name, te, unet) + prompt.slice(tag.end)
 }
 
+/** @param {string} prompt @param {string} name @param {number} strength */
 export const addTag = (prompt, name, strength) =>
 	`${prompt.trimEnd()}${prompt.trim() ? " " : ""}${formatTag(name, strength, strength)}`
 
+/** @param {string} prompt @param {number} index */
 export function removeTag(prompt, index) {
 	const tag = parseTags(prompt)[index]
 	return `${prompt.slice(0, tag.start).trimEnd()} ${prompt.slice(tag.end).trimStart()}`.trim()
 }
 
-/** Put a tag at another place among the tags; the text between them stays. */
+/** Reorder the tags; the text between them stays. @param {string} prompt @param {number} from @param {number} to */
 export function moveTag(prompt, from, to) {
 	const tags = parseTags(prompt)
 	const texts = tags.map(tag => prompt.slice(tag.start, tag.end))
@@ -62,9 +67,8 @@ export function moveTag(prompt, from, to) {
 }
 
 /**
- * How a prompt names a LoRA: by its name, or by its id where the name cannot stand in a tag or is not the only one.
- * @param {Lora} lora
- * @param {Lora[] | null} loras
+ * How a prompt names a LoRA: by its name, or by its id if the name is not valid in a tag or not unique.
+ * @param {Lora} lora @param {Lora[] | null} loras
  */
 export function tagName(lora, loras) {
 	const speakable = /^[^<>:\s](?:[^<>:]*[^<>:\s])?$/.test(lora.name)
@@ -72,13 +76,13 @@ export function tagName(lora, loras) {
 	return speakable && unique ? lora.name : lora.id
 }
 
-/** Words of a LoRA that a prompt may use, best source first, without repetitions. @param {Lora} lora */
+/** The trigger words, best source first. @param {Lora} lora */
 export function triggerWords(lora) {
 	const words = lora.triggers.flatMap(trigger => trigger.words.map(word => word.trim()))
 	return [...new Set(words)].filter(Boolean)
 }
 
-/** Whether a prompt has a word, as a whole. */
+/** Whether a prompt has a word, as a whole. @param {string} prompt @param {string} word */
 export function hasWord(prompt, word) {
 	const text = withoutTags(prompt).toLowerCase()
 	return (
@@ -87,7 +91,7 @@ export function hasWord(prompt, word) {
 	)
 }
 
-/** Add a word at the end of the text, before the tags; or take it out again. */
+/** Add a word at the end of the text, before the tags; or remove it. @param {string} prompt @param {string} word */
 export function toggleWord(prompt, word) {
 	if (hasWord(prompt, word)) {
 		const escaped = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")

@@ -1,4 +1,4 @@
-// The view and what it shows live behind the # of the address: people share it, and prompts stay out of server logs.
+// The view and its parameters are in the fragment of the address: it can be shared, and prompts stay out of server logs.
 //
 //   #/compare?lora=pixel&seed=7      { view: "compare", params: { lora: "pixel", seed: "7" } }
 import {createStore, useStore} from "./store.js"
@@ -12,7 +12,7 @@ function current() {
 export const route = createStore(current())
 addEventListener("hashchange", () => route.set(current()))
 
-/** The address of a view, for links. @param {Query} [params] empty ones are left out */
+/** The address of a view, for links. @param {string} view @param {Query} [params] empty ones are left out */
 export function href(view, params = {}) {
 	const query = new URLSearchParams()
 	for (const [name, value] of Object.entries(params)) {
@@ -22,22 +22,19 @@ export function href(view, params = {}) {
 	return `#/${view}${text ? `?${text}` : ""}`
 }
 
-/** Go to a view: a new entry of the history. @param {Query} [params] */
+/** Go to a view: a new history entry. @param {string} view @param {Query} [params] */
 export function navigate(view, params) {
 	location.hash = href(view, params)
 }
 
-/**
- * Change what the address says without a new entry of the history and without rendering: for settings as they are edited.
- * @param {Query} params
- */
+/** Update the address without a history entry and without rendering. @param {string} view @param {Query} params */
 export function remember(view, params) {
 	if (route.get().view !== view) return
 	const address = href(view, params)
 	if (location.hash !== address) history.replaceState(null, "", address)
 }
 
-/** The address as it is now, which `remember` may have changed since the route was set. */
+/** The current address, which `remember` may have changed since the route was set. */
 export const currentParams = () => current().params
 
 export const useRoute = () => useStore(route)

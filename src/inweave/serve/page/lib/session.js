@@ -1,8 +1,9 @@
-// Whether we may call the worker. The token is sent once; afterwards the browser holds a cookie that pages cannot read.
+// The session: the token is sent once, then the browser holds a cookie that scripts cannot read.
 import {api} from "./api.js"
+import {pause} from "./sse.js"
 import {app} from "./state.js"
 
-/** Ask whether we may call; tries again until the worker answers. */
+/** Open the session; retries until the worker answers. */
 export async function openSession() {
 	for (let wait = 300; ; wait = Math.min(wait * 1.6, 4000)) {
 		try {
@@ -11,12 +12,12 @@ export async function openSession() {
 			return
 		} catch (error) {
 			if (error.status === 401) return
-			await new Promise(resolve => setTimeout(resolve, wait))
+			await pause(wait)
 		}
 	}
 }
 
-/** Exchange the token for the cookie; an ApiError with status 401 where it is wrong. */
+/** Exchange the token for the cookie; an ApiError with status 401 if it is wrong. @param {string} token */
 export async function unlock(token) {
 	// headers hold Latin-1; the bytes of the token travel in base64
 	const bytes = Array.from(new TextEncoder().encode(`:${token}`), byte => String.fromCharCode(byte)).join("")

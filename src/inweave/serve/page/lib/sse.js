@@ -1,4 +1,4 @@
-// Server-sent events over fetch: unlike EventSource it sees the status of a refusal and chooses where to resume.
+// Server-sent events over fetch, which unlike EventSource shows the status of a refusal and where to resume.
 import {ApiError, call} from "./api.js"
 
 /** The events in a body, as they come. @param {ReadableStream<Uint8Array>} body @returns {AsyncGenerator<ServerEvent>} */
@@ -20,7 +20,7 @@ export async function* parseEvents(body) {
 					continue
 				}
 				const colon = line.indexOf(":")
-				if (colon === 0) continue // a comment: the worker is still there
+				if (colon === 0) continue // a comment keeps the connection alive
 				const name = colon < 0 ? line : line.slice(0, colon)
 				const text = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "")
 				if (name === "data") fields.data.push(text)
@@ -34,8 +34,8 @@ export async function* parseEvents(body) {
 }
 
 /**
- * Everything an address streams, over as many connections as it takes; ends with `isFinal`, an abort, or a refusal that
- * will not change (a job that is unknown or has expired).
+ * Everything an address streams, reconnecting as needed; ends with `isFinal`, an abort, or a permanent refusal (a job that
+ * is unknown or has expired).
  * @param {string} path @param {FollowStreamOptions} options
  */
 export async function followStream(path, {onEvent, isFinal, signal}) {
@@ -53,7 +53,7 @@ export async function followStream(path, {onEvent, isFinal, signal}) {
 				if (isFinal(event)) return
 			}
 			if (last)
-				failures += 0.5 // the worker closed it: it stops, or the job has nothing more to say
+				failures += 0.5 // closed by the worker: it stops, or the job has ended
 			else return
 		} catch (error) {
 			if (signal.aborted) return
@@ -64,7 +64,7 @@ export async function followStream(path, {onEvent, isFinal, signal}) {
 	}
 }
 
-/** @param {AbortSignal} [signal] @returns {Promise<void>} */
+/** @param {number} milliseconds @param {AbortSignal} [signal] @returns {Promise<void>} */
 export const pause = (milliseconds, signal) =>
 	new Promise(resolve => {
 		const timer = setTimeout(resolve, milliseconds)

@@ -1,4 +1,4 @@
-// What every view knows: the worker, its library, its queue. Only lib/session.js, lib/worker.js and lib/jobs.js write it.
+// The shared state: worker, library, queue. Only lib/session.js, lib/worker.js and lib/jobs.js write it.
 import {createStore} from "./store.js"
 
 /** @type {Store<AppState>} */

@@ -1,11 +1,7 @@
 // A store is a plain object behind get, set and subscribe; components read a part of it with useStore.
 import {useLayoutEffect, useReducer, useRef} from "./dom.js"
 
-/**
- * @template {object} T
- * @param {T} initial
- * @returns {Store<T>}
- */
+/** @template {object} T @param {T} initial @returns {Store<T>} */
 export function createStore(initial) {
 	let state = initial
 	/** @type {Set<() => void>} */
@@ -24,10 +20,8 @@ export function createStore(initial) {
 }
 
 /**
- * The fields of a store; the component renders again when one that it reads has another value: destructure them.
- * @template {object} T
- * @param {Store<T>} store
- * @returns {T}
+ * The fields of a store. The component renders again when a field that it read changes: destructure them.
+ * @template {object} T @param {Store<T>} store @returns {T}
  */
 export function useStore(store) {
 	const [, update] = useReducer(n => n + 1, 0)
@@ -42,6 +36,7 @@ export function useStore(store) {
 		check() // it may have changed between rendering and now
 		return store.subscribe(check)
 	}, [store])
+	/** @param {any} state @param {PropertyKey} name */
 	const get = (state, name) => {
 		now.set(name, state[name])
 		return state[name]
@@ -50,10 +45,8 @@ export function useStore(store) {
 }
 
 /**
- * A value that outlives the page: JSON in localStorage. Private windows may refuse it; then it lives as long as the page.
- * @template T
- * @param {string} name
- * @param {T} initial
+ * A value in localStorage, as JSON. Private windows may refuse it; then it lasts as long as the page.
+ * @template T @param {string} name @param {T} initial
  */
 export function persisted(name, initial) {
 	const key = `inweave.${name}`

@@ -151,6 +151,50 @@ interface Lora {
   removable: boolean;
 }
 
+/** One LoRA with the metadata of its file. */
+interface LoraDetails extends Lora {
+  metadata: Record<string, unknown>;
+}
+
+/** A tensor, or the tensors of a module, that a model has no place for. */
+interface Finding {
+  module: string;
+  keys: string[];
+  reason: string;
+  nearest?: string | null;
+  expected?: number[] | null;
+}
+
+interface Placement {
+  keys: string[];
+  component: string;
+  tensor: string;
+  rows: [first: number, count: number] | null;
+  shape: number[];
+  algorithm: string;
+}
+
+/** Whether a LoRA fits a model. */
+interface Verdict extends Partial<Record<"unplaced" | "mismatched" | "orphans" | "duplicates" | "unsupported", Finding[]>> {
+  ok: boolean;
+  error?: string | null;
+  tensors: number;
+  placed: number;
+  nonfinite: string[];
+  warnings: string[];
+  placements: Placement[];
+}
+
+/** The trainer's report on a run that has not started. */
+interface CheckReport {
+  ok: boolean;
+  problems?: string[];
+  warnings?: string[];
+  estimate?: { total_bytes: number; seconds: number; steps: number; choices?: string[] };
+  device?: { total_bytes: number; name: string };
+  dataset?: { steps_per_epoch: number; buckets: Record<string, number> };
+}
+
 interface Model {
   name: string;
   default: boolean;
@@ -179,8 +223,8 @@ interface Capabilities {
   };
 }
 
-/** What a picture says of how it was made. */
-interface PictureSettings {
+/** What an image says of how it was made. */
+interface ImageMetadata {
   settings: Partial<ImageSettings> & Record<string, any>;
   /** id: null where the library does not have it */
   loras: { reference: string; id: string | null; name: string }[];
@@ -253,24 +297,24 @@ interface Tag {
   unet: number;
 }
 
-/** A picture of a job that is done. */
-interface Picture {
+/** An image of a job that is done. */
+interface GalleryImage {
   job: Job;
   image: ResultImage;
 }
 
-/** A form: what the next picture will be made of. */
+/** A form: what the next image will be made of. */
 interface Draft extends Omit<ImageSettings, "loras"> {
   negative_prompt: string;
   model?: string;
-  /** whether the next picture has the same seed */
+  /** whether the next image has the same seed */
   locked: boolean;
 }
 
 interface DraftStore extends Store<Draft> {
   /** what is set, as an address and as a request name it */
   fields: () => Record<string, any>;
-  /** take the settings of a picture; those it does not tell become the model's own */
+  /** take the settings of an image; those it does not tell become the model's own */
   take: (settings: Record<string, any>) => void;
   /** write it into the address now */
   remember: () => void;
@@ -292,11 +336,11 @@ interface Change {
   pixels: ImageData;
 }
 
-/** The picture that is edited. */
+/** The image that is edited. */
 interface EditSource {
   /** upright, on white: what is seen, and what is sent */
   canvas: HTMLCanvasElement;
-  /** the picture as it came, where parts of it are transparent */
+  /** the image as it came, where parts of it are transparent */
   holes: ImageBitmap | null;
   /** the canvas as PNG */
   blob: Blob;
@@ -316,11 +360,11 @@ interface EditState {
   /** what the address calls the source */
   from: Record<string, string>;
   tool: "brush" | "eraser" | "hand";
-  /** of the brush, in pixels of the picture */
+  /** of the brush, in pixels of the image */
   size: number;
   /** whether the mask is not shown */
   hidden: boolean;
-  /** the point of the picture in the middle; null: all of it is shown */
+  /** the point of the image in the middle; null: all of it is shown */
   camera: (Point & { zoom: number }) | null;
   /** what it is shown in */
   box: { width: number; height: number };
@@ -329,7 +373,7 @@ interface EditState {
   /** the job that the address named */
   opened: Job | null;
   /** where there is room for one of them */
-  shown: "picture" | "result";
+  shown: "image" | "result";
 }
 
 // Props and options that are longer than a line.
@@ -401,6 +445,14 @@ interface DropZoneProps {
   multiple?: boolean;
   icon?: any;
   compact?: boolean;
+}
+
+/** ui/field.js */
+interface SearchProps {
+  value: string;
+  onChange: (value: string) => void;
+  /** of the input */
+  [attribute: string]: any;
 }
 
 /** ui/field.js */
@@ -476,8 +528,8 @@ interface LibraryFilters {
 interface FiltersProps {
   loras: Lora[];
   twins: Twins;
-  filters: any;
-  change: (patch: any) => void;
+  filters: LibraryFilters;
+  change: (patch: Partial<LibraryFilters>) => void;
 }
 
 /** views/train/captions.js */
@@ -491,15 +543,15 @@ interface TextProps {
 
 /** views/train/pad.js */
 interface PadProps {
-  onAdd: (picture: Blob, caption: string) => Promise<any>;
+  onAdd: (image: Blob, caption: string) => Promise<any>;
   onClose: () => void;
   added: number;
 }
 
-/** views/train/pictures.js */
+/** views/train/images.js */
 interface CardProps {
   dataset: Dataset;
-  picture: DatasetPicture;
+  image: DatasetImage;
   crop: Crop | undefined;
 }
 
@@ -524,10 +576,46 @@ interface MoreProps {
 type Message = { id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void } };
 type Upload = { key: number, name: string, size: number, state: "waiting" | "sending" | "added" | "refused", reason?: string, id?: string };
 type LossPoint = { step: number, loss: number | null, loss_average: number | null };
+/** Pointers, keys and the brush on the canvas of Edit. */
+type Hand = {
+  pointers: Map<number, Point>,
+  mode: "" | "paint" | "pan" | "pinch",
+  last: Point | null,
+  erase: boolean,
+  /** whether the pointer is over the canvas */
+  over: boolean,
+  /** whether the space bar is held */
+  space: boolean,
+  /** where the arrow keys are */
+  cursor: Point | null
+};
+type OpenDataset = {
+  dataset: Dataset | null,
+  crops: Map<string, Crop> | null,
+  undo: { label: string, before: Labels }[],
+  uploads: Uploads | null,
+  /** of the current form */
+  report: CheckReport | null,
+  /** the number of the running check */
+  checking: number
+};
+type RunState = {
+  points: LossPoint[],
+  samples: Sample[],
+  checkpoints: number[],
+  notes: string[],
+  phase: string,
+  step: number,
+  total: number,
+  eta: number | null,
+  preparing: { done: number, total: number, activity: string } | null,
+  end: string | null
+};
+type Stroke = (context: CanvasRenderingContext2D) => void;
 type Sample = { step: number, index: number, url: string };
 type TrainOptions = { own: Record<string, any>, presets: { name: string, settings: Record<string, any> }[], settings: { name: string, default: any, schema: any }[] };
-type DatasetPicture = { name: string, caption: string, width: number, height: number, size: number, modified: number };
-type Dataset = { id: string, name: string, built_in: boolean, pictures: DatasetPicture[] };
+type DatasetImage = { name: string, caption: string, width: number, height: number, size: number, modified: number };
+type Dataset = { id: string, name: string, built_in: boolean, pictures: DatasetImage[] };
 type Crop = { name: string, bucket: string | null, resized: number[], crop: number[], cropped: number, own_bucket: boolean };
 type RunForm = { name: string, model: string, preset: string, trigger: string, prompts: string, overrides: Record<string, any> };
 type Uploads = { total: number, done: number, failures: { name: string, message: string }[] };
@@ -536,7 +624,21 @@ type Choice = { name: string, strength: number, te?: number, unet?: number };
 type CompareForm = { mode: string, prompt: string, seed: number, steps?: number, count: number, loras: Choice[], more: Record<string, any> };
 type Sheet = { columns: string[], labels: string[], rows: Record<string, any>[][] };
 type PromptProps = { prompt: string, onPrompt: (prompt: string) => void };
-type GalleryProps = { pictures: Picture[], selected: string | null, onSelect: (picture: Picture) => void };
+type GalleryProps = { images: GalleryImage[], selected: string | null, onSelect: (item: GalleryImage) => void };
+type Theme = "auto" | "light" | "dark";
+/** Loads the module of a view. */
+type Loader = () => Promise<{ View: () => any }>;
+/** JSON whose fields are not listed here. */
+type Fields = Record<string, any>;
+/** textOwn: text fields have the same shortcut, and keep it */
+type ShortcutRow = readonly [keys: string, label: string, run: (event: KeyboardEvent) => void, textOwn?: boolean];
+/** Corners on a circle; every second one at `inner` radii. */
+type StampShape = { corners: number, inner?: number, turn?: number };
+type Painter = (context: CanvasRenderingContext2D, width: number, height: number) => void;
+/** of useBusy in ui/form.js */
+type Busy = [busy: boolean, during: (promise: Promise<any>) => Promise<any>];
+type EmptyProps = { name: string, title: string, text?: any, children?: any };
+type FieldProps = { label: string, hint?: any, children: (id: string) => any };
 type Params = Record<string, string>;
 type Route = { view: string, params: Params };
 type ServerEvent = { id: string, event: string, data: string };
@@ -544,3 +646,95 @@ type ServerEvent = { id: string, event: string, data: string };
 type Twins = Map<string, Lora[]>;
 /** What an address says behind its question mark; what is empty is left out. */
 type Query = Record<string, string | number | null | undefined>;
+
+/** Labels by the name that the API, an address or a setting has for a thing. */
+type Labels = Record<string, string>;
+type Of<T> = (value: T) => string;
+type Words = { [name: string]: unknown };
+/** The texts with values in them: their parameters. */
+interface Phrases {
+  app: Words & { notReady: Of<string> };
+  nav: Words;
+  session: Words;
+  keys: Words & { view: Of<string> };
+  actions: Words;
+  errors: Words & { http: Of<number> };
+  generate: Words & {
+    moreWords: Of<number>;
+    reorder: Of<string>;
+    apart: Of<string>;
+    removeLora: Of<string>;
+    strengthOf: Of<string>;
+    madeFor: Of<string>;
+    hidden: (n: number, reasons: string) => string;
+    moreLoras: Of<number>;
+    queued: Of<number>;
+    step: (step: number, total: number) => string;
+    left: Of<string>;
+    keptFor: Of<number>;
+    imageOf: (prompt: string, seed: number) => string;
+    changed: (modules: number, all: number) => string;
+    made: Of<string>;
+  };
+  queue: Words & { cancel: Of<string>; move: Of<string>; training: Of<string>; images: Of<number> };
+  compare: Words & { lora: Of<number>; seedOf: Of<number>; left: Of<number> };
+  edit: Words & { unreadable: Of<string>; scaled: (from: string, to: string) => string; share: Of<number> };
+  library: Words & {
+    count: (all: number, shown: number) => string;
+    anyBase: Of<number>;
+    problems: Of<number>;
+    duplicates: Of<number>;
+    problem: Of<number>;
+    rank: Of<number[]>;
+    more: Of<number>;
+    tooLarge: Of<string>;
+    deleted: Of<string>;
+    deleteTitle: Of<string>;
+    metadata: Of<number>;
+    sure: Of<number>;
+    modules: (modules: number, tensors: string, dtypes: string) => string;
+    moreWords: Of<number>;
+    copied: Of<string>;
+    downloadAs: (name: string, size: string) => string;
+    leftOut: (n: number, reason: string) => string;
+    fits: (name: string, tensors: number) => string;
+    fitsNot: (name: string, placed: number, all: number) => string;
+    nonfinite: Of<number>;
+    unused: Of<number>;
+    placements: Of<number>;
+    rows: (first: number, last: number) => string;
+  };
+  train: Words & {
+    newName: Of<number>;
+    count: Of<number>;
+    deleteTitle: Of<string>;
+    sending: (done: number, total: number) => string;
+    ignored: Of<number>;
+    bucket: (size: string, n: number) => string;
+    tooSmall: Of<number>;
+    cropped: Of<number>;
+    remove: Of<string>;
+    captionOf: Of<string>;
+    captions: Words & { apply: Of<number>; more: Of<number>; undo: Of<string> };
+    setup: Words & { presetHint: (steps: number, rank: number) => string };
+    report: Words & {
+      of: (needed: string, total: string, device: string) => string;
+      about: Of<string>;
+      epochs: (steps: number, epochs: number) => string;
+    };
+    run: Words & {
+      useStep: Of<number>;
+      extendText: Of<number>;
+      sampleOf: (prompt: string, step: number) => string;
+      step: Of<number>;
+      notes: Of<number>;
+    };
+    chart: Words & {
+      summary: (first: number, from: string, last: number, to: string, least: string) => string;
+      step: Of<number>;
+      loss: Of<string>;
+      average: Of<string>;
+    };
+    pad: Words & { canvas: Of<number>; of: Of<string>; add: Of<number>; added: Of<number> };
+  };
+}

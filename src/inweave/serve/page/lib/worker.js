@@ -14,7 +14,7 @@ export async function loadLoras() {
 
 let checked = 0
 
-/** Whether files came or went, asked often while the page is new or the library empty: the first scan takes its time. */
+/** Look for added and removed files, more often at first: the first scan takes a while. */
 export async function checkLoras() {
 	const {loras} = app.get()
 	const now = performance.now()
@@ -24,7 +24,7 @@ export async function checkLoras() {
 	if (total !== loras.length) await loadLoras()
 }
 
-/** Have the worker look at its folders now. */
+/** Have the worker scan its folders now. */
 export async function rescan() {
 	await api("/v1/loras/refresh", {method: "POST"})
 	await loadLoras()
@@ -37,7 +37,7 @@ export async function loadReadiness() {
 	app.set({notReady: ready ? null : (reason ?? "")})
 }
 
-/** The LoRA that a prompt or a picture names: by name, alias, path, id or hash. @param {Lora[] | null} loras */
+/** A LoRA by its name, alias, path, id or hash. @param {Lora[] | null} loras @param {string} reference */
 export function findLora(loras, reference) {
 	if (!loras) return undefined
 	const file = reference.replace(/\.safetensors$/, "")
@@ -50,10 +50,10 @@ export function findLora(loras, reference) {
 	)
 }
 
-/** The model of a name, or the worker's own. @param {Capabilities | null} capabilities @param {string | null | undefined} name */
+/** The named or the default model. @param {Capabilities | null} capabilities @param {string | null | undefined} name */
 export function findModel(capabilities, name) {
 	return capabilities?.models.find(model => (name ? model.name === name : model.default)) ?? null
 }
 
-/** What people see of a reference to a LoRA: the name that the library shows, with nothing invisible in it. */
+/** The name to show for a reference to a LoRA, without invisible characters. @param {string} reference */
 export const nameOf = reference => findLora(app.get().loras, reference)?.display_name ?? printable(reference)

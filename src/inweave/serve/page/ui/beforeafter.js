@@ -2,8 +2,7 @@ import {html, useId, useState} from "../lib/dom.js"
 import {texts} from "../strings.js"
 
 /**
- * Two pictures of one size, one over the other; a handle shows more of one or the other. It is a range input, so arrows,
- * touch and screen readers work as for any other.
+ * Two images of one size with a handle between them: a range input, so arrows, touch and screen readers work.
  * @param {BeforeAfterProps} props
  */
 export function BeforeAfter({before, after, beforeLabel, afterLabel, width, height, alt}) {

@@ -1,10 +1,7 @@
 import {cx, html} from "../lib/dom.js"
 import {Icon} from "./icons.js"
 
-/**
- * A button, or a link that looks like one where `href` is set. With an icon and no children, `label` is its name.
- * @param {ButtonProps} props
- */
+/** A button, or a link with `href`. Without children, `label` is its name. @param {ButtonProps} props */
 export function Button({children, icon, label, kind = "plain", size, href, class: extra, busy, disabled, ...rest}) {
 	const bare = !children
 	const names = cx("button", `button-${kind}`, size && `button-${size}`, bare && "button-icon", extra)

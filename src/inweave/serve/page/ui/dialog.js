@@ -2,7 +2,7 @@ import {html, useEffect, useId, useRef} from "../lib/dom.js"
 import {texts} from "../strings.js"
 import {Button} from "./button.js"
 
-/** A modal dialog; the browser keeps the focus inside it and returns it afterwards. @param {DialogProps} props */
+/** A modal dialog. @param {DialogProps} props */
 export function Dialog({title, onClose, children, actions, wide}) {
 	const ref = useRef(/** @type {HTMLDialogElement | null} */ (null))
 	const id = useId()
@@ -31,11 +31,11 @@ export function Dialog({title, onClose, children, actions, wide}) {
 	</dialog>`
 }
 
-/** A question with one way to go on. @param {ConfirmProps} props */
+/** @param {ConfirmProps} props */
 export const Confirm = ({title, text, confirm, onConfirm, onClose}) => html`<${Dialog}
 	title=${title}
 	onClose=${onClose}
-	actions=${html`<${Button} onClick=${onClose}>${texts.actions.keep}<//>
+	actions=${html`<${Button} onClick=${onClose}>${texts.actions.cancel}<//>
 		<${Button}
 			kind="danger"
 			autofocus

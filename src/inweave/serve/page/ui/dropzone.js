@@ -1,4 +1,4 @@
-// Places where files are dropped, pasted or chosen; a folder stands for the files in it, however deep.
+// Dropping, pasting and choosing files; a folder gives all the files in it, recursively.
 import {cx, html, useEffect, useRef, useState} from "../lib/dom.js"
 import {Icon} from "./icons.js"
 
@@ -36,22 +36,20 @@ export function DropZone({onFiles, accept, label, hint, multiple, icon = "upload
 	</label>`
 }
 
-/**
- * Take files that are dropped anywhere on the page or pasted, while the component is shown. Returns what to show while they
- * hover.
- * @param {(files: File[]) => void} onFiles
- */
+/** Take files dropped anywhere or pasted. Returns an overlay for drags. @param {(files: File[]) => void} onFiles @param {string} text */
 export function usePageDrop(onFiles, text) {
 	const [over, setOver] = useState(false)
 	const newest = useRef(onFiles)
 	newest.current = onFiles
 	useEffect(() => {
 		let depth = 0
+		/** @type {(step: number) => (event: DragEvent) => void} */
 		const hover = step => event => {
 			if (event.type === "dragover") event.preventDefault()
 			depth += step
 			setOver(depth > 0)
 		}
+		/** @param {DragEvent} event */
 		const drop = event => {
 			depth = 0
 			setOver(false)
@@ -59,12 +57,14 @@ export function usePageDrop(onFiles, text) {
 			event.preventDefault()
 			deliver(event.dataTransfer, newest.current)
 		}
+		/** @param {ClipboardEvent} event */
 		const paste = event => deliver(event.clipboardData, newest.current)
 		const stop = new AbortController()
 		const handlers = {dragenter: hover(1), dragleave: hover(-1), dragover: hover(0), drop, paste}
 		for (const [name, handle] of Object.entries(handlers)) {
-			const isFiles = event => (event.dataTransfer ?? event.clipboardData)?.types.includes("Files")
-			addEventListener(name, event => isFiles(event) && handle(event), {signal: stop.signal})
+			/** @param {any} event */
+			const take = event => (event.dataTransfer ?? event.clipboardData)?.types.includes("Files") && handle(event)
+			addEventListener(name, take, {signal: stop.signal})
 		}
 		return () => stop.abort()
 	}, [])
@@ -74,22 +74,23 @@ export function usePageDrop(onFiles, text) {
 /** @type {WeakMap<File, string>} */
 const folders = new WeakMap()
 
-/** The folder that a file was dropped with, "" where it was dropped by itself. */
+/** The folder that a file was dropped with, "" for a single file. @param {File} file */
 export const folderOf = file => folders.get(file) ?? ""
 
 /** @param {DataTransfer | null} transfer @param {(files: File[]) => void} onFiles */
 async function deliver(transfer, onFiles) {
-	// all items are asked at once: after the event they are gone
+	// all items are read at once: they are gone after the event
 	const items = [...(transfer?.items ?? [])].filter(item => item.kind === "file")
 	const parts = items.map(item => item.webkitGetAsEntry?.() ?? item.getAsFile())
 	const files = (await Promise.all(parts.map(walk))).flat()
 	if (files.length) onFiles(files)
 }
 
-/** The files of an entry, without hidden ones. @returns {Promise<File[]>} */
+/** The files of an entry, without hidden ones. @param {any} entry a File or a FileSystemEntry @returns {Promise<File[]>} */
 async function walk(entry) {
 	if (entry instanceof File) return [entry]
 	if (!entry || entry.name.startsWith(".")) return []
+	/** @type {(object: any, method: string) => Promise<any>} */
 	const read = (object, method) => new Promise((resolve, reject) => object[method](resolve, reject))
 	if (!entry.isDirectory) {
 		const file = await read(entry, "file")
@@ -98,7 +99,7 @@ async function walk(entry) {
 	}
 	const reader = entry.createReader()
 	const all = []
-	// it gives a hundred at a time
+	// it returns a hundred at a time
 	for (let some = await read(reader, "readEntries"); some.length; some = await read(reader, "readEntries"))
 		all.push(...(await Promise.all(some.map(walk))))
 	return all.flat()

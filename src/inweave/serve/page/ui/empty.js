@@ -1,10 +1,7 @@
 import {html} from "../lib/dom.js"
 import {Swatch} from "./swatch.js"
 
-/**
- * What a place shows while it has nothing to show: a piece of cloth, what belongs here, and a first thing to do.
- * @param {{ name: string, title: string, text?: any, children?: any }} props  name: chooses the cloth
- */
+/** A placeholder with a piece of cloth, which `name` chooses, and actions. @param {EmptyProps} props */
 export const Empty = ({name, title, text, children}) => html`<div class="empty">
 	<div class="empty-cloth"><${Swatch} name=${name} /></div>
 	<h2>${title}</h2>

@@ -1,10 +1,8 @@
 // Labeled controls.
 import {html, useId} from "../lib/dom.js"
+import {Icon} from "./icons.js"
 
-/**
- * A label over any one control; `children` is a function of the control's id.
- * @param {{ label: string, hint?: any, children: (id: string) => any }} props
- */
+/** A labeled control; `children` is a function of its id. @param {FieldProps} props */
 export function Field({label, hint, children}) {
 	const id = useId()
 	return html`<div class="field">
@@ -13,11 +11,17 @@ export function Field({label, hint, children}) {
 	</div>`
 }
 
-/** Choices as [value, label]: of a list, or of an object that has a label for each. @param {SelectProps["options"]} options */
+/** Choices as [value, label]. @param {SelectProps["options"]} options */
 const pairs = options =>
 	Array.isArray(options)
 		? options.map(each => (typeof each === "string" ? [each, each] : each))
 		: Object.entries(options)
+
+/** @param {SearchProps} props */
+export const Search = ({onChange, ...rest}) => html`<div class="search">
+	<${Icon} name="search" />
+	<input class="input" type="search" onInput=${e => onChange(e.currentTarget.value)} ...${rest} />
+</div>`
 
 /** @param {SelectProps} props */
 export const Select = ({label, value, options, onChange, hint}) => html`<${Field} label=${label} hint=${hint}>
@@ -48,7 +52,7 @@ export const Check = ({label, checked, onChange}) => html`<label class="check">
 	<span>${label}</span>
 </label>`
 
-/** One of a few: a group of radio buttons that looks like a switch. @param {SegmentedProps} props */
+/** Radio buttons that look like a switch. @param {SegmentedProps} props */
 export function Segmented({label, value, options, onChange}) {
 	const name = useId()
 	return html`<fieldset class="segmented">

@@ -1,4 +1,4 @@
-// What forms share: one line or several of text, a promise that is waited for, lists that are put in order.
+// Shared by forms: text fields, a busy state, lists that can be reordered.
 import {html, useState} from "../lib/dom.js"
 import {Field} from "./field.js"
 import {Icon} from "./icons.js"
@@ -17,18 +17,16 @@ export const Text = ({
 	${id => html`<${rows ? "textarea" : "input"} id=${id} class=${`input ${extra}`} rows=${rows} value=${value} onInput=${e => onChange(e.currentTarget.value)} ...${rest} />`}
 <//>`
 
-/** A handler of `submit` that does something else than the browser would. */
+/** A `submit` handler that replaces the browser's. @type {(run: () => void) => (event: Event) => void} */
 export const submits = run => event => {
 	event.preventDefault()
 	run()
 }
 
-/**
- * Whether something is waited for, and a function that waits for a promise; what goes wrong is shown.
- * @returns {[boolean, (promise: Promise<any>) => Promise<any>]}
- */
+/** Whether a promise is pending, and a function that awaits one and shows its error. @returns {Busy} */
 export function useBusy() {
 	const [busy, setBusy] = useState(false)
+	/** @type {Busy[1]} */
 	const during = promise => {
 		setBusy(true)
 		return promise.catch(showError).finally(() => setBusy(false))
@@ -37,8 +35,7 @@ export function useBusy() {
 }
 
 /**
- * A list that is put in order by dragging the grips of its items, or with arrow keys on them. Gives a function that has the
- * attributes of an item, and its grip.
+ * A list reordered by dragging its grips or with the arrow keys. Returns a function for the attributes and the grip of an item.
  * @param {string[]} keys of the items @param {(from: number, to: number) => void} move
  */
 export function useReorder(keys, move) {
@@ -48,12 +45,14 @@ export function useReorder(keys, move) {
 		setDragged("")
 		setOver(-1)
 	}
+	/** @param {number} from @param {number} to */
 	const go = (from, to) => to >= 0 && to < keys.length && from !== to && move(from, to)
+	/** @param {PointerEvent} event */
 	const under = event => {
 		const item = document.elementFromPoint(event.clientX, event.clientY)?.closest("[data-index]")
 		return Number(item?.getAttribute("data-index") ?? -1)
 	}
-	return (index, label) => ({
+	return (/** @type {number} */ index, /** @type {string} */ label) => ({
 		item: {
 			"data-index": index,
 			"data-drag": !dragged ? undefined : dragged === keys[index] ? "from" : over === index ? "to" : undefined
@@ -74,7 +73,7 @@ export function useReorder(keys, move) {
 			}}
 			onPointerCancel=${end}
 			onKeyDown=${event => {
-				const step = {ArrowUp: -1, ArrowDown: 1}[event.key]
+				const step = Number(event.key === "ArrowDown") - Number(event.key === "ArrowUp")
 				if (!step) return
 				event.preventDefault()
 				go(index, index + step)

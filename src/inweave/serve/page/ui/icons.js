@@ -31,7 +31,7 @@ const PATHS = {
 	sliders: "M4 8h9M17 8h3M15 5.5v5M4 16h3M11 16h9M9 13.5v5",
 	warning: "M12 4L2.5 20h19zM12 10v4.5M12 17.3v.01",
 	info: "M12 4a8 8 0 1 0 0 16a8 8 0 0 0 0-16M12 11v5M12 8v.01",
-	picture: "M4 5h16v14H4zM4 16l5-5l4 4l2.5-2.5L20 17M15 9v.01",
+	image: "M4 5h16v14H4zM4 16l5-5l4 4l2.5-2.5L20 17M15 9v.01",
 	expand: "M9 4H4v5M15 4h5v5M9 20H4v-5M15 20h5v-5",
 	brush: "M20 4L10.5 13.5M9 13a3.5 3.5 0 0 1 2.5 2.5C11.5 19 8 20 4 19.5C5.5 18 5 13.5 9 13z",
 	eraser: "M9 19l-5-5L14 4l6 6l-9 9zM9 9l6 6M9 19h11",

@@ -1,4 +1,4 @@
-// A woven swatch: the picture of a thing that has none. The same name always gives the same cloth.
+// A woven swatch: a placeholder for things without an image. The same name always gives the same cloth.
 import {html, useMemo} from "../lib/dom.js"
 
 const DYES = ["indigo", "madder", "weld", "woad", "linen"]
@@ -11,15 +11,16 @@ function hash(text) {
 	return (value ^ (value >>> 13)) >>> 0
 }
 
-/** One path per dye: warp threads where they pass over, cross threads where they do. @param {number} size threads per side */
+/** One path per dye, of the threads that pass over. @param {string} name @param {number} size threads per side */
 function weave(name, size) {
 	const seed = hash(name)
+	/** @param {number} shift */
 	const pick = shift => DYES[(seed >>> shift) % 4]
 	const warp = [pick(0), DYES[4], pick(3), pick(0)]
 	const cross = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]]
 	const period = 2 + ((seed >>> 12) % 3) // plain, twill, long twill
 	const step = 1 + ((seed >>> 15) % 2)
-	/** @type {Record<string, string>} */
+	/** @type {Labels} */
 	const paths = {}
 	for (let y = 0; y < size; y += 1) {
 		for (let x = 0; x < size; x += 1) {
@@ -44,10 +45,7 @@ export const Loom = ({name, percent}) => html`<div class="loom" style=${{"--wove
 	<${Swatch} name=${name} size=${24} />
 </div>`
 
-/**
- * How far something is: a thread that passes over and under.
- * @param {{ percent: number | null, label: string }} props null: it has started and nobody knows how far it is
- */
+/** Progress, as a thread; null: unknown. @param {{ percent: number | null, label: string }} props */
 export const Thread = ({percent, label}) => html`<div
 	class=${percent === null ? "thread thread-unknown" : "thread"}
 	role="progressbar"
@@ -59,8 +57,8 @@ export const Thread = ({percent, label}) => html`<div
 	<div class="thread-fill" style=${{inlineSize: `${percent ?? 30}%`}}></div>
 </div>`
 
-/** The picture of a LoRA, or its cloth. @param {{ lora: Lora | undefined, name: string }} props */
-export const LoraPicture = ({lora, name}) =>
+/** The image of a LoRA, or its cloth. @param {{ lora: Lora | undefined, name: string }} props */
+export const LoraImage = ({lora, name}) =>
 	lora?.preview
 		? html`<img src=${`/v1/loras/${lora.id}/preview`} alt="" loading="lazy" />`
 		: html`<${Swatch} name=${lora?.hashes?.autov3 ?? name} />`

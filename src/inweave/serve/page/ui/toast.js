@@ -1,4 +1,4 @@
-// Short messages at the edge of the window. Errors stay until they are closed or another view is opened.
+// Short messages. Errors stay until they are dismissed or another view is opened.
 import {ApiError} from "../lib/api.js"
 import {html} from "../lib/dom.js"
 import {createStore, useStore} from "../lib/store.js"
@@ -9,7 +9,7 @@ import {Icon} from "./icons.js"
 const toasts = createStore({list: /** @type {Message[]} */ ([])})
 let next = 1
 
-/** @param {Partial<Omit<Message, "id" | "text">>} [options] */
+/** @param {string} text @param {Partial<Omit<Message, "id" | "text">>} [options] */
 export function toast(text, options = {}) {
 	const id = next++
 	const message = {id, kind: /** @type {Message["kind"]} */ ("info"), text, ...options}
@@ -17,7 +17,7 @@ export function toast(text, options = {}) {
 	if (message.kind === "info") setTimeout(() => dismiss(id), message.action ? 8000 : 4000)
 }
 
-/** Show what went wrong. Meant for `catch(showError)`. */
+/** Show an error, for `catch(showError)`. @param {any} error */
 export function showError(error) {
 	if (error instanceof ApiError) {
 		if (error.status === 401) return // the page asks for the token
@@ -29,9 +29,9 @@ export function showError(error) {
 	}
 }
 
+/** @param {number} id */
 const dismiss = id => toasts.set(({list}) => ({list: list.filter(each => each.id !== id)}))
 
-/** What went wrong in one view is of no use in the next. */
 export const clearErrors = () => toasts.set(({list}) => ({list: list.filter(each => each.kind === "info")}))
 
 export function Toasts() {

@@ -1,4 +1,4 @@
-// Compare: the same seed with and without LoRAs, over strengths, over pairs of LoRAs, over seeds.
+// Compare: with and without LoRAs, over strengths, pairs of LoRAs and seeds.
 import {
 	api,
 	app,
@@ -34,7 +34,7 @@ import {whyHidden} from "./generate/loras.js"
 
 const t = texts.compare
 
-/** @type {CompareForm | null} what was compared last, for a return without an address */
+/** @type {CompareForm | null} for a return without an address */
 let last = null
 const read = () => (Object.keys(currentParams()).length || !last ? formOf(currentParams()) : last)
 
@@ -45,6 +45,7 @@ export function View() {
 	const [form, setForm] = useState(read)
 	last = form
 	const [started, setStarted] = useState(false)
+	/** @param {Partial<CompareForm>} patch */
 	const change = patch => setForm(before => ({...before, ...patch}))
 	useEffect(() => {
 		const path = `/v1/jobs/${encodeURIComponent(params.job)}`
@@ -54,7 +55,7 @@ export function View() {
 	useEffect(() => remember("compare", formAddress(form)), [form])
 	const base = findModel(capabilities, form.more.model)?.base
 	const offered = (loras ?? []).filter(lora => !whyHidden(lora, base))
-	/** one more LoRA, another one where there is one */
+	/** one more LoRA, preferably one that is not chosen yet */
 	const another = () => {
 		const lora = offered.find(each => !form.loras.some(({name}) => name === tagName(each, loras))) ?? offered[0]
 		return lora ? [{name: tagName(lora, loras), strength: lora.preferred_strength ?? 1}] : []
@@ -62,6 +63,7 @@ export function View() {
 	useEffect(() => {
 		if (offered.length && !form.loras.length) change({loras: another()})
 	}, [offered.length, form.loras.length])
+	/** @param {Choice} choice */
 	const choices = ({name}) => {
 		const list = offered.map(each => [tagName(each, loras), each.display_name])
 		return list.some(([each]) => each === name) ? list : [[name, nameOf(name)], ...list]
@@ -80,6 +82,7 @@ export function View() {
 		["mod+Enter", t.run, () => compare()],
 		["Escape", t.cancel, stop]
 	])
+	/** @param {number} index @param {Partial<Choice>} patch */
 	const setLora = (index, patch) => {
 		const loras = form.loras.map((each, place) =>
 			place === index ? {...each, te: undefined, unet: undefined, ...patch} : each
@@ -88,6 +91,7 @@ export function View() {
 		return {...form, loras}
 	}
 	const timer = useRef(0)
+	/** @param {number} index @param {number} strength */
 	const move = (index, strength) => {
 		const next = setLora(index, {strength})
 		clearTimeout(timer.current)
@@ -98,18 +102,10 @@ export function View() {
 				<h1>${t.title}</h1>
 				<p>${t.text}</p>
 			</div>
-			<${Segmented}
-				label=${t.mode}
-				value=${form.mode}
-				options=${t.modes}
-				onChange=${mode => change({mode})}
-			/>
+			<${Segmented} label=${t.mode} value=${form.mode} options=${t.modes} onChange=${mode => change({mode})} />
 		</header>
 		<div class="compare">
-			<form
-				class="card panel stack"
-				onSubmit=${submits(() => compare())}
-			>
+			<form class="card panel stack" onSubmit=${submits(() => compare())}>
 				<${Text} label=${t.prompt} rows="3" value=${form.prompt} onChange=${prompt => change({prompt})} />
 				${form.loras.map(
 					(lora, index) => html`<fieldset class="compare-lora" key=${index}>

@@ -22,11 +22,12 @@ import {Result, useAsSource, useResults} from "./edit/result.js"
 import {cancel, draft, edit, openAddress, openFile, submit, zoomBy} from "./edit/state.js"
 import {fit, setFeather, setSize, Tools, takeAlpha, toggleMask} from "./edit/tools.js"
 import {Form, Seed} from "./generate/form.js"
-import {Gallery, picturesOf} from "./generate/gallery.js"
+import {Gallery, imagesOf} from "./generate/gallery.js"
 
 const t = texts.edit
-const PICTURES = "image/*"
+const IMAGES = "image/*"
 
+/** @param {File[]} files */
 const open = files => openFile(files[0]).catch(showError)
 
 export function View() {
@@ -34,7 +35,7 @@ export function View() {
 	const {source, shown, mask, version: _changed} = useStore(edit) // a mask is changed in place
 	const painted = (mask?.painted ?? 0) > 0
 	const [busy, during] = useBusy()
-	const {pictures, current} = useResults()
+	const {images, current} = useResults()
 	const veil = usePageDrop(open, t.dropHint)
 	useEffect(() => {
 		openAddress(params).catch(showError)
@@ -42,18 +43,15 @@ export function View() {
 	const run = () => {
 		const work = document.querySelector(".edit-work")
 		const sent = submit().then(() => work && work.getBoundingClientRect().top < 0 && work.scrollIntoView())
-		during(sent) // the form is below the picture on a phone
+		during(sent) // the form is below the image on a phone
 	}
-	useEditKeys(run, () => pictures[0] && useAsSource(pictures[0]))
+	useEditKeys(run, () => images[0] && useAsSource(images[0]))
 	return html`<h1 class="visually-hidden">${t.title}</h1>
 		<div class="generate edit">
 			<div class="edit-work" data-shown=${shown}>
-				${source ? html`<${Work} pictures=${pictures} current=${current} shown=${shown} />` : html`<${Start} />`}
+				${source ? html`<${Work} images=${images} current=${current} shown=${shown} />` : html`<${Start} />`}
 			</div>
-			<form
-				class="generate-form card"
-				onSubmit=${submits(run)}
-			>
+			<form class="generate-form card" onSubmit=${submits(run)}>
 				<${Form} draft=${draft} size=${t.ownSize}><${Strength} /><//>
 				<div class="stack generate-submit">
 					<${Seed} draft=${draft} />
@@ -66,37 +64,32 @@ export function View() {
 		${veil}`
 }
 
-/** Nothing to edit yet: a file, or one of the pictures that were made here. */
 function Start() {
 	const {ended} = useStore(app)
-	const pictures = picturesOf(ended)
-	return html`<${DropZone} onFiles=${open} accept=${PICTURES} label=${t.drop} hint=${t.dropText} icon="picture" />
-		${pictures.length > 0 && html`<${Gallery} pictures=${pictures} selected=${null} onSelect=${each => navigate("edit", {job: each.job.id, image: each.image.index})} />`}`
+	const images = imagesOf(ended)
+	return html`<${DropZone} onFiles=${open} accept=${IMAGES} label=${t.drop} hint=${t.dropText} icon="image" />
+		${images.length > 0 && html`<${Gallery} images=${images} selected=${null} onSelect=${each => navigate("edit", {job: each.job.id, image: each.image.index})} />`}`
 }
 
-/** @param {{ pictures: any[], current: any, shown: string }} props */
-const Work = ({pictures, current, shown}) => html`<div class="row wrap spread edit-head">
+/** @param {{ images: any[], current: any, shown: string }} props */
+const Work = ({images, current, shown}) => html`<div class="row wrap spread edit-head">
 		<div class="edit-switch">
-			<${Segmented}
-				label=${t.show}
-				value=${shown}
-				options=${t.parts}
-				onChange=${value => edit.set({shown: value})}
-			/>
+			<${Segmented} label=${t.show} value=${shown} options=${t.parts} onChange=${value => edit.set({shown: value})} />
 		</div>
-		<${DropZone} onFiles=${open} accept=${PICTURES} label=${t.another} icon="picture" compact />
+		<${DropZone} onFiles=${open} accept=${IMAGES} label=${t.another} icon="image" compact />
 	</div>
-	<section class="card edit-picture" aria-label=${t.parts.picture}>
+	<section class="card edit-image" aria-label=${t.parts.image}>
 		<${Canvas} />
 		<${Tools} />
 		<p class="small muted edit-hint" id="edit-hint">${t.hint}</p>
 	</section>
 	<section class="card edit-result" aria-label=${t.parts.result}>
-		<${Result} pictures=${pictures} current=${current} />
+		<${Result} images=${images} current=${current} />
 	</section>`
 
 function Strength() {
 	const strength = useStore(draft).strength ?? 0.75
+	/** @param {number} value */
 	const set = value => draft.set({strength: Math.min(1, Math.max(0, value))})
 	return html`<div>
 		<${Slider} label=${t.strength} value=${strength} onChange=${set} />
@@ -104,6 +97,7 @@ function Strength() {
 	</div>`
 }
 
+/** @param {() => void} run @param {() => void} proceed */
 function useEditKeys(run, proceed) {
 	const mask = () => edit.get().mask
 	const keys = t.keys
@@ -127,7 +121,7 @@ function useEditKeys(run, proceed) {
 		["+", t.zoomIn, () => zoomBy(1.25)],
 		["-", t.zoomOut, () => zoomBy(0.8)],
 		["0", t.fit, fit],
-		["x", keys.other, () => edit.set(({shown}) => ({shown: shown === "result" ? "picture" : "result"}))],
+		["x", keys.other, () => edit.set(({shown}) => ({shown: shown === "result" ? "image" : "result"}))],
 		["s", t.useResult, proceed]
 	])
 }

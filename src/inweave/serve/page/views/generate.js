@@ -1,4 +1,4 @@
-// Generate: the form, the picture, the gallery.
+// Generate: the form, the image, the gallery.
 import {
 	api,
 	app,
@@ -20,8 +20,8 @@ import {
 } from "../kit.js"
 import {draft, randomSeed, submitDraft} from "./generate/draft.js"
 import {Form, Seed} from "./generate/form.js"
-import {Gallery, keyOf, picturesOf} from "./generate/gallery.js"
-import {Finished, Nothing, Running, removePicture, usePicture} from "./generate/stage.js"
+import {Gallery, imagesOf, keyOf} from "./generate/gallery.js"
+import {Finished, Nothing, Running, removeImage, reuseSettings} from "./generate/stage.js"
 
 const t = texts.generate
 
@@ -29,19 +29,20 @@ export function View() {
 	const {ended, active} = useStore(app)
 	const [selected, setSelected] = useState(/** @type {string | null} */ (null))
 	const [busy, during] = useBusy()
-	const pictures = picturesOf(ended)
+	const images = imagesOf(ended)
 	const current = active?.find(job => job.operation !== "train")
-	const chosen = pictures.find(picture => keyOf(picture) === selected)
-	const shown = chosen ?? (current ? undefined : pictures[0])
+	const chosen = images.find(item => keyOf(item) === selected)
+	const shown = chosen ?? (current ? undefined : images[0])
 	const veil = usePageDrop(files => restore(files[0]).catch(showError), t.dropHint)
 	const show = () => {
 		setSelected(null)
 		document.querySelector(".generate-stage")?.scrollIntoView({block: "nearest"}) // it is below the form on a phone
 	}
 	const submit = () => during(submitDraft(draft, {operation: "image_generation"}).then(show))
+	/** @param {number} by */
 	const step = by => {
-		const index = shown ? pictures.indexOf(shown) : -1
-		const next = pictures[Math.max(0, Math.min(pictures.length - 1, index + by))]
+		const index = shown ? images.indexOf(shown) : -1
+		const next = images[Math.max(0, Math.min(images.length - 1, index + by))]
 		if (next) setSelected(keyOf(next))
 	}
 	useShortcuts(t.title, [
@@ -53,15 +54,12 @@ export function View() {
 		["l", t.keys.lock, () => draft.set(state => ({locked: !state.locked}))],
 		["k", t.keys.previous, () => step(-1)],
 		["j", t.keys.next, () => step(1)],
-		["u", t.keys.use, () => shown && usePicture(shown)],
-		["Delete", t.keys.remove, () => shown && removePicture(shown)]
+		["u", t.keys.use, () => shown && reuseSettings(shown)],
+		["Delete", t.keys.remove, () => shown && removeImage(shown)]
 	])
 	return html`<h1 class="visually-hidden">${t.title}</h1>
 		<div class="generate">
-			<form
-				class="generate-form card"
-				onSubmit=${submits(submit)}
-			>
+			<form class="generate-form card" onSubmit=${submits(submit)}>
 				<${Form} draft=${draft} />
 				<div class="stack generate-submit">
 					<${Seed} draft=${draft} />
@@ -70,17 +68,17 @@ export function View() {
 			</form>
 			<div class="generate-result">
 				<div class="generate-stage card">
-					${shown ? html`<${Finished} key=${keyOf(shown)} picture=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : ended && html`<${Nothing} />`}
+					${shown ? html`<${Finished} key=${keyOf(shown)} item=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : ended && html`<${Nothing} />`}
 				</div>
-				${ended && html`<${Gallery} pictures=${pictures} selected=${shown ? keyOf(shown) : null} onSelect=${picture => setSelected(keyOf(picture))} />`}
+				${ended && html`<${Gallery} images=${images} selected=${shown ? keyOf(shown) : null} onSelect=${item => setSelected(keyOf(item))} />`}
 			</div>
 		</div>
 		${veil}`
 }
 
-/** Put the settings of a picture into the form, with a line for each thing that is missing. */
+/** Load the settings of an image file into the form, and report what is missing. @param {File} file */
 async function restore(file) {
-	/** @type {PictureSettings} */
+	/** @type {ImageMetadata} */
 	const {settings, loras, warnings} = await api("/v1/pictures/settings", {method: "POST", body: file})
 	const library = app.get().loras
 	let prompt = settings.prompt ?? ""

@@ -1,4 +1,4 @@
-// Library: the worker's LoRAs as cards and as a table, with what is known of each; files are added by dropping them.
+// Library: the worker's LoRAs as cards or as a table.
 import {
 	app,
 	Button,
@@ -9,14 +9,14 @@ import {
 	Field,
 	href,
 	html,
-	Icon,
-	LoraPicture,
+	LoraImage,
 	loadLoras,
 	navigate,
 	persisted,
 	printable,
 	remember,
 	rescan,
+	Search,
 	Segmented,
 	Select,
 	showError,
@@ -31,12 +31,13 @@ import {
 	useState,
 	useStore
 } from "../kit.js"
-import {Details} from "./library/details.js"
+import {algorithm, Details} from "./library/details.js"
 import {addFiles, Uploads} from "./library/upload.js"
 
 const t = texts.library
 const PAGE = 60
 const layout = persisted("library-layout", "cards")
+/** @type {Record<string, (a: Lora, b: Lora) => number>} */
 const ORDERS = {
 	name: (a, b) => a.display_name.localeCompare(b.display_name),
 	newest: (a, b) => b.modified - a.modified,
@@ -50,6 +51,7 @@ export function View() {
 	useEffect(() => setFilters(read()), [params])
 	const [limit, setLimit] = useState(PAGE)
 	const [scanning, during] = useBusy()
+	/** @param {Partial<LibraryFilters>} patch */
 	const change = patch => {
 		setFilters(before => ({...before, ...patch}))
 		setLimit(PAGE)
@@ -100,7 +102,7 @@ export function View() {
 					<//>`
 				: filters.layout === "table"
 					? html`<${Table} loras=${shown.slice(0, limit)} twins=${twins} filters=${filters} />`
-					: html`<ul class="library-cards">
+					: html`<ul class="tiles library-cards">
 							${shown.slice(0, limit).map(lora => html`<${Card} key=${lora.id} lora=${lora} twins=${twins} filters=${filters} />`)}
 						</ul>`
 		}
@@ -109,13 +111,13 @@ export function View() {
 		${veil}`
 }
 
-/** What the address says. */
+/** The filters of the address. */
 function read() {
 	const {query = "", base = "", only = "", sort = "name", layout: shape = layout.read()} = currentParams()
 	return {query, base, only, sort: sort in ORDERS ? sort : "name", layout: shape}
 }
 
-const focusSearch = () => /** @type {HTMLElement | null} */ (document.querySelector(".library-search"))?.focus()
+const focusSearch = () => /** @type {HTMLElement | null} */ (document.querySelector("[type=search]"))?.focus()
 
 /** @param {LibraryFilters} filters */
 const address = ({query, base, only, sort, layout: shape}) => ({
@@ -176,17 +178,7 @@ function Filters({loras, twins, filters, change}) {
 	].filter(each => each.count > 0 || filters.only === each.value)
 	return html`<div class="library-filters">
 		<${Field} label=${t.search}>
-			${id => html`<div class="search">
-				<${Icon} name="search" />
-				<input
-					id=${id}
-					class="input library-search"
-					type="search"
-					placeholder=${t.searchHint}
-					value=${filters.query}
-					onInput=${e => change({query: e.currentTarget.value})}
-				/>
-			</div>`}
+			${id => html`<${Search} id=${id} placeholder=${t.searchHint} value=${filters.query} onChange=${query => change({query})} />`}
 		<//>
 		<${Select}
 			label=${t.base}
@@ -194,12 +186,7 @@ function Filters({loras, twins, filters, change}) {
 			options=${[["", t.anyBase(loras.length)], ...bases.map(base => [base, `${base === "?" ? t.unknownBase : base} (${counts.get(base)?.length})`])]}
 			onChange=${base => change({base})}
 		/>
-		<${Select}
-			label=${t.sort}
-			value=${filters.sort}
-			options=${t.orders}
-			onChange=${sort => change({sort})}
-		/>
+		<${Select} label=${t.sort} value=${filters.sort} options=${t.orders} onChange=${sort => change({sort})} />
 		${
 			chips.length > 0 &&
 			html`<div class="row wrap library-chips">
@@ -229,7 +216,7 @@ ${!lora.health.length && !lora.checked && html`<span class="badge">${t.notRead}<
 /** @param {{ lora: Lora, twins: Twins, filters: LibraryFilters }} props */
 const Card = ({lora, twins, filters}) => html`<li>
 	<a class="card library-card" href=${href("library", {...address(filters), lora: lora.id})}>
-		<span class="library-picture cover"><${LoraPicture} lora=${lora} name=${lora.name} /></span>
+		<span class="library-image cover"><${LoraImage} lora=${lora} name=${lora.name} /></span>
 		<span class="library-name">${lora.display_name}</span>
 		<span class="muted small clip">${printable(lora.path)}</span>
 		<span class="muted small">${[algorithm(lora), bytes(lora.size)].filter(Boolean).join(" · ")}</span>
@@ -239,10 +226,6 @@ const Card = ({lora, twins, filters}) => html`<li>
 		</span>
 	</a>
 </li>`
-
-/** @param {Lora} lora */
-export const algorithm = lora =>
-	[lora.algorithms.slice(0, 2).join(", "), lora.ranks.length ? t.rank(lora.ranks) : ""].filter(Boolean).join(" ")
 
 /** @param {{ loras: Lora[], twins: Twins, filters: LibraryFilters }} props */
 const Table = ({

@@ -1,7 +1,8 @@
-// Queue: what runs, what waits in which order, what ended and why.
+// Queue: running and waiting jobs, and those that ended.
 import {
 	ago,
 	app,
+	BADGES,
 	Button,
 	cancelJob,
 	cx,
@@ -65,18 +66,18 @@ export function View() {
 	</div>`
 }
 
-/** @param {Job} job what it makes, in a few words */
+/** @param {Job} job */
 function titleOf(job) {
 	if (job.operation === "train") return t.training(String(job.settings.name ?? ""))
 	return withoutTags(job.settings.prompt ?? "") || t.noPrompt
 }
 
-/** @param {Job} job */
+/** @param {Job} job @param {string} title */
 const linked = (job, title) =>
 	job.operation === "train" ? html`<a href=${href("train", {job: job.id})}>${title}</a>` : title
 
 /** @param {{ job: Job }} props */
-const Picture = ({job}) => html`<span class="queue-picture cover">
+const Thumbnail = ({job}) => html`<span class="queue-image cover">
 	${job.result?.images?.[0] ? html`<img src=${job.result.images[0].url} alt="" loading="lazy" />` : html`<${Swatch} name=${job.id} />`}
 </span>`
 
@@ -85,7 +86,7 @@ function Facts({job}) {
 	const count = job.settings.count ?? 1
 	return html`<p class="queue-facts">
 		<span>${t.operations[job.operation]}</span>
-		${job.operation !== "train" && count > 1 && html`<span>${t.pictures(count)}</span>`}
+		${job.operation !== "train" && count > 1 && html`<span>${t.images(count)}</span>`}
 		<span>${job.model}</span>
 		<span>${ago(job.finished ?? job.created)}</span>
 		${job.attempts > 1 && html`<span class="badge badge-warning">${t.attempts}</span>`}
@@ -97,7 +98,7 @@ function Running({job}) {
 	const progress = useStore(app).progress[job.id]
 	const title = titleOf(job)
 	return html`<li class="row queue-item card" data-job=${job.id}>
-		<span class="queue-picture cover">
+		<span class="queue-image cover">
 			${progress?.preview ? html`<img src=${progress.preview} alt="" />` : html`<${Swatch} name=${job.id} />`}
 		</span>
 		<div class="grow stack queue-body">
@@ -111,6 +112,7 @@ function Running({job}) {
 
 /** @param {{ jobs: Job[] }} props */
 function Waiting({jobs}) {
+	/** @param {number} from @param {number} to */
 	const move = (from, to) => moveJob(jobs[from].id, to).catch(showError)
 	const reorder = useReorder(
 		jobs.map(job => job.id),
@@ -137,14 +139,12 @@ function Waiting({jobs}) {
 	</section>`
 }
 
-const BADGES = {done: "badge-good", failed: "badge-bad", cancelled: "", queued: "", running: "badge-active"}
-
 /** @param {{ job: Job }} props */
 function Ended({job}) {
 	const title = titleOf(job)
 	const advice = job.error && t.advice[job.error.code]
 	return html`<li class="row queue-item queue-ended" data-job=${job.id}>
-		<${Picture} job=${job} />
+		<${Thumbnail} job=${job} />
 		<div class="grow queue-body">
 			<p class="row"><span class="queue-title clip">${linked(job, title)}</span><span class=${cx("badge", BADGES[job.state])}>${t.states[job.state]}</span></p>
 			${job.error ? html`<p class="queue-error">${job.error.message}${advice ? html` <span class="muted">${advice}</span>` : null}</p>` : html`<${Facts} job=${job} />`}

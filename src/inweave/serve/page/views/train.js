@@ -1,4 +1,4 @@
-// Train: datasets and runs; a dataset with its pictures and the form of a run; a run as it goes.
+// Train: datasets and runs; one dataset with the form of a run; one run.
 import {
 	ago,
 	api,
@@ -23,8 +23,8 @@ import {
 	useStore
 } from "../kit.js"
 import {BulkCaptions} from "./train/captions.js"
+import {Images, UploadProgress, useCrops} from "./train/images.js"
 import {Pad} from "./train/pad.js"
-import {Pictures, UploadProgress, useCrops} from "./train/pictures.js"
 import {Run} from "./train/run.js"
 import {Setup, useForm} from "./train/setup.js"
 import {
@@ -60,18 +60,20 @@ function Home() {
 			.catch(showError)
 	}, [])
 	const own = datasets?.filter(each => !each.built_in) ?? []
+	/** @param {File[]} files */
 	const create = async files => {
 		const {id} = await createDataset(t.newName(own.length + 1))
 		navigate("train", {dataset: id})
 		await openDataset(id)
 		await addFiles(id, files)
 	}
+	/** @param {File[]} files */
 	const drop = files => create(files).catch(showError)
 	const veil = usePageDrop(drop, t.drop)
 	const examples = datasets?.filter(each => each.built_in) ?? []
 	return html`<header class="view-head"><div><h1>${t.title}</h1><p>${t.text}</p></div></header>
 		<div class="train-first">
-			<${DropZone} onFiles=${drop} accept=${ACCEPT} label=${t.drop} hint=${t.dropHint} multiple icon="picture" />
+			<${DropZone} onFiles=${drop} accept=${ACCEPT} label=${t.drop} hint=${t.dropHint} multiple icon="image" />
 			<div class="card panel stack train-draw">
 				<div class="train-draw-cloth"><${Swatch} name="drawing" size=${12} /></div>
 				<p>${t.drawText}</p>
@@ -85,10 +87,11 @@ function Home() {
 		${veil}`
 }
 
-/** @param {{ dataset?: string, onClose: () => void }} props  drawings go to the dataset one by one; without one it is made */
+/** @param {{ dataset?: string, onClose: () => void }} props  drawings go to the dataset one by one; it is created if missing */
 function Drawing({dataset, onClose}) {
 	const [id, setId] = useState(dataset ?? "")
 	const [added, setAdded] = useState(0)
+	/** @type {PadProps["onAdd"]} */
 	const add = async (blob, caption) => {
 		const target = id || (await createDataset(t.pad.name)).id
 		if (!id) {
@@ -111,7 +114,7 @@ function Drawing({dataset, onClose}) {
 /** @param {{ title: string, list: any[] }} props */
 const Datasets = ({title, list}) => html`<section class="train-section">
 	<h2>${title}</h2>
-	<ul class="train-datasets">
+	<ul class="tiles">
 		${list.map(
 			each => html`<li key=${each.id}><a class="card train-dataset" href=${href("train", {dataset: each.id})}>
 				<span class="train-cover cover">${each.first ? html`<img src=${thumbnail(each.id, {name: each.first, modified: each.created})} alt="" loading="lazy" />` : html`<${Swatch} name=${each.id} />`}</span>
@@ -162,6 +165,7 @@ function Desk({dataset}) {
 	const [drawing, setDrawing] = useState(false)
 	const {resolution} = form.overrides
 	useCrops(dataset, form.model, resolution >= 16 ? {resolution} : {})
+	/** @param {File[]} files */
 	const add = files => {
 		if (dataset.built_in) toast(t.fixed, {kind: "warning"})
 		else addFiles(dataset.id, files).catch(showError)
@@ -169,6 +173,7 @@ function Desk({dataset}) {
 	const veil = usePageDrop(add, t.add)
 	const undo = () => undoCaptions().catch(showError)
 	useShortcuts(t.title, [["u", t.captions.undoKey, undo]])
+	/** @param {{ currentTarget: HTMLInputElement }} event */
 	const rename = event =>
 		api(path(dataset.id), {method: "PATCH", json: {name: event.currentTarget.value}})
 			.then(answer => desk.set({dataset: answer}))
@@ -191,13 +196,13 @@ function Desk({dataset}) {
 				${
 					!dataset.built_in &&
 					html`<div class="row wrap train-add">
-						<${DropZone} onFiles=${add} accept=${ACCEPT} label=${t.add} multiple compact icon="picture" />
+						<${DropZone} onFiles=${add} accept=${ACCEPT} label=${t.add} multiple compact icon="image" />
 						<${Button} icon="edit" onClick=${() => setDrawing(true)}>${t.draw}<//>
 					</div>`
 				}
 				<${UploadProgress} />
 				${!dataset.built_in && dataset.pictures.length > 0 && html`<${BulkCaptions} />`}
-				${dataset.pictures.length ? html`<${Pictures} dataset=${dataset} />` : html`<${Empty} name=${dataset.id} title=${t.emptyTitle} text=${t.emptyText} />`}
+				${dataset.pictures.length ? html`<${Images} dataset=${dataset} />` : html`<${Empty} name=${dataset.id} title=${t.emptyTitle} text=${t.emptyText} />`}
 			</div>
 			<${Setup} dataset=${dataset} form=${form} />
 		</div>

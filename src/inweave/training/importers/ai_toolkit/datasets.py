@@ -7,13 +7,16 @@ caption_ext  the extension of captions; caption_type is an older name, which cou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from inweave.checked import for_message
+from inweave.training.config.aliases import SPEED
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
 from inweave.training.importers.datasets import Folder
 from inweave.training.importers.defaults import defaults
-from inweave.training.importers.translate import SPEED, OtherSettings, Translation, parse_resolutions
-from inweave.training.importers.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
+from inweave.training.importers.readers import entries_by_index, parse_resolutions
 
 _OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "caption_dropout_rate": ("caption_dropout_rate", parse_number), "shuffle_tokens": ("shuffle_caption", parse_bool),
@@ -25,18 +28,14 @@ _DATA_HARMLESS = (
     "cache_", "num_workers", "prefetch", "type", "shrink_video", "do_i2v", "fps", "debug", "fast_image", "persistent",
     "full_size_control", "replay_", "gpu_", "control_transparent", "random_triggers_max", "auto_frame", "do_audio",
 )  # fmt: skip
+_READ = ("folder_path", "dataset_path", "resolution", "num_repeats", "is_reg", "default_caption", "caption_type")
 _NEUTRAL = {"network_weight": 1.0, "loss_multiplier": 1.0, "scale": 1.0, "num_frames": 1, "guidance_type": "targeted"}
 
 
-def read_folders(settings: OtherSettings, out: Translation) -> list[Folder]:
-    """The folders of the datasets, with their options under the names of a dataset file."""
-    by_index: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        if name.startswith("datasets."):
-            _, index, key = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
-            by_index.setdefault(index, {})[key] = value
+def read_folders(out: Translation) -> list[Folder]:
+    """Return the folders of the datasets, with their options under the names of a dataset file."""
     folders = []
-    for index, entries in by_index.items():
+    for index, entries in entries_by_index(out.settings, "datasets").items():
         at = f"datasets.{index}"
         table = {
             **defaults("ai_toolkit", "dataset"),
@@ -52,8 +51,8 @@ def read_folders(settings: OtherSettings, out: Translation) -> list[Folder]:
         except ValueError as error:
             out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
     if len({bool(folder.options.get("flip_aug")) for folder in folders}) > 1:
-        for folder in folders:  # a share of the run, which counts steps
-            folder.repeats *= 2 if folder.options.get("flip_aug") else 1
+        # a share of the run, which counts steps
+        return [replace(each, repeats=each.repeats * (2 if each.options.get("flip_aug") else 1)) for each in folders]
     return folders
 
 
@@ -65,15 +64,7 @@ def _folder(at: str, path: str, table: dict[str, Any], out: Translation) -> Fold
             name, parse = _OPTIONS[key]
             options[name] = parse(value)
             out.mapping[where] = "dataset"
-        elif key in (
-            "folder_path",
-            "dataset_path",
-            "resolution",
-            "num_repeats",
-            "is_reg",
-            "default_caption",
-            "caption_type",
-        ):
+        elif key in _READ:
             out.mapping[where] = "dataset"
         elif key == "alpha_mask" and parse_bool(value):
             options["alpha_mask"] = True

@@ -1,1 +1,1 @@
-"""kohya's sd-scripts and kohya_ss: command lines, TOML files, presets of the GUI."""
+"""kohya's sd-scripts, musubi-tuner and kohya_ss: command lines, TOML files, presets of the GUI."""

@@ -18,31 +18,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.importers.translate import Translation
-from inweave.training.importers.values import is_off, parse_int, parse_number
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off, names, parse_int, parse_number
 
-NAMES = frozenset({
-    "block_dims", "block_alphas", "conv_block_dims", "conv_block_alphas", "down_lr_weight", "mid_lr_weight", "up_lr_weight",
-    "block_lr_zero_threshold",
-})  # fmt: skip
+NAMES = frozenset(
+    names(
+        "block_dims block_alphas conv_block_dims conv_block_alphas down_lr_weight mid_lr_weight up_lr_weight "
+        "block_lr_zero_threshold"
+    )
+)
 _CURVES = ("sine", "cosine", "linear", "reverse_linear", "zeros")
 
 
-def block_rules(
-    out: Translation, arguments: Mapping[str, Any], settings: Mapping[str, Any], convolutions: bool
-) -> None:
+def block_rules(out: Translation, arguments: Mapping[str, Any], convolutions: bool) -> None:
     """Add one rule per block that the arguments set something for."""
     present = {name: value for name, value in arguments.items() if name in NAMES and not is_off(value)}
     if not present or present.keys() == {"block_lr_zero_threshold"}:
         return
     sdxl = out.family == "sdxl"
     count = 23 if sdxl else 25
-    rank, alpha = parse_int(settings.get("network_dim") or 4), parse_number(settings.get("network_alpha") or 1)
+    rank, alpha = parse_int(out.get("network_dim") or 4), parse_number(out.get("network_alpha") or 1)
     dims = _numbers(present, "block_dims", count) or [float(rank)] * count
     alphas = _numbers(present, "block_alphas", count) or [alpha] * count
     conv_dims, conv_alphas = _numbers(present, "conv_block_dims", count), _numbers(present, "conv_block_alphas", count)
     weights = _learning_rates(present, sdxl)
-    rate = parse_number(settings.get("unet_lr") or settings.get("learning_rate") or 2e-6)
+    rate = parse_number(out.get("unet_lr") or out.get("learning_rate") or 2e-6)
     threshold = parse_number(present.get("block_lr_zero_threshold") or 0.0)
     rules: list[dict[str, Any]] = []
     for index, linear, wide in _blocks(sdxl, convolutions or bool(conv_dims)):

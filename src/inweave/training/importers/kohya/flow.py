@@ -14,84 +14,76 @@ min_timestep, max_timestep     SD 3 and musubi: times are scaled into this range
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import parse_number
 from inweave.training.importers.targets import FLOW
-from inweave.training.importers.translate import Translation
-from inweave.training.importers.values import is_off, normalize_name, parse_number
 
 #: families whose scripts are musubi-tuner's
 MUSUBI: Final = frozenset({"qwen_image", "z_image"})
 
-_UNET_ONLY = (
-    "min_snr_gamma", "noise_offset", "multires_noise_iterations", "multires_noise_discount", "debiased_estimation_loss",
-    "adaptive_noise_scale", "noise_offset_random_strength", "scale_v_pred_loss_like_noise_pred", "v_pred_like_loss",
-    "zero_terminal_snr", "v_parameterization", "max_token_length", "weighted_captions",
-)  # fmt: skip
-_FLOW_ONLY = (
-    "timestep_sampling", "weighting_scheme", "sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "guidance_scale",
-    "model_prediction_type", "discrete_flow_shift", "training_shift", "apply_t5_attn_mask", "t5xxl_max_token_length",
-    "blocks_to_swap", "split_mode", "t5xxl", "ae", "clip_l", "clip_g",
-)  # fmt: skip
+_UNET_ONLY = """
+    min_snr_gamma noise_offset multires_noise_iterations multires_noise_discount debiased_estimation_loss
+    adaptive_noise_scale noise_offset_random_strength scale_v_pred_loss_like_noise_pred v_pred_like_loss
+    zero_terminal_snr v_parameterization max_token_length weighted_captions
+"""
+_TRANSFORMER_ONLY = """
+    timestep_sampling weighting_scheme sigmoid_scale logit_mean logit_std mode_scale guidance_scale
+    model_prediction_type discrete_flow_shift training_shift apply_t5_attn_mask t5xxl_max_token_length blocks_to_swap
+    split_mode t5xxl ae clip_l clip_g
+"""
 #: settings of sd-scripts that musubi-tuner does not have
-_NOT_IN_MUSUBI = (
-    "unet_lr", "text_encoder_lr", "network_train_unet_only", "network_train_text_encoder_only", "save_precision", "loss_type",
-    "huber_c", "huber_schedule", "ip_noise_gamma", "train_batch_size", "resolution", "enable_bucket", "min_bucket_reso",
-    "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale", "caption_extension", "shuffle_caption", "keep_tokens",
-    "caption_dropout_rate", "caption_tag_dropout_rate", "flip_aug", "random_crop", "color_aug", "train_data_dir", "reg_data_dir",
-    "prior_loss_weight", "clip_skip", "cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs",
-    "cache_text_encoder_outputs_to_disk", "guidance_scale", "model_prediction_type", "training_shift", "masked_loss",
-)  # fmt: skip
+_NOT_IN_MUSUBI = """
+    unet_lr text_encoder_lr network_train_unet_only network_train_text_encoder_only save_precision loss_type huber_c
+    huber_schedule ip_noise_gamma train_batch_size resolution enable_bucket min_bucket_reso max_bucket_reso
+    bucket_reso_steps bucket_no_upscale caption_extension shuffle_caption keep_tokens caption_dropout_rate
+    caption_tag_dropout_rate flip_aug random_crop color_aug train_data_dir reg_data_dir prior_loss_weight clip_skip
+    cache_latents cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk guidance_scale
+    model_prediction_type training_shift masked_loss
+"""
+_NOT_IN_SD3 = "ip_noise_gamma discrete_flow_shift timestep_sampling guidance_scale model_prediction_type"
+_IGNORED: Final = {
+    "flux": f"{_UNET_ONLY} min_timestep max_timestep training_shift", "sd3": f"{_UNET_ONLY} {_NOT_IN_SD3}",
+    **dict.fromkeys(MUSUBI, f"{_UNET_ONLY} {_NOT_IN_MUSUBI}"),
+}  # fmt: skip
 
 
-def ignored_settings(family: str) -> tuple[str, ...]:
-    """The settings that the scripts of a family do not read."""
-    if family in MUSUBI:
-        return (*_UNET_ONLY, *_NOT_IN_MUSUBI)
-    others = {
-        "flux": ("min_timestep", "max_timestep", "training_shift"),
-        "sd3": (
-            "ip_noise_gamma",
-            "discrete_flow_shift",
-            "timestep_sampling",
-            "guidance_scale",
-            "model_prediction_type",
-        ),
-    }
-    return (*_UNET_ONLY, *others[family]) if family in FLOW else _FLOW_ONLY
+def ignored_settings(family: str) -> frozenset[str]:
+    """Return the settings that the scripts of a family do not read."""
+    return frozenset(_IGNORED.get(family, _TRANSFORMER_ONLY).split())
 
 
-def read_times(out: Translation, settings: Mapping[str, Any]) -> None:
-    """Timesteps of a flow: how they are sampled, by how much they are shifted, and how much each counts."""
+def read_times(out: Translation) -> None:
+    """Set how timesteps of a flow are sampled and shifted, and how much each counts."""
     if out.family not in FLOW:
         out.fields["timestep_sampling"] = "uniform"
         return
-    fields = _sampling(out.family, settings)
+    fields = _sampling(out)
     for name in ("logit_mean", "logit_std", "timestep_shift", "timestep_sampling"):
         out.fields.pop(name, None)
     if fields:
         out.fields |= fields
     else:
-        sampling = "sigma" if out.family == "sd3" else settings.get("timestep_sampling")
-        value = f"{for_message(sampling)}, {for_message(settings.get('weighting_scheme'))}"
-        shift = _shift(out.family, settings)
+        sampling = "sigma" if out.family == "sd3" else out.get("timestep_sampling")
+        value = f"{for_message(sampling)}, {for_message(out.get('weighting_scheme'))}"
+        shift = _shift(out)
         out.refuse("timestep_sampling", f"{value} with a shift of {shift:g} has no equivalent", "timestep_sampling")
     ranged = [name for name in ("min_timestep", "max_timestep") if out.fields.get(name) is not None]
-    if ranged and out.family in MUSUBI and normalize_name(settings.get("timestep_sampling")) == "sigma":
+    if ranged and out.family in MUSUBI and out.word("timestep_sampling") == "sigma":
         out.refuse(ranged[0], "with timestep_sampling = sigma the range counts from pure noise, before the shift")
 
 
-def _shift(family: str, settings: Mapping[str, Any]) -> float:
-    return parse_number(settings.get("training_shift" if family == "sd3" else "discrete_flow_shift", 1.0))
+def _shift(out: Translation) -> float:
+    return parse_number(out.get("training_shift" if out.family == "sd3" else "discrete_flow_shift", 1.0))
 
 
-def _sampling(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings of the times; none where they cannot be expressed."""
-    kind, scheme = normalize_name(settings.get("timestep_sampling")), normalize_name(settings.get("weighting_scheme"))
-    std, mean = parse_number(settings.get("logit_std", 1.0)), parse_number(settings.get("logit_mean", 0.0))
-    scale, shift = parse_number(settings.get("sigmoid_scale", 1.0)), _shift(family, settings)
+def _sampling(out: Translation) -> dict[str, Any]:
+    """Return our settings of the times; none if they cannot be expressed."""
+    family, kind, scheme = out.family, out.word("timestep_sampling"), out.word("weighting_scheme")
+    std, mean = parse_number(out.get("logit_std", 1.0)), parse_number(out.get("logit_mean", 0.0))
+    scale, shift = parse_number(out.get("sigmoid_scale", 1.0)), _shift(out)
     factor = None if shift == 1 else shift
     weighted = {"flux": (), "sd3": ("cosmap",)}.get(family, ("cosmap", "sigmasqrt"))
     if scheme in weighted:
@@ -116,14 +108,13 @@ def _sampling(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"timestep_sampling": "uniform"} if kind == "uniform" else {}
 
 
-def ensure_musubi_arguments(out: Translation, settings: Mapping[str, Any]) -> None:
-    """Refuse what musubi-tuner does to times and losses beside their distribution."""
+def refuse_musubi_arguments(out: Translation) -> None:
+    """Refuse what musubi-tuner does to times and losses besides sampling and weighting them."""
     for name, why in (
         ("preserve_distribution_shape", "times outside of the range are scaled into it, not sampled again"),
         ("num_timestep_buckets", "times are sampled independently, not by strata"),
         ("use_mask_loss", "its masks are weights from a folder of their own"),
     ):
-        value = settings.get(name)
-        single = name == "num_timestep_buckets" and not is_off(value) and parse_number(value) <= 1
-        if not is_off(value) and not single:
-            out.refuse(name, f"{for_message(value)}: {why}")
+        single = name == "num_timestep_buckets" and out.is_on(name) and parse_number(out.get(name)) <= 1
+        if out.is_on(name) and not single:
+            out.refuse_value(name, why)

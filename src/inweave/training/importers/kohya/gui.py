@@ -17,63 +17,79 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off, names, normalize_name, parse_number, parse_scalar, words
 from inweave.training.importers.defaults import defaults
+from inweave.training.importers.kohya.files import prepare_kohya, translate_kohya
 from inweave.training.importers.models import refuse_method
 from inweave.training.importers.shell import parse_options
-from inweave.training.importers.translate import Translation
-from inweave.training.importers.values import is_off, normalize_name, parse_number, parse_scalar, words
+from inweave.training.importers.source import Importer, Source
 
-MARKS = frozenset({"LoRA_type", "max_resolution", "lr_warmup", "stop_text_encoder_training", "LyCORIS_preset"})
+_MARKS = frozenset({"LoRA_type", "max_resolution", "lr_warmup", "stop_text_encoder_training", "LyCORIS_preset"})
 _TEXTUAL_INVERSION = ("token_string", "init_word", "num_vectors_per_token")
 _FINE_TUNE = ("train_dir", "image_folder", "create_caption", "create_buckets", "generate_caption_database", "learning_rate_te",
               "learning_rate_te1", "finetune_image_folder")  # fmt: skip
-#: LoRA_type without punctuation -> (network module, algorithm of LyCORIS)
-_TYPES = {
-    "standard": ("networks.lora", ""), "kohyalocon": ("networks.lora", ""), "flux1": ("networks.lora_flux", ""),
-    "sd3": ("networks.lora_sd3", ""), "lorafa": ("networks.lora_fa", ""), "kohyadylora": ("networks.dylora", ""),
-    "flux1oft": ("networks.oft_flux", ""), "locon": ("lycoris.kohya", "locon"), "lycorislocon": ("lycoris.kohya", "locon"),
-    "lycorisloha": ("lycoris.kohya", "loha"), "lycorislokr": ("lycoris.kohya", "lokr"), "lycorisia3": ("lycoris.kohya", "ia3"),
-    "lycorisdylora": ("lycoris.kohya", "dylora"), "lycorisglora": ("lycoris.kohya", "glora"),
-    "lycorisdiagoft": ("lycoris.kohya", "diag-oft"), "lycorisboft": ("lycoris.kohya", "boft"),
-    "lycorisnativefinetuning": ("lycoris.kohya", "full"), "lumina": ("networks.lora_lumina", ""),
-    "hunyuanimage": ("networks.lora_hunyuan_image", ""), "anima": ("networks.lora_anima", ""),
+#: LoRA_type without punctuation -> network module
+_MODULES = {
+    "standard": "networks.lora", "kohyalocon": "networks.lora", "flux1": "networks.lora_flux",
+    "sd3": "networks.lora_sd3", "lorafa": "networks.lora_fa", "kohyadylora": "networks.dylora",
+    "flux1oft": "networks.oft_flux", "lumina": "networks.lora_lumina", "hunyuanimage": "networks.lora_hunyuan_image",
+    "anima": "networks.lora_anima",
+}  # fmt: skip
+#: LoRA_type without punctuation -> algorithm of LyCORIS
+_ALGORITHMS = {
+    "locon": "locon", "lycorislocon": "locon", "lycorisloha": "loha", "lycorislokr": "lokr", "lycorisia3": "ia3",
+    "lycorisdylora": "dylora", "lycorisglora": "glora", "lycorisdiagoft": "diag-oft", "lycorisboft": "boft",
+    "lycorisnativefinetuning": "full",
 }  # fmt: skip
 #: options of LyCORIS that the GUI passes on, by algorithm
 _LYCORIS = (
-    "rank_dropout", "module_dropout", "use_tucker", "use_scalar", "rank_dropout_scale", "train_norm", "dora_wd", "bypass_mode",
+    "rank_dropout", "module_dropout", "use_tucker", "use_scalar", "rank_dropout_scale", "train_norm", "dora_wd",
+    "bypass_mode",
 )  # fmt: skip
 _BLOCKS = (
     "down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold", "block_dims", "block_alphas",
     "conv_block_dims", "conv_block_alphas", "rank_dropout", "module_dropout",
 )  # fmt: skip
-#: of the LyCORIS and blocks boxes: their values are read with LoRA_type
-_NETWORK = frozenset({
-    "LoRA_type", "LyCORIS_preset", "conv_dim", "conv_alpha", "factor", "decompose_both", "use_cp", "unit", "train_on_input",
-    "constrain", "rescaled", "split_qkv", "split_mode", "train_blocks", *_LYCORIS, *_BLOCKS,
-})  # fmt: skip
+_LORA_PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
 _RENAMED = {
     "max_resolution": "resolution", "optimizer": "optimizer_type", "lora_network_weights": "network_weights",
     "train_dir": "output_dir",
 }  # fmt: skip
-#: boxes of other tabs and of the launcher
-_IGNORED = frozenset({
-    "additional_parameters", "epoch", "lr_warmup", "max_train_epochs", "max_train_steps", "noise_offset_type", "xformers",
-    "stop_text_encoder_training", "stop_text_encoder_training_pct", "no_token_padding", "save_as_bool", "model_list",
-    "sdxl_no_half_vae", "sdxl_cache_text_encoder_outputs", "flux1_cache_text_encoder_outputs",
-    "flux1_cache_text_encoder_outputs_to_disk", "flux1_checkbox", "sd3_checkbox", "sd3_cache_text_encoder_outputs",
-    "sd3_cache_text_encoder_outputs_to_disk", "use_wandb", "extra_accelerate_launch_args", "main_process_port", "multi_gpu",
-    "num_processes", "num_machines", "num_cpu_threads_per_process", "gpu_ids", "training_preset", "headless", "print_only",
-    "sdxl_checkbox", "wandb_api_key", "huggingface_token", "weights", "dynamo_backend", "dynamo_mode",
-    "dynamo_use_dynamic", "dynamo_use_fullgraph",
-})  # fmt: skip
+#: boxes that are read with LoRA_type, and boxes of other tabs and of the launcher
+_READ_TOGETHER = frozenset(names("""
+    LoRA_type LyCORIS_preset conv_dim conv_alpha factor decompose_both use_cp unit train_on_input constrain rescaled
+    split_qkv split_mode train_blocks
+    additional_parameters epoch lr_warmup max_train_epochs max_train_steps noise_offset_type xformers
+    stop_text_encoder_training stop_text_encoder_training_pct no_token_padding save_as_bool model_list sdxl_no_half_vae
+    sdxl_cache_text_encoder_outputs flux1_cache_text_encoder_outputs flux1_cache_text_encoder_outputs_to_disk
+    flux1_checkbox sd3_checkbox sd3_cache_text_encoder_outputs sd3_cache_text_encoder_outputs_to_disk use_wandb
+    extra_accelerate_launch_args main_process_port multi_gpu num_processes num_machines num_cpu_threads_per_process
+    gpu_ids training_preset headless print_only sdxl_checkbox wandb_api_key huggingface_token weights dynamo_backend
+    dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph
+""")) | {*_LYCORIS, *_BLOCKS}  # fmt: skip
+#: numbers that the GUI does not pass on where they are zero
+_ZERO_IS_UNSET = frozenset(names("""
+    seed clip_skip min_snr_gamma max_timestep min_timestep noise_offset save_every_n_epochs save_every_n_steps
+    sample_every_n_epochs sample_every_n_steps save_last_n_steps save_last_n_steps_state save_last_n_epochs
+    vae_batch_size ip_noise_gamma v_pred_like_loss max_token_length scale_weight_norms adaptive_noise_scale
+    lr_scheduler_num_cycles lr_scheduler_power multires_noise_iterations multires_noise_discount
+""")) | {*_LORA_PLUS}  # fmt: skip
+#: settings of the scripts for transformers
+_TRANSFORMER = names("""
+    ae clip_l clip_g t5xxl discrete_flow_shift model_prediction_type timestep_sampling t5xxl_max_token_length
+    guidance_scale apply_t5_attn_mask
+""")
 
 
-def is_gui(table: Mapping[str, Any]) -> bool:
-    return bool(MARKS & table.keys()) and not any(isinstance(value, Mapping) for value in table.values())
+def _recognize(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    plain = not any(isinstance(value, Mapping) for value in table.values())
+    return dict(table) if plain and _MARKS & table.keys() else None
 
 
-def from_gui(table: Mapping[str, Any], out: Translation) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the script's settings, the GUI's defaults that were used); what the GUI ignores is noted."""
+def _prepare(source: Source) -> Translation:
+    """Put the GUI's boxes under the names of the script that it would start."""
+    table = source.settings
     _ensure_adapter(table)
     implied = {
         name: value
@@ -84,41 +100,31 @@ def from_gui(table: Mapping[str, Any], out: Translation) -> tuple[dict[str, Any]
     settings: dict[str, Any] = {}
     for name, value in entries.items():
         if name.startswith("stop_text_encoder_training") and not is_off(value):
-            out.note(name, "kohya_ss ignores it for a LoRA")
-        elif name in _NETWORK or name in _IGNORED:
-            out.unset.append(name) if is_off(value) else out.note(name, "is read with the settings around it")
-        elif name == "persistent_data_loader_workers" or value is None or value == "":
-            out.unset.append(name)
+            source.note(name, "kohya_ss ignores it for a LoRA")
+        elif name in _READ_TOGETHER and not is_off(value):
+            source.note(name, "is read with the settings around it")
+        elif name in (*_READ_TOGETHER, "persistent_data_loader_workers") or value is None or value == "":
+            source.unset.append(name)
         else:
             settings.setdefault(_RENAMED.get(name, name), value)
     for name in ("optimizer_type", "resolution", "network_weights"):  # both spellings: the script's own counts
         if entries.get(name) not in (None, ""):
             settings[name] = entries[name]
-    if not is_off(entries.get("use_wandb")) and is_off(settings.get("log_with")):
+    if _on(entries, "use_wandb") and is_off(settings.get("log_with")):
         settings["log_with"] = "wandb"
     _model(entries, settings)
     _network(entries, settings)
-    _length(entries, settings, out)
+    _length(entries, settings, source)
     _rates(entries, settings)
-    _noise(entries, settings, out)
+    _noise(entries, settings, source)
     for name in ("optimizer_args", "lr_scheduler_args"):
-        if name in settings:
-            settings[name] = words(settings[name]) if isinstance(settings[name], str) else settings[name]
+        if isinstance(settings.get(name), str):
+            settings[name] = words(settings[name])
     for name in [name for name, value in settings.items() if value == 0 and name in _ZERO_IS_UNSET]:
-        out.unset.append(name)
+        source.unset.append(name)
         del settings[name]
     settings |= parse_options(words(str(entries.get("additional_parameters") or "")))
-    return settings, implied
-
-
-#: numbers that the GUI does not pass on where they are zero
-_ZERO_IS_UNSET = frozenset({
-    "seed", "clip_skip", "min_snr_gamma", "max_timestep", "min_timestep", "noise_offset", "save_every_n_epochs",
-    "save_every_n_steps", "sample_every_n_epochs", "sample_every_n_steps", "save_last_n_steps", "save_last_n_steps_state",
-    "save_last_n_epochs", "vae_batch_size", "ip_noise_gamma", "v_pred_like_loss", "max_token_length", "scale_weight_norms",
-    "adaptive_noise_scale", "lr_scheduler_num_cycles", "lr_scheduler_power", "multires_noise_iterations",
-    "multires_noise_discount", "loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio",
-})  # fmt: skip
+    return prepare_kohya(source, settings, implied)
 
 
 def _other_names(name: str) -> list[str]:
@@ -147,29 +153,24 @@ def _on(entries: Mapping[str, Any], name: str) -> bool:
 def _model(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
     flux = _on(entries, "flux1_checkbox") or normalize_name(entries.get("LoRA_type")) == "flux1"
     sd3 = _on(entries, "sd3_checkbox")
-    script = (
-        "flux_" if flux else "sd3_" if sd3 else "sdxl_" if _on(entries, "sdxl") or _on(entries, "sdxl_checkbox") else ""
-    )
+    sdxl = _on(entries, "sdxl") or _on(entries, "sdxl_checkbox")
+    script, box = ("flux_", "flux1") if flux else ("sd3_", "sd3") if sd3 else ("sdxl_", "sdxl") if sdxl else ("", "")
     settings["script"] = f"{script}train_network.py"
-    cached = {"flux_": "flux1_cache_text_encoder_outputs", "sd3_": "sd3_cache_text_encoder_outputs",
-              "sdxl_": "sdxl_cache_text_encoder_outputs"}.get(script, "")  # fmt: skip
-    if cached and _on(entries, cached):
+    if box and _on(entries, f"{box}_cache_text_encoder_outputs"):
         settings["cache_text_encoder_outputs"] = True
     settings.pop("sdxl", None)
-    if not flux and not sd3:
-        for name in ("ae", "clip_l", "clip_g", "t5xxl", "discrete_flow_shift", "model_prediction_type", "timestep_sampling",
-                     "t5xxl_max_token_length", "guidance_scale", "apply_t5_attn_mask"):  # fmt: skip
-            settings.pop(name, None)
+    for name in _TRANSFORMER if not flux and not sd3 else ():
+        settings.pop(name, None)
 
 
 def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
-    """network_module and network_args, as the GUI puts them together from its boxes."""
+    """Put network_module and network_args together from their boxes, as the GUI does."""
     kind = normalize_name(entries.get("LoRA_type"))
-    module, algorithm = _TYPES.get(kind, (str(entries.get("LoRA_type")), ""))
-    if settings["script"].startswith("sd3_") and module == "networks.lora":
-        module = "networks.lora_sd3"
-    elif settings["script"].startswith("flux_") and module == "networks.lora":
-        module = "networks.lora_flux"
+    algorithm = _ALGORITHMS.get(kind, "")
+    module = "lycoris.kohya" if algorithm else _MODULES.get(kind, str(entries.get("LoRA_type")))
+    for script in ("sd3", "flux"):
+        if settings["script"].startswith(f"{script}_") and module == "networks.lora":
+            module = f"networks.lora_{script}"
     arguments: dict[str, Any] = {}
     if algorithm:
         arguments = {"algo": algorithm, "preset": entries.get("LyCORIS_preset") or "full"}
@@ -185,7 +186,7 @@ def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
             arguments = {name: entries[name] for name in ("split_qkv", "train_blocks") if _on(entries, name)}
             if _on(entries, "split_mode"):
                 arguments["train_blocks"] = "single"
-    for name in ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio"):
+    for name in _LORA_PLUS:
         value = settings.pop(name, None)
         if not is_off(value):
             arguments[name] = value
@@ -193,7 +194,7 @@ def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
     settings["network_args"] = [f"{name}={value}" for name, value in arguments.items()]
 
 
-def _length(entries: Mapping[str, Any], settings: dict[str, Any], out: Translation) -> None:
+def _length(entries: Mapping[str, Any], settings: dict[str, Any], source: Source) -> None:
     """max_train_epochs before max_train_steps before epoch; with a dataset file, epoch counts nothing."""
     for name in ("max_train_epochs", "max_train_steps"):
         settings.pop(name, None)
@@ -204,7 +205,7 @@ def _length(entries: Mapping[str, Any], settings: dict[str, Any], out: Translati
     elif not entries.get("dataset_config"):
         settings["max_train_epochs"] = entries.get("epoch") or 1
     else:
-        out.note("epoch", "the GUI ignores it with a dataset file; the script's own length is used")
+        source.note("epoch", "the GUI ignores it with a dataset file; the script's own length is used")
     if "lr_warmup_steps" not in settings or is_off(settings["lr_warmup_steps"]):
         settings["lr_warmup_steps"] = parse_number(entries.get("lr_warmup") or 0) / 100
         if entries.get("dataset_config") and not _on(entries, "max_train_steps"):
@@ -230,12 +231,12 @@ def _rates(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
         settings["learning_rate"] = encoder
 
 
-def _noise(entries: Mapping[str, Any], settings: dict[str, Any], out: Translation) -> None:
+def _noise(entries: Mapping[str, Any], settings: dict[str, Any], source: Source) -> None:
     original = normalize_name(entries.get("noise_offset_type") or "Original") != "multires"
     for name in ("noise_offset", "adaptive_noise_scale", "noise_offset_random_strength", "multires_noise_iterations",
                  "multires_noise_discount"):  # fmt: skip
         if original == name.startswith("multires") and _on(entries, name):
-            out.note(name, f"noise_offset_type is {entries.get('noise_offset_type') or 'Original'}")
+            source.note(name, f"noise_offset_type is {entries.get('noise_offset_type') or 'Original'}")
         if original == name.startswith("multires"):
             settings.pop(name, None)
     if is_off(settings.get("noise_offset")):
@@ -243,3 +244,6 @@ def _noise(entries: Mapping[str, Any], settings: dict[str, Any], out: Translatio
         settings.pop("adaptive_noise_scale", None)
     if is_off(settings.get("ip_noise_gamma")):
         settings.pop("ip_noise_gamma_random_strength", None)
+
+
+IMPORTER = Importer("kohya_ss", _recognize, _prepare, translate_kohya)

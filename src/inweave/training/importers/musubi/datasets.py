@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off
 from inweave.training.importers.defaults import defaults
-from inweave.training.importers.translate import Translation
-from inweave.training.importers.values import is_off
 
 _HARMLESS = ("cache_directory", "num_workers", "debug_dataset", "image_directory")
 _OF_TABLES = ("resolution", "enable_bucket", "bucket_no_upscale", "batch_size")

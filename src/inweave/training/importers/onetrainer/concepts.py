@@ -11,44 +11,37 @@ them, so that an epoch is as many times as long, and a run has as many times few
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from inweave.checked import for_message
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off, names, parse_bool, parse_int, parse_number, with_setting_name
 from inweave.training.importers.datasets import Folder, put_folders, put_options
 from inweave.training.importers.defaults import defaults
-from inweave.training.importers.translate import Translation, parse_resolutions
-from inweave.training.importers.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
+from inweave.training.importers.readers import entries_by_index, parse_resolutions
 
-_HARMLESS = (
-    "name", "seed", "__version", "image_variations", "text_variations", "concept_stats", "balancing_strategy", "enabled",
-    "path", "image.enable_crop_jitter", "image.enable_random_flip", "text.prompt_source", "text.keep_tags_count",
-    "text.tag_delimiter", "text.enable_tag_shuffling", "text.tag_dropout_enable", "text.tag_dropout_probability",
-    "text.tag_dropout_mode", "text.prompt_path", "balancing", "repeats", "resolution_override", "image.resolution_override",
-    "type", "text.tag_dropout_special_tags", "text.tag_dropout_special_tags_mode", "text.tag_dropout_special_tags_regex",
-    "text.caps_randomize_mode", "text.caps_randomize_probability", "text.caps_randomize_lowercase",
-)  # fmt: skip
+_HARMLESS = frozenset(names("""
+    name seed __version image_variations text_variations concept_stats balancing_strategy enabled path
+    image.enable_crop_jitter image.enable_random_flip text.prompt_source text.keep_tags_count text.tag_delimiter
+    text.enable_tag_shuffling text.tag_dropout_enable text.tag_dropout_probability text.tag_dropout_mode
+    text.prompt_path balancing repeats resolution_override image.resolution_override type
+    text.tag_dropout_special_tags text.tag_dropout_special_tags_mode text.tag_dropout_special_tags_regex
+    text.caps_randomize_mode text.caps_randomize_probability text.caps_randomize_lowercase
+"""))  # fmt: skip
 
 
-def read_concepts(out: Translation, settings: Mapping[str, Any]) -> None:
+def put_concepts(out: Translation) -> None:
     """Set the dataset, and count the epochs of several resolutions."""
-    by_index: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        if name.startswith("concepts.") and name.count(".") > 1:
-            _, index, key = name.split(".", 2)
-            by_index.setdefault(index, {})[key] = value
-    resolutions = parse_resolutions(settings.get("resolution") or "512")
-    if "x" in str(settings.get("resolution")):
-        out.refuse(
-            "resolution", f"{for_message(settings['resolution'])} is a fixed size, and not an area", "resolution"
-        )
+    concepts = entries_by_index(out.settings, "concepts")
+    resolutions = parse_resolutions(out.get("resolution") or "512")
+    if "x" in str(out.get("resolution")):
+        out.refuse("resolution", f"{for_message(out.get('resolution'))} is a fixed size, and not an area", "resolution")
     folders: list[Folder] = []
-    for index, entries in by_index.items():
-        at = f"concepts.{index}"
-        concept = {
-            **defaults("onetrainer", "concept"),
-            **{key: value for key, value in entries.items() if value is not None},
-        }
+    for index, entries in concepts.items():
+        at, values = f"concepts.{index}", {key: value for key, value in entries.items() if value is not None}
+        concept = {**defaults("onetrainer", "concept"), **values}
         if not parse_bool(concept.get("enabled", True)):
             for key in entries:
                 out.note(f"{at}.{key}", "belongs to a concept that is not enabled")
@@ -59,23 +52,17 @@ def read_concepts(out: Translation, settings: Mapping[str, Any]) -> None:
             out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
             continue
         folders += [folder] if folder else []
-    variations = [
-        parse_int(entries["text_variations"]) for entries in by_index.values() if entries.get("text_variations")
-    ]
-    if variations:
+    if variations := [parse_int(each["text_variations"]) for each in concepts.values() if each.get("text_variations")]:
         out.fields["caption_variants"] = max(variations)
-    bucketing = parse_bool(settings.get("aspect_ratio_bucketing", True))
-    for folder in folders:
-        folder.options["enable_bucket"] = bucketing
-    put_folders(out, folders)
+    bucketing = {"enable_bucket": parse_bool(out.get("aspect_ratio_bucketing", True))}
+    put_folders(out, [replace(folder, options={**folder.options, **bucketing}) for folder in folders])
     if not folders:  # of a preset, which has none
         usual = {**defaults("onetrainer", "concept"), "path": "-"}
         if (folder := _folder("concepts", {}, usual, resolutions, out)) is not None:
-            folder.options["enable_bucket"] = bucketing
-            put_options(out, folder)
+            put_options(out, replace(folder, options={**folder.options, **bucketing}))
     count = len(resolutions)
     if count > 1:
-        epochs = parse_int(out.fields.get("epochs") or settings.get("epochs") or 100)
+        epochs = parse_int(out.fields.get("epochs") or out.get("epochs") or 100)
         out.fields["epochs"] = -(-epochs // count)
         how = f"an epoch trains all {count} of them here, so that {epochs} epochs are {out.fields['epochs']}"
         out.unsupported("resolution", how) if epochs % count else out.note("resolution", how)
@@ -93,10 +80,8 @@ def _folder(
     if str(concept.get("balancing_strategy", "REPEATS")) != "REPEATS":
         out.refuse(f"{at}.balancing_strategy", f"{for_message(concept['balancing_strategy'])}: images are repeated")
     if concept["text.prompt_source"] != "sample":
-        out.refuse(
-            f"{at}.text.prompt_source",
-            f"{for_message(concept['text.prompt_source'])}: captions are files beside images",
-        )
+        source = for_message(concept["text.prompt_source"])
+        out.refuse(f"{at}.text.prompt_source", f"{source}: captions are files beside images")
     if parse_bool(concept.get("image.enable_resolution_override", False)):
         resolutions = parse_resolutions(concept.get("image.resolution_override") or resolutions)
     options: dict[str, Any] = {
@@ -125,8 +110,8 @@ def _folder(
     return Folder(f"{at}.path", path, resolutions, int(repeats), options=options)
 
 
-def destination(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    """A file, as its folder and its name."""
+def destination(out: Translation, name: str, value: Any) -> None:
+    """Set the output folder and the name from the path of a file."""
     place = PurePosixPath(str(value).replace("\\", "/"))
     out.put(name, "name", place.stem or "lora")
     out.put(name, "output", str(place.parent))

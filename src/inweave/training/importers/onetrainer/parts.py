@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.fields import Settings
+from inweave.training.config.aliases import MEMORY, PRECISIONS
+from inweave.training.config.translate import Row, Translation, custom
+from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.targets import FLOW
-from inweave.training.importers.translate import MEMORY, PRECISIONS, OtherSettings, Reader, Translation
-from inweave.training.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 
 #: text encoders that cannot be trained here, by family
 _FROZEN = {"flux": ("text_encoder_2",), "sd3": ("text_encoder_3",), "qwen_image": ("text_encoder",),
@@ -26,11 +26,11 @@ def networks_of(family: str) -> tuple[str, tuple[str, ...]]:
     return ("transformer" if family in FLOW else "unet"), encoders[: {"sdxl": 2, "sd3": 3, "flux": 2}.get(family, 1)]
 
 
-def part(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+def part(out: Translation, name: str, value: Any) -> None:
     """One setting of one component."""
     component, _, key = name.partition(".")
     denoiser, encoders = networks_of(out.family)
-    trained = {each: parse_bool(settings.get(f"{each}.train", True)) for each in encoders}
+    trained = {each: parse_bool(out.get(f"{each}.train", True)) for each in encoders}
     if component not in (denoiser, *encoders, "vae"):
         out.note(name, "this model type has no such component")
     elif key == "train" and component == denoiser:
@@ -51,8 +51,7 @@ def part(out: Translation, name: str, value: Any, settings: OtherSettings) -> No
     elif key == "learning_rate" and trained.get(component):
         _encoder_rate(out, name, component, value)
     elif key == "model_name":
-        out.fields["parts"] = {**out.fields.get("parts", {}), component: value}
-        out.mapping[name] = "parts"
+        out.add_part(name, component, value)
     elif key == "weight_dtype" and normalize_name(value) not in (*PRECISIONS, "none", "tfloat32"):
         out.unsupported(name, f"{for_message(value)}: {MEMORY}")
     elif key == "dropout_probability" and component in encoders and parse_number(value) > 0:
@@ -67,7 +66,7 @@ def part(out: Translation, name: str, value: Any, settings: OtherSettings) -> No
     elif key in ("offload_fraction", "activation_offloading") and not is_off(value):
         out.unsupported(name, MEMORY)
     elif key == "stop_training_after" and trained.get(component, component == denoiser):
-        _stop(out, name, value, settings)
+        _stop(out, name, value)
     elif key == "attention_mask" and parse_bool(value):
         out.unsupported(name, "prompts are encoded as in generation")
     else:
@@ -84,13 +83,13 @@ def _encoder_rate(out: Translation, name: str, component: str, value: Any) -> No
         out.mapping[name] = "text_encoder_learning_rate"
 
 
-def _stop(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    unit = normalize_name(settings.get(f"{name}_unit", "never"))
-    epochs = parse_number(settings.get("epochs") or 100)
+def _stop(out: Translation, name: str, value: Any) -> None:
+    unit = normalize_name(out.get(f"{name}_unit", "never"))
+    epochs = parse_number(out.get("epochs") or 100)
     denoiser, encoders = networks_of(out.family)
-    trained = [each for each in encoders if parse_bool(settings.get(f"{each}.train", True))]
+    trained = [each for each in encoders if parse_bool(out.get(f"{each}.train", True))]
     keys = ("stop_training_after", "stop_training_after_unit")
-    alike = len({tuple(str(settings.get(f"{each}.{key}")) for key in keys) for each in trained}) == 1
+    alike = len({tuple(str(out.get(f"{each}.{key}")) for key in keys) for each in trained}) == 1
     if is_off(value) or unit == "never" or (unit == "epoch" and parse_number(value) >= epochs):
         out.unset.append(name)
     elif name.startswith(denoiser):
@@ -103,91 +102,74 @@ def _stop(out: Translation, name: str, value: Any, settings: OtherSettings) -> N
         out.put(name, "text_encoder_stop", parse_number(value) / epochs if unit == "epoch" else parse_int(value))
 
 
-def rate(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+def rate(out: Translation, name: str, value: Any) -> None:
     """The rate of the components that have none of their own."""
     denoiser, encoders = networks_of(out.family)
-    if settings.get(f"{denoiser}.learning_rate") is None:
+    if out.get(f"{denoiser}.learning_rate") is None:
         out.put(name, "learning_rate", value)
-    elif all(settings.get(f"{each}.learning_rate") is None for each in encoders):
+    elif all(out.get(f"{each}.learning_rate") is None for each in encoders):
         out.put(name, "text_encoder_learning_rate", value)
     else:
         out.note(name, "the components have learning rates of their own")
 
 
-def every(steps: str, epochs: str) -> Reader:
-    """An interval with a unit of its own."""
+def every(steps: str, epochs: str) -> Row:
+    """Return the row of an interval with a unit of its own."""
 
-    def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-        unit = normalize_name(settings.get(f"{name}_unit") or settings.get("save_after_unit") or "step")
+    def read(out: Translation, name: str, value: Any) -> None:
+        unit = normalize_name(out.get(f"{name}_unit") or out.get("save_after_unit") or "step")
         if unit in ("step", "never", "always"):
             out.put(name, steps, 1 if unit == "always" else parse_int(value) if unit == "step" else 0)
-        elif unit == "epoch" and epochs in Settings.model_fields:
+        elif unit == "epoch":
             out.put(name, epochs, parse_int(value))
         elif steps == "sample_every":
             out.note(name, f"counts in {for_message(unit)}; samples are generated by steps or epochs")
         else:
             out.unsupported(name, f"counts in {for_message(unit)}; {steps} is in steps")
 
-    return read
+    return custom(read)
 
 
-def times(out: Translation, settings: OtherSettings) -> None:
+def put_times(out: Translation) -> None:
     """A shift, fixed or by resolution, is for flow models; models that predict noise sample uniformly."""
-    kind = normalize_name(settings.get("timestep_distribution"))
+    kind = normalize_name(out.get("timestep_distribution"))
     flow = out.family in FLOW
-    shift = parse_number(settings.get("timestep_shift") or 1)
-    moves = parse_bool(settings.get("dynamic_timestep_shifting") or False)
-    bias, weight = parse_number(settings.get("noising_bias") or 0), parse_number(settings.get("noising_weight") or 0)
+    shift = parse_number(out.get("timestep_shift") or 1)
+    moves = parse_bool(out.get("dynamic_timestep_shifting") or False)
+    bias, weight = parse_number(out.get("noising_bias") or 0), parse_number(out.get("noising_weight") or 0)
     fields: dict[str, Any] = {}
     factor = shift if flow and shift != 1 else None
-    whole = (
-        is_off(settings.get("min_noising_strength")) and parse_number(settings.get("max_noising_strength", 1) or 1) == 1
-    )
+    whole = not out.is_on("min_noising_strength") and parse_number(out.get("max_noising_strength", 1) or 1) == 1
     if flow and not whole and (moves or factor):
-        out.refuse(
-            "timestep_shift",
-            "a range of noise levels is chosen before the shift there, and after it here",
-            "timestep_shift",
-        )
+        why = "a range of noise levels is chosen before the shift there, and after it here"
+        out.refuse("timestep_shift", why, "timestep_shift")
     if not flow and shift != 1:
-        out.refuse(
-            "timestep_shift", f"{shift:g}: models that predict noise sample timesteps without a shift", "timestep_shift"
-        )
+        why = f"{shift:g}: models that predict noise sample timesteps without a shift"
+        out.refuse("timestep_shift", why, "timestep_shift")
     if kind == "uniform" and not (flow and moves):
         fields = {"timestep_sampling": "uniform", "timestep_shift": factor}
     elif kind == "logitnormal" and flow and bias == 0 and (moves or factor):
         fields = {"timestep_sampling": "shift", "logit_std": weight + 1, "timestep_shift": None if moves else factor}
     elif kind == "logitnormal" and flow and not moves:
-        fields = {
-            "timestep_sampling": "logit_normal",
-            "logit_mean": bias,
-            "logit_std": weight + 1,
-            "timestep_shift": factor,
-        }
+        fields = {"timestep_sampling": "logit_normal", "logit_mean": bias, "logit_std": weight + 1}
+        fields["timestep_shift"] = factor
     if fields:
         out.fields |= fields
         out.mapping["timestep_distribution"] = "timestep_sampling"
     else:
         shifted = " with a shift by resolution" if flow and moves else ""
-        out.refuse(
-            "timestep_distribution",
-            f"{for_message(settings.get('timestep_distribution'))}{shifted} has no equivalent",
-            "timestep_sampling",
-        )
+        why = f"{for_message(out.get('timestep_distribution'))}{shifted} has no equivalent"
+        out.refuse("timestep_distribution", why, "timestep_sampling")
     out.fields.setdefault("objective", "flow" if flow else "auto")
 
 
-def train_limits(out: Translation, settings: OtherSettings) -> None:
-    """The part of the schedule that is trained."""
+def put_limits(out: Translation) -> None:
+    """Set the part of the schedule that is trained."""
     for name, ours, whole in (
         ("min_noising_strength", "min_timestep", 0.0),
         ("max_noising_strength", "max_timestep", 1.0),
     ):
-        value = parse_number(settings[name]) if settings.get(name) is not None else whole
-        if value == whole:
-            continue
-        if ours in Settings.model_fields:
+        value = parse_number(out.get(name)) if out.get(name) is not None else whole
+        if value != whole:
             out.fields[ours] = round(value * 1000)
             out.mapping[name] = ours
-        else:
-            out.refuse(name, f"{value:g}: timesteps are sampled from the model's whole schedule")

@@ -6,48 +6,45 @@ resolution   by resolution_type: pixel_area, the side of a square of that area; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off, names, normalize_name, parse_int, parse_number
 from inweave.training.importers.datasets import Folder, put_folders, put_options
 from inweave.training.importers.defaults import defaults
-from inweave.training.importers.translate import OtherSettings, Translation
-from inweave.training.importers.values import is_off, normalize_name, parse_int, parse_number
+from inweave.training.importers.source import Source
 
-#: reads a file that the configuration names; None where it is not there
-ReadFile = Callable[[str], Any]
-_BACKEND_HARMLESS = (
-    "id", "type", "cache_", "metadata_", "preserve_", "scan_for", "disabled", "dataset_type", "minimum_", "maximum_", "target_down",
-    "vae_cache", "crop_aspect_buckets", "probability", "hash_", "default", "skip_file", "instance_data", "instance_prompt",
-    "caption_", "resolution", "repeats", "crop", "disable_validation", "prepend_", "only_instance", "is_regular", "write_batch",
-    "parquet", "dataset_name", "image_embeds", "text_embeds", "huggingface", "aws_", "max_retry", "csv_", "slider", "start_",
-)  # fmt: skip
+_HARMLESS = names("""
+    id type cache_ metadata_ preserve_ scan_for disabled dataset_type minimum_ maximum_ target_down vae_cache
+    crop_aspect_buckets probability hash_ default skip_file instance_data instance_prompt caption_ resolution repeats
+    crop disable_validation prepend_ only_instance is_regular write_batch parquet dataset_name image_embeds text_embeds
+    huggingface aws_ max_retry csv_ slider start_
+""")  # fmt: skip
 
 
-def read_folders(out: Translation, settings: OtherSettings, read_file: ReadFile) -> None:
-    """Set the dataset, or the options of one where the file is not there."""
-    listed = settings.get("data_backend_config")
-    backends = listed if isinstance(listed, list) else read_file(str(listed)) if listed is not None else None
+def put_backends(out: Translation, source: Source) -> None:
+    """Set the dataset, or the options of one if the file of backends is missing."""
+    listed = out.get("data_backend_config")
+    backends = listed if isinstance(listed, list) else source.read_file(str(listed)) if listed is not None else None
+    usual = {**out.settings, **defaults("simpletuner", "backend")}
     if not isinstance(backends, list):
         if listed is not None:
             out.note("data_backend_config", f"{for_message(listed)} is not next to the configuration; set dataset")
-        table = {**settings, **defaults("simpletuner", "backend")}
-        if (folder := _folder("data_backend_config", table, {}, out)) is not None:
+        if (folder := _folder("data_backend_config", usual, {}, out)) is not None:
             put_options(out, folder)
         return
     folders = []
     for index, backend in enumerate(backends):
         if not isinstance(backend, Mapping) or not is_off(backend.get("disabled")):
             continue
-        if str(backend.get("dataset_type", "image")) == "image":
-            table = {**settings, **defaults("simpletuner", "backend"), **backend}
-            folder = _folder(f"data_backend_config.{index}", table, backend, out)
+        kind, at = str(backend.get("dataset_type", "image")), f"data_backend_config.{index}"
+        if kind == "image":
+            folder = _folder(at, {**usual, **backend}, backend, out)
             folders += [folder] if folder else []
-        elif str(backend.get("dataset_type")) not in ("text_embeds", "image_embeds"):
-            out.refuse(
-                f"data_backend_config.{index}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported"
-            )
+        elif kind not in ("text_embeds", "image_embeds"):
+            out.refuse(f"{at}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported")
     put_folders(out, folders)
     out.mapping["data_backend_config"] = "dataset"
 
@@ -80,7 +77,7 @@ def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: 
     elif normalize_name(table.get("resolution_type")) == "pixel" and options["enable_bucket"]:
         out.unsupported(f"{at}.resolution_type", "pixel: a resolution is an area here, and not the shorter side")
     for key, value in backend.items():
-        if not key.startswith(_BACKEND_HARMLESS) and not is_off(value):
+        if not key.startswith(_HARMLESS) and not is_off(value):
             out.refuse(f"{at}.{key}", f"{for_message(value)}: is not supported")
     return Folder(at, str(table.get("instance_data_dir") or ""), [round(side)], parse_int(table["repeats"] or 0) + 1,
                   any(key.startswith("is_regulari") and not is_off(value) for key, value in table.items()), options)  # fmt: skip

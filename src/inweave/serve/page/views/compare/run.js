@@ -1,20 +1,19 @@
-// The pictures of a table, made once each: the same request is the same picture.
+// The images of a table, each generated once: the same request gives the same image.
 import {ApiError, app, cancelJob, createStore, findModel, forgetJob, submitJob, waitForJob} from "../../kit.js"
 
-/** steps of a draft: enough to see what it will be */
+/** steps of a draft: enough for an impression */
 const DRAFT = 4
 
 export const cells = createStore({made: /** @type {Record<string, Cell>} */ ({}), left: 0})
 
-/** @param {Record<string, any>} request */
+/** @param {Fields} request */
 export const cellKey = request => JSON.stringify(request)
 
 let current = {jobs: /** @type {Set<string>} */ (new Set()), stopped: true}
 
 /**
- * Make what is missing, first row first; a run that is started meanwhile takes over.
- * @param {Sheet | null} sheet
- * @param {boolean} drafts whether each is made with few steps first, to be seen soon
+ * Generate the missing images, first row first; a newer run takes over.
+ * @param {Sheet | null} sheet @param {boolean} drafts whether each is first generated with few steps
  */
 export async function run(sheet, drafts) {
 	if (!sheet) return
@@ -55,22 +54,23 @@ export async function run(sheet, drafts) {
 	}
 }
 
-/** A draft is of no use once there is a picture, or another one is made. */
+/** Remove a draft once the image exists, or another one is generated. @param {string} id @param {string} key */
 async function drop(id, key) {
 	await waitForJob(id)
 	if (cells.get().made[key]?.preview) keep(key, {})
 	await forgetJob(id)
 }
 
-/** @param {Cell} cell */
+/** @param {string} key @param {Cell} cell */
 const keep = (key, cell) => cells.set(({made}) => ({made: {...made, [key]: cell}}))
 
+/** @param {Set<string>} jobs */
 function cancel(jobs) {
 	for (const id of jobs) cancelJob(id).catch(() => {}) // it has ended, or the worker is gone
 	jobs.clear()
 }
 
-/** Cancel what is not made yet. */
+/** Cancel the jobs that are not done. */
 export function stop() {
 	cancel(current.jobs)
 	current.stopped = true

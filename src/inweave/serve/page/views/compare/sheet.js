@@ -1,4 +1,4 @@
-// What is compared: a form becomes a table of requests, all with the same settings but for what its row and column say.
+// A form becomes a table of requests that differ only in the settings of their row and column.
 import {nameOf, parseTags, texts, withoutTags, strength as written} from "../../kit.js"
 
 const t = texts.compare
@@ -6,17 +6,18 @@ const MODES = ["without", "sweep", "pairs", "seeds"]
 const NUMBERS = ["guidance", "width", "height", "clip_skip"]
 const TEXTS = ["negative_prompt", "sampler", "schedule", "model"]
 
-/** @param {Record<string, string>} params @returns {CompareForm} */
+/** @param {Labels} params @returns {CompareForm} */
 export function formOf(params) {
+	/** @param {string} name */
 	const number = name => (Number.isFinite(Number(params[name] || "x")) ? Number(params[name]) : undefined)
-	/** @type {Record<string, any>} */
+	/** @type {Fields} */
 	const more = {}
 	for (const name of NUMBERS) if (number(name) !== undefined) more[name] = number(name)
 	for (const name of TEXTS) if (params[name]) more[name] = params[name]
 	let loras = []
 	try {
 		loras = JSON.parse(params.loras ?? "[]").filter(
-			each => typeof each?.name === "string" && Number.isFinite(each.strength)
+			(/** @type {any} */ each) => typeof each?.name === "string" && Number.isFinite(each.strength)
 		)
 	} catch {
 		// an address that was cut off
@@ -43,10 +44,12 @@ export const formAddress = ({mode, prompt, seed, steps, count, loras, more}) => 
 	...more
 })
 
-/** The settings of a picture that was made, with the LoRAs that were applied to it. @returns {CompareForm} */
+/** The settings of an image, with the LoRAs applied to it. @param {Job} job @param {number} index @returns {CompareForm} */
 export function formOfJob(job, index) {
 	const image = job.result?.images?.[index]
+	/** @type {Fields} */
 	const settings = {...job.settings, ...image?.settings}
+	/** @param {string} name */
 	const isSet = name => settings[name] !== undefined && settings[name] !== null
 	const more = Object.fromEntries([...NUMBERS, ...TEXTS].filter(isSet).map(name => [name, settings[name]]))
 	return {
@@ -63,7 +66,7 @@ export function formOfJob(job, index) {
 /** @param {{ name: string, te: number, unet: number }} lora @returns {Choice} */
 const choice = ({name, te, unet}) => ({name, strength: unet, ...(te === unet ? {} : {te, unet})})
 
-/** Tags in the prompt become choices, so that a picture without LoRAs has none. @param {CompareForm} form */
+/** Tags in the prompt become choices, so that an image without LoRAs has none. @param {CompareForm} form */
 export function extractTags(form) {
 	const tags = parseTags(form.prompt).map(choice)
 	if (!tags.length) return form
@@ -80,11 +83,13 @@ const request = ({prompt, steps, more, seed: own}, loras, seed = own) => ({
 	loras: loras.map(({name, strength, te, unet}) => (te === undefined ? {name, strength} : {name, te, unet}))
 })
 
-/** @param {CompareForm} form the table of its mode; null where something is missing */
+/** The table of a form's mode; null if something is missing. @param {CompareForm} form @returns {Sheet | null} */
 export function sheetOf(form) {
 	const {mode, loras, count} = form
 	if (!loras.length) return null
+	/** @param {number} to @param {number} n */
 	const spread = (to, n) => Array.from({length: n}, (_, i) => Math.round((to * i * 100) / (n - 1)) / 100)
+	/** @param {Choice} choice */
 	const shown = ({name}) => nameOf(name)
 	const names = loras.map(shown).join(" + ")
 	if (mode === "sweep") {

@@ -1,11 +1,12 @@
-// The picture with its mask over it: paint with mouse, pen or finger, zoom and pan, or use the arrow keys.
+// The image with its mask over it: paint with mouse, pen, finger or arrow keys, zoom and pan.
 //
-// Both canvases have the size of the window they are shown in; the mask is drawn as it is, and a filter does to it what the
-// worker will do: half and more counts, and feathering fades inside the mask, alpha = 2 * blurred - 1.
+// Both canvases have the size of their frame; the mask is drawn unchanged, and a filter does to it what the worker will do:
+// a pixel counts from one half on, and feathering fades inside the mask, alpha = 2 * blurred - 1.
 import {html, texts, useEffect, useLayoutEffect, useRef, useStore} from "../../kit.js"
 import {draft, edit, panBy, placeOf, zoomBy} from "./state.js"
 
 const t = texts.edit
+/** @type {Record<string, number[]>} */
 const ARROWS = {
 	ArrowLeft: [-1, 0],
 	ArrowRight: [1, 0],
@@ -13,28 +14,22 @@ const ARROWS = {
 	ArrowDown: [0, 1]
 }
 
-/** The secondary button of a mouse, and the other end of a pen, erase. */
+/** The right mouse button and the back of a pen erase. @param {PointerEvent} event */
 const erases = event => edit.get().tool === "eraser" || (event.buttons & 34) !== 0
 
-/** A pen paints with its pressure. */
+/** A pen paints with its pressure. @param {PointerEvent} event */
 const widthOf = event => Math.max(1, edit.get().size * (event.pointerType === "pen" ? 0.2 + 0.8 * event.pressure : 1))
 
 export function Canvas() {
 	const state = useStore(edit)
 	const feather = useStore(draft).feather ?? 0
 	const frame = useRef(/** @type {HTMLDivElement | null} */ (null))
-	const picture = useRef(/** @type {HTMLCanvasElement | null} */ (null))
+	const image = useRef(/** @type {HTMLCanvasElement | null} */ (null))
 	const overlay = useRef(/** @type {HTMLCanvasElement | null} */ (null))
 	const ring = useRef(/** @type {HTMLDivElement | null} */ (null))
-	const hand = useRef({
-		pointers: /** @type {Map<number, Point>} */ (new Map()),
-		mode: /** @type {"" | "paint" | "pan" | "pinch"} */ (""),
-		last: /** @type {Point | null} */ (null),
-		erase: false,
-		over: false,
-		space: false,
-		cursor: /** @type {Point | null} */ (null) // where the arrow keys are
-	}).current
+	/** @type {Hand} */
+	const idle = {pointers: new Map(), mode: "", last: null, erase: false, over: false, space: false, cursor: null}
+	const hand = useRef(idle).current
 	const {source, mask, box} = state
 	const {zoom, left, top} = placeOf(state)
 
@@ -44,7 +39,8 @@ export function Canvas() {
 		measure()
 		const observer = new ResizeObserver(measure)
 		observer.observe(element)
-		// a listener of Preact's would be passive, and the page would scroll
+		// Preact's listeners are passive: the page would scroll
+		/** @param {WheelEvent} event */
 		const wheel = event => {
 			if (zoomBy(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0015)), spot(event))) event.preventDefault()
 		}
@@ -58,6 +54,7 @@ export function Canvas() {
 
 	// space and drag
 	useEffect(() => {
+		/** @param {KeyboardEvent} event */
 		const key = event => {
 			if (event.code !== "Space" || !(event.target instanceof Element)) return
 			hand.space = event.type === "keydown" && hand.over && !event.target.matches("textarea, select, .input")
@@ -72,13 +69,13 @@ export function Canvas() {
 	}, [])
 
 	useLayoutEffect(() => {
-		if (source) paint(picture.current, source.canvas, !state.camera || zoom < 6)
+		if (source) paint(image.current, source.canvas, !state.camera || zoom < 6)
 	}, [source, state.camera, box])
 	useLayoutEffect(() => {
 		if (mask) paint(overlay.current, state.hidden ? null : mask.canvas, zoom < 1)
 	}, [mask, state.version, state.camera, box, state.hidden])
 
-	/** @param {HTMLCanvasElement | null} canvas @param {HTMLCanvasElement | null} from */
+	/** @param {HTMLCanvasElement | null} canvas @param {HTMLCanvasElement | null} from @param {boolean} smooth */
 	function paint(canvas, from, smooth) {
 		const context = canvas?.getContext("2d")
 		if (!canvas || !context) return
@@ -92,12 +89,12 @@ export function Canvas() {
 		context.drawImage(from, 0, 0)
 	}
 
-	/** Where an event is in the frame. */
+	/** The point of an event in the frame. @param {MouseEvent} event */
 	const spot = event => {
 		const edge = /** @type {HTMLDivElement} */ (frame.current).getBoundingClientRect()
 		return {x: event.clientX - edge.left, y: event.clientY - edge.top}
 	}
-	/** ... and in the picture. */
+	/** ... and in the image. @param {Point} point */
 	const inside = ({x, y}) => {
 		const place = placeOf(edit.get())
 		return {x: (x - place.left) / place.zoom, y: (y - place.top) / place.zoom}
@@ -110,6 +107,7 @@ export function Canvas() {
 		if (point) element.style.translate = `${point.x}px ${point.y}px`
 	}
 
+	/** @param {PointerEvent} event */
 	const down = event => {
 		if (!mask) return
 		frame.current?.setPointerCapture(event.pointerId)
@@ -128,6 +126,7 @@ export function Canvas() {
 			mask.line(hand.last, hand.last, widthOf(event), hand.erase)
 		}
 	}
+	/** @param {PointerEvent} event */
 	const move = event => {
 		const point = spot(event)
 		show(event.pointerType === "touch" ? null : point)
@@ -144,6 +143,7 @@ export function Canvas() {
 		else if (hand.mode === "pinch") {
 			const other = [...hand.pointers].find(([id]) => id !== event.pointerId)?.[1]
 			if (other) {
+				/** @param {Point} each */
 				const far = each => Math.max(1, Math.hypot(each.x - other.x, each.y - other.y))
 				panBy((point.x - before.x) / 2, (point.y - before.y) / 2)
 				zoomBy(far(point) / far(before), {x: (point.x + other.x) / 2, y: (point.y + other.y) / 2})
@@ -151,11 +151,13 @@ export function Canvas() {
 		}
 		hand.pointers.set(event.pointerId, point)
 	}
+	/** @param {PointerEvent} event */
 	const up = event => {
 		hand.pointers.delete(event.pointerId)
 		if (hand.mode === "paint") mask?.commit()
 		if (!hand.pointers.size) hand.mode = ""
 	}
+	/** @param {KeyboardEvent} event */
 	const press = event => {
 		const arrow = ARROWS[event.key]
 		if (!mask || !source || (!arrow && event.key !== "Enter") || event.ctrlKey || event.metaKey) return
@@ -199,7 +201,7 @@ export function Canvas() {
 		onKeyDown=${press}
 		onBlur=${() => show(null)}
 	>
-		<canvas ref=${picture} class="edit-layer"></canvas>
+		<canvas ref=${image} class="edit-layer"></canvas>
 		<canvas ref=${overlay} class="edit-layer edit-mask" style=${{filter: "url(#edit-feather)"}}></canvas>
 		<div ref=${ring} class="edit-ring" style=${{"--size": `${state.size * zoom}px`}} hidden></div>
 		<svg class="edit-filter" aria-hidden="true">

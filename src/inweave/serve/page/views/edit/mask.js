@@ -1,17 +1,18 @@
-// A mask: what is opaque is repainted. It has the size of its picture, and remembers what was painted, for undo and redo.
+// A mask of the size of its image; opaque pixels are repainted. It keeps its changes, for undo and redo.
 //
-// A change is kept as the pixels of its rectangle from before; undoing puts them back and keeps those that it replaces.
+// A change holds the previous pixels of its rectangle; undoing restores them and keeps those that they replace.
 import {toPng} from "../../kit.js"
 
-/** how many bytes of changes are remembered */
+/** bytes of changes that are kept */
 const HISTORY = 256 * 2 ** 20
 
+/** @param {number} width @param {number} height */
 export function createCanvas(width, height) {
 	const canvas = Object.assign(document.createElement("canvas"), {width, height})
 	return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", {willReadFrequently: true}))
 }
 
-/** The worker's rule: half and more counts. @param {ImageData} image */
+/** The worker's rule: a pixel counts from one half on. @param {ImageData} image */
 function count({data}) {
 	let painted = 0
 	for (let at = 3; at < data.length; at += 4) painted += data[at] >> 7
@@ -19,9 +20,10 @@ function count({data}) {
 }
 
 export class Mask {
+	/** @param {number} width @param {number} height @param {() => void} onChange */
 	constructor(width, height, onChange) {
 		this.context = createCanvas(width, height)
-		this.before = createCanvas(width, height) // as it was before the stroke that is being painted
+		this.before = createCanvas(width, height) // the state before the current stroke
 		this.onChange = onChange
 		this.painted = 0 // pixels that are repainted
 		/** @type {Change[]} */
@@ -40,7 +42,7 @@ export class Mask {
 		return {x: 0, y: 0, width: this.canvas.width, height: this.canvas.height}
 	}
 
-	/** Paint a line; `commit` makes all lines since the last one a single change. */
+	/** @param {Point} from @param {Point} to @param {number} width @param {boolean} erase */
 	line(from, to, width, erase) {
 		const {context} = this
 		context.globalCompositeOperation = erase ? "destination-out" : "source-over"
@@ -54,6 +56,7 @@ export class Mask {
 		this.onChange()
 	}
 
+	/** @param {Point} from @param {Point} to @param {number} width */
 	touch(from, to, width) {
 		const reach = width / 2 + 2
 		const {whole, touched: old} = this
@@ -69,10 +72,10 @@ export class Mask {
 			width: Math.min(whole.width, Math.ceil(right)) - x,
 			height: Math.min(whole.height, Math.ceil(bottom)) - y
 		}
-		if (rect.width > 0 && rect.height > 0) this.touched = rect // beside the picture there is nothing to touch
+		if (rect.width > 0 && rect.height > 0) this.touched = rect // else it is outside of the image
 	}
 
-	/** Make what was painted one change. */
+	/** Make the lines since the last change one change. */
 	commit() {
 		const rect = this.touched
 		if (!rect) return
@@ -90,7 +93,7 @@ export class Mask {
 		this.onChange()
 	}
 
-	/** Give up what was painted since the last change. */
+	/** Discard the lines since the last change. */
 	revert() {
 		const rect = this.touched
 		if (!rect) return
@@ -99,7 +102,7 @@ export class Mask {
 		this.onChange()
 	}
 
-	/** What is in a rectangle is how it was before the next stroke. Returns how much of it is painted. @param {Rect} rect */
+	/** Make a rectangle the state before the next stroke. Returns its painted pixels. @param {Rect} rect */
 	settle({x, y, width, height}) {
 		const pixels = this.context.getImageData(x, y, width, height)
 		this.before.putImageData(pixels, x, y)
@@ -127,7 +130,7 @@ export class Mask {
 		this.swap(this.redos, this.undos)
 	}
 
-	/** Change all of it at once. @param {(context: CanvasRenderingContext2D, width: number, height: number) => void} paint */
+	/** Change all of it at once. @param {Painter} paint */
 	all(paint) {
 		this.revert()
 		const {width, height} = this.whole
@@ -149,21 +152,21 @@ export class Mask {
 		})
 	}
 
-	/** Repaint what is transparent in a picture. @param {CanvasImageSource} picture */
-	takeAlpha(picture) {
+	/** Mask the transparent parts of an image. @param {CanvasImageSource} image */
+	takeAlpha(image) {
 		this.all((context, width, height) => {
 			context.globalCompositeOperation = "source-over"
 			context.fillRect(0, 0, width, height)
 			context.globalCompositeOperation = "destination-out"
-			context.drawImage(picture, 0, 0)
+			context.drawImage(image, 0, 0)
 		})
 	}
 
-	/** Take a mask of black and white, as `toImageData` gives it. @param {CanvasImageSource} picture */
-	takeWhite(picture) {
+	/** Take a black-and-white mask, as `toBlob` writes it. @param {CanvasImageSource} source */
+	takeWhite(source) {
 		const {width, height} = this.whole
 		const copy = createCanvas(width, height)
-		copy.drawImage(picture, 0, 0)
+		copy.drawImage(source, 0, 0)
 		const image = copy.getImageData(0, 0, width, height)
 		for (let at = 0; at < image.data.length; at += 4) image.data[at + 3] = image.data[at]
 		copy.putImageData(image, 0, 0)
@@ -173,7 +176,7 @@ export class Mask {
 		})
 	}
 
-	/** A PNG of black and white alone, of the picture's size: exactly what the worker makes of it. */
+	/** A black-and-white PNG of the image's size, exactly as the worker interprets the mask. */
 	toBlob() {
 		const {width, height} = this.whole
 		const image = this.context.getImageData(0, 0, width, height)

@@ -1,4 +1,4 @@
-// The picture that is edited, its mask, how it is looked at, and the jobs that were made of it. It survives changes of view.
+// The image being edited, its mask, zoom and jobs. It survives changes of view.
 import {ApiError, api, app, call, cancelJob, createStore, texts, toast, toBase64, toPng} from "../../kit.js"
 import {createDraft, submitDraft} from "../generate/draft.js"
 import {promptOf} from "../generate/stage.js"
@@ -19,12 +19,12 @@ const EMPTY = {
 	box: {width: 0, height: 0},
 	jobs: [],
 	opened: null,
-	shown: "picture"
+	shown: "image"
 }
 export const edit = createStore(EMPTY)
 export const draft = createDraft("edit", {strength: 0.75, feather: 4}, () => edit.get().from)
 
-/** The pixels of a file, as the browser shows them, within what the worker takes. */
+/** The pixels of a file, scaled down to the worker's limit. @param {Blob} blob @param {string} name */
 async function decode(blob, name) {
 	let bitmap
 	try {
@@ -56,7 +56,7 @@ async function sourceOf(bitmap) {
 	return {canvas: context.canvas, holes: transparent ? bitmap : null, blob, url, upload: null, width, height}
 }
 
-/** The id that the worker has for a picture; it is sent once. @param {EditSource} source */
+/** The upload id of an image; it is sent once. @param {EditSource} source */
 function uploadOf(source) {
 	source.upload ??= api("/v1/uploads", {method: "POST", body: source.blob}).then(
 		({id}) => id,
@@ -69,15 +69,15 @@ function uploadOf(source) {
 }
 
 /**
- * Edit a picture. What was there can be brought back, if something was painted or made.
- * @param {string} name for messages
- * @param {Partial<EditState>} [more]
+ * Edit an image. The previous one can be restored if it was painted on or edited.
+ * @param {Blob} blob @param {string} name for messages @param {Partial<EditState>} [more]
  */
-export async function openPicture(blob, name, more = {}) {
+export async function openImage(blob, name, more = {}) {
 	const source = await sourceOf(await decode(blob, name))
 	const before = edit.get()
 	const mask = new Mask(source.width, source.height, () => edit.set(({version}) => ({version: version + 1})))
 	const size = Math.max(2, Math.round(Math.max(source.width, source.height) / 12))
+	/** @param {EditState} state */
 	const put = state => {
 		edit.set({...state, box: edit.get().box})
 		draft.remember()
@@ -89,53 +89,55 @@ export async function openPicture(blob, name, more = {}) {
 	return source
 }
 
-/** Edit a file; the address names it once the worker has it. */
+/** Edit a file; the address names it once it is uploaded. @param {File} file */
 export async function openFile(file) {
-	const source = await openPicture(file, file.name)
+	const source = await openImage(file, file.name)
 	const upload = await uploadOf(source)
 	if (edit.get().source !== source || edit.get().from.edit) return
 	edit.set({from: {upload}})
 	draft.remember()
 }
 
+/** @param {string} address */
 const download = async address => (await call(address)).blob()
 
 /**
- * What the address names: `job` and `image`, a picture that was generated; `upload`, one that was chosen; `edit`, a job that
- * was made here, with its source and its mask.
- * @param {Record<string, string>} params
+ * Open what the address names: `job` and `image`, a generated image; `upload`, an uploaded one; `edit`, an edit with its
+ * source and mask.
+ * @param {Labels} params
  */
 export async function openAddress({job, image = "0", upload, edit: made, prompt}) {
 	const id = made ?? job
-	/** @type {Record<string, string>} */
+	/** @type {Labels} */
 	const from = made ? {edit: made} : job ? {job, image} : {upload}
 	if (!id && !upload) return draft.remember()
 	if (JSON.stringify(from) === JSON.stringify(edit.get().from)) return
 	if (!id) {
-		await openPicture(await download(`/v1/uploads/${encodeURIComponent(upload)}/file`), upload, {from})
+		await openImage(await download(`/v1/uploads/${encodeURIComponent(upload)}/file`), upload, {from})
 		return
 	}
 	const path = `/v1/jobs/${encodeURIComponent(id)}`
+	/** @type {Job} */
 	const opened = await api(path)
 	if (made) {
 		const files = `${path}/files/input-`
-		await openPicture(await download(`${files}init.png`), id, {from, jobs: [id], opened, shown: "result"})
+		await openImage(await download(`${files}init.png`), id, {from, jobs: [id], opened, shown: "result"})
 		if (opened.operation === "image_inpaint")
 			edit.get().mask?.takeWhite(await createImageBitmap(await download(`${files}mask.png`)))
 		// what a job leaves out is the worker's own: no feathering
 		if (prompt === undefined) draft.take({feather: 0, ...promptOf({job: opened, image: opened})})
 		return
 	}
-	const pictures = opened.result?.images ?? []
-	const picture = pictures.find(each => String(each.index) === image) ?? pictures[0]
-	if (!picture) throw new ApiError(415, t.noPicture)
-	await openPicture(await download(picture.url), id, {from})
+	const images = opened.result?.images ?? []
+	const found = images.find(each => String(each.index) === image) ?? images[0]
+	if (!found) throw new ApiError(415, t.noImage)
+	await openImage(await download(found.url), id, {from})
 	const {strength, feather} = draft.get()
 	const own = {seed: undefined, width: undefined, height: undefined, strength, feather}
-	if (prompt === undefined) draft.take({...promptOf({job: opened, image: picture}), ...own})
+	if (prompt === undefined) draft.take({...promptOf({job: opened, image: found}), ...own})
 }
 
-/** Queue what is seen: the picture, its mask where something is painted, and the form. */
+/** Queue a job with the image, its mask if there is one, and the form. */
 export async function submit() {
 	const {source, mask} = edit.get()
 	if (!source || !mask) throw new ApiError(415, t.choose)
@@ -154,13 +156,13 @@ export async function submit() {
 	draft.remember()
 }
 
-/** Cancel those of its jobs that run or wait. */
+/** Cancel its running and waiting jobs. */
 export async function cancel() {
 	const {jobs} = edit.get()
 	await Promise.all((app.get().active ?? []).filter(job => jobs.includes(job.id)).map(job => cancelJob(job.id)))
 }
 
-// looking at it: `zoom` is pixels of the window per pixel of the picture
+// `zoom` is window pixels per image pixel
 
 /** @param {EditState} state */
 export function placeOf({source, camera, box}) {
@@ -170,16 +172,13 @@ export function placeOf({source, camera, box}) {
 	return {fit, zoom, left: box.width / 2 - x * zoom, top: box.height / 2 - y * zoom}
 }
 
-/** Look from another place; some of the picture stays in the middle. */
+/** Move the camera; its center stays in the image. @param {number} zoom @param {number} x @param {number} y */
 function look(zoom, x, y) {
 	const {width, height} = edit.get().source ?? {width: 0, height: 0}
 	edit.set({camera: {zoom, x: Math.min(width, Math.max(0, x)), y: Math.min(height, Math.max(0, y))}})
 }
 
-/**
- * @param {Point} [at] the point of the window that stays where it is; the middle
- * @returns {boolean} whether there was anything left to zoom
- */
+/** Returns whether the zoom changed. @param {number} factor @param {Point} [at] the fixed point; default: the middle */
 export function zoomBy(factor, at) {
 	const state = edit.get()
 	const {fit, zoom, left, top} = placeOf(state)
@@ -191,7 +190,7 @@ export function zoomBy(factor, at) {
 	return true
 }
 
-/** @param {number} dy in pixels of the window */
+/** @param {number} dx @param {number} dy in window pixels */
 export function panBy(dx, dy) {
 	const state = edit.get()
 	const {zoom, left, top} = placeOf(state)

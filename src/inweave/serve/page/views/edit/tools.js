@@ -1,4 +1,4 @@
-// What paints, what undoes, how near it is.
+// The toolbar: brushes, undo, zoom.
 import {Button, html, Slider, texts, useStore} from "../../kit.js"
 import {draft, edit, placeOf, zoomBy} from "./state.js"
 
@@ -7,6 +7,7 @@ const TOOLS = /** @type {const} */ (["brush", "eraser", "hand"])
 
 /** @param {number} size of the brush */
 export const setSize = size => edit.set({size: Math.max(1, Math.round(size))})
+/** @param {number} feather */
 export const setFeather = feather => draft.set({feather: Math.min(256, Math.max(0, Math.round(feather)))})
 export const fit = () => edit.set({camera: null})
 export const toggleMask = () => edit.set(({hidden}) => ({hidden: !hidden}))
@@ -38,7 +39,7 @@ export function Tools() {
 			</div>
 			<div class="row edit-group">
 				<${Button} kind="quiet" icon="minus" label=${t.zoomOut} onClick=${() => zoomBy(0.8)} />
-				<span class="num small edit-zoom">${Math.round(zoom * 100)} %</span>
+				<span class="num small edit-zoom">${Math.round(zoom * 100)}%</span>
 				<${Button} kind="quiet" icon="plus" label=${t.zoomIn} onClick=${() => zoomBy(1.25)} />
 				<${Button} kind="quiet" icon="expand" label=${t.fit} onClick=${fit} />
 			</div>

@@ -1,4 +1,4 @@
-// Forms: what the next picture will be made of. They survive changes of view and reloads, and the address carries them.
+// Forms for the next image. They survive changes of view and reloads, and are part of the address.
 import {
 	app,
 	createStore,
@@ -17,23 +17,21 @@ const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "c
 const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"]
 
 /**
- * The form of a view.
- * @param {string} view whose address carries it
- * @param {Partial<Draft>} [own] further numbers of this form, with what they are at first
- * @param {() => Record<string, any>} [place] what else the address says
- * @returns {DraftStore}
+ * The form of a view, kept in its address.
+ * @param {string} view @param {Partial<Draft>} [own] further numbers, with initial values
+ * @param {() => Fields} [place] further fields of the address @returns {DraftStore}
  */
 export function createDraft(view, own = {}, place = () => ({})) {
 	const names = [...TEXTS, ...NUMBERS, ...Object.keys(own)]
 	/** @type {Draft} */
 	const empty = {prompt: "", negative_prompt: "", locked: false, ...own}
 	const stored = persisted(view === "generate" ? "draft" : `draft-${view}`, empty)
-	/** Every field, unset: a patch that leaves nothing of what was there. */
+	/** A patch that unsets every field. */
 	const blank = () => ({...Object.fromEntries(names.map(name => [name, undefined])), ...empty})
 
-	/** @param {Record<string, any>} settings */
+	/** @param {Fields} settings */
 	const patchOf = settings => {
-		/** @type {Record<string, any>} */
+		/** @type {Fields} */
 		const patch = blank()
 		for (const name of names) {
 			const value = settings[name] ?? ""
@@ -43,7 +41,7 @@ export function createDraft(view, own = {}, place = () => ({})) {
 		if (patch.count === 1) patch.count = undefined
 		return /** @type {Draft} */ ({...patch, locked: patch.seed !== undefined})
 	}
-	/** What the address says of this form; null where that is nothing. */
+	/** The parameters of the address; null if none belongs to this form. */
 	const opened = () => {
 		const params = currentParams()
 		return route.get().view === view && names.some(name => name in params) ? params : null
@@ -52,7 +50,7 @@ export function createDraft(view, own = {}, place = () => ({})) {
 	const first = opened()
 	const store = createStore(first ? patchOf(first) : {...empty, ...stored.read()})
 	const fields = () => {
-		const state = /** @type {Record<string, any>} */ (store.get())
+		const state = /** @type {Fields} */ (store.get())
 		return Object.fromEntries(
 			names.filter(name => state[name] !== undefined && state[name] !== "").map(name => [name, state[name]])
 		)
@@ -78,14 +76,10 @@ export const draft = createDraft("generate")
 
 export const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0]
 
-/** Jobs of this tab whose failure is worth a message. @type {Set<string>} */
+/** Jobs of this tab, whose failures are shown. @type {Set<string>} */
 const mine = new Set()
 
-/**
- * Queue what a form says. Returns the job's id.
- * @param {DraftStore} form
- * @param {Record<string, any>} more fields that are not in the form
- */
+/** Queue a job from a form. Returns its id. @param {DraftStore} form @param {Fields} more */
 export async function submitDraft(form, more) {
 	const state = form.get()
 	if (!state.locked || state.seed === undefined) form.set({seed: randomSeed()})

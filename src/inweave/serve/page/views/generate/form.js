@@ -1,17 +1,19 @@
-// The form of a picture: prompt, LoRAs, settings, seed. Generate and Edit have one each.
+// The form of an image, for Generate and Edit: prompt, LoRAs, settings, seed.
 import {app, Button, findModel, html, NumberField, Select, Text, texts, useStore} from "../../kit.js"
 import {randomSeed} from "./draft.js"
 import {Picker, Stack, Triggers} from "./loras.js"
 
 const t = texts.generate
+const SETTINGS = /** @type {const} */ (["steps", "guidance", "width", "height", "sampler", "schedule", "clip_skip"])
 
 /**
- * Prompt, what else decides most (`children`), LoRAs and settings.
- * @param {{ draft: DraftStore, size?: string, children?: any }} props size: what applies where width and height are left open
+ * Prompt, further main settings (`children`), LoRAs and settings.
+ * @param {{ draft: DraftStore, size?: string, children?: any }} props size: placeholder of width and height
  */
 export function Form({draft, size, children}) {
 	const state = useStore(draft)
 	const {capabilities} = useStore(app)
+	/** @param {string} prompt */
 	const onPrompt = prompt => draft.set({prompt})
 	return html`<div class="stack generate-fields">
 		${
@@ -44,17 +46,16 @@ function Settings({draft, size}) {
 	const {capabilities} = useStore(app)
 	const defaults = findModel(capabilities, state.model)?.defaults
 	const own = ["", t.own]
+	/** @type {(name: string) => (value: any) => void} */
 	const set = name => value => draft.set({[name]: value === "" ? undefined : value})
-	const changed = ["steps", "guidance", "width", "height", "sampler", "schedule", "clip_skip"].filter(
-		name => /** @type {any} */ (state)[name] !== undefined
-	)
+	const changed = SETTINGS.filter(name => state[name] !== undefined)
 	return html`<details class="fold" open=${changed.length > 0 || state.negative_prompt !== ""}>
 		<summary>${t.settings}</summary>
 		<div class="stack">
 			<${Text} label=${t.negative} rows="2" value=${state.negative_prompt} onChange=${negative_prompt => draft.set({negative_prompt})} />
 			<div class="field-pairs">
 				${
-					/** @type {[string, any][]} */ ([
+					/** @type {[(typeof SETTINGS)[number], any][]} */ ([
 						["steps", {min: 1, max: 150, placeholder: defaults?.steps}],
 						["guidance", {min: 0, step: 0.5, placeholder: defaults?.guidance}],
 						["width", {min: 8, step: 8, placeholder: size ?? defaults?.size}],
@@ -65,7 +66,7 @@ function Settings({draft, size}) {
 							html`<${NumberField} key=${name} label=${t[name]} value=${state[name]} onChange=${set(name)} ...${rest} />`
 					)
 				}
-				${["sampler", "schedule"].map(name => html`<${Select} key=${name} label=${t[name]} value=${state[name] ?? ""} options=${[own, ...(capabilities?.[`${name}s`] ?? [])]} onChange=${set(name)} />`)}
+				${/** @type {const} */ (["sampler", "schedule"]).map(name => html`<${Select} key=${name} label=${t[name]} value=${state[name] ?? ""} options=${[own, ...(capabilities?.[`${name}s`] ?? [])]} onChange=${set(name)} />`)}
 			</div>
 			${changed.length > 0 && html`<button type="button" class="link small" onClick=${() => draft.set(Object.fromEntries(changed.map(name => [name, undefined])))}>${t.reset}</button>`}
 		</div>

@@ -8,12 +8,13 @@ import {
 	hasWord,
 	html,
 	Icon,
-	LoraPicture,
+	LoraImage,
 	moveTag,
 	nameOf,
 	parseTags,
 	printable,
 	removeTag,
+	Search,
 	Slider,
 	setTag,
 	tagName,
@@ -42,11 +43,12 @@ export function Stack({prompt, onPrompt}) {
 			const lora = findLora(loras, tag.name)
 			const name = nameOf(tag.name)
 			const apart = open === index || tag.te !== tag.unet
+			/** @param {Partial<Tag>} patch */
 			const set = patch => onPrompt(setTag(prompt, index, {te: tag.te, unet: tag.unet, ...patch}))
 			const {item, grip} = reorder(index, t.reorder(name))
 			return html`<li key=${keys[index]} class="lora-item" ...${item}>
 				${grip}
-				<span class="lora-thumb cover"><${LoraPicture} lora=${lora} name=${name} /></span>
+				<span class="lora-thumb cover"><${LoraImage} lora=${lora} name=${name} /></span>
 				<div class="grow">
 					<div class="row">
 						<span class="lora-name grow clip" title=${name}>${name}</span>
@@ -66,7 +68,7 @@ export function Stack({prompt, onPrompt}) {
 	</ol>`
 }
 
-/** Words of the LoRAs in the prompt; a click puts one in or takes it out. @param {PromptProps} props */
+/** Trigger words of the LoRAs in the prompt; a click adds or removes one. @param {PromptProps} props */
 export function Triggers({prompt, onPrompt}) {
 	const {loras} = useStore(app)
 	const [all, setAll] = useState(false)
@@ -90,7 +92,7 @@ export function Triggers({prompt, onPrompt}) {
 	</div>`
 }
 
-/** Why a LoRA is not offered for a model; null where it is. @param {Lora} lora @param {string | null | undefined} base */
+/** Why a LoRA is not offered for a model; null if it is. @param {Lora} lora @param {string | null | undefined} base */
 export function whyHidden(lora, base) {
 	if (lora.error) return t.unreadable
 	if (base && lora.base && lora.base !== base) return t.madeFor(lora.base)
@@ -121,13 +123,10 @@ export function Picker({prompt, onPrompt, model}) {
 	return html`<div class="stack lora-picker">
 		${
 			(loras?.length ?? 0) > 4 &&
-			html`<div class="search">
-			<${Icon} name="search" />
-			<input id="lora-search" class="input" type="search" placeholder=${t.search} aria-label=${t.search} value=${query} onInput=${e => setQuery(e.currentTarget.value)} />
-		</div>`
+			html`<${Search} id="lora-search" placeholder=${t.search} aria-label=${t.search} value=${query} onChange=${setQuery} />`
 		}
 		${loras?.length === 0 && html`<p class="muted small">${t.noLoras} <a href="#/library">${texts.nav.library}</a></p>`}
-		<ul class="lora-cards">
+		<ul class="tiles lora-cards">
 			${shown.slice(0, limit).map(lora => {
 				const index = tags.findIndex(tag => findLora(loras, tag.name)?.id === lora.id)
 				const why = whyHidden(lora, base)
@@ -140,7 +139,7 @@ export function Picker({prompt, onPrompt, model}) {
 						title=${[lora.description, why].filter(Boolean).join(" ") || printable(lora.path)}
 						onClick=${() => onPrompt(index >= 0 ? removeTag(prompt, index) : addTag(prompt, tagName(lora, loras), lora.preferred_strength ?? 1))}
 					>
-						<span class="lora-card-picture cover"><${LoraPicture} lora=${lora} name=${lora.name} /></span>
+						<span class="lora-card-image cover"><${LoraImage} lora=${lora} name=${lora.name} /></span>
 						<span class="lora-card-name clip">${lora.display_name}</span>
 						${why && html`<span class="lora-card-why clip">${why}</span>`}
 						${index >= 0 && html`<span class="lora-card-check"><${Icon} name="check" /></span>`}

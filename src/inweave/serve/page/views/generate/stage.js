@@ -1,10 +1,10 @@
-// The large picture: what is being made, or the one that was chosen from the gallery.
+// The large image: the running job, or the image chosen from the gallery.
 import {
 	app,
 	Button,
 	cancelJob,
 	decimal,
-	deletePicture,
+	deleteImage,
 	duration,
 	Empty,
 	formatTag,
@@ -32,7 +32,7 @@ export function Running({job}) {
 	const width = job.settings.width ?? 1
 	const height = job.settings.height ?? 1
 	return html`<figure class="stage" data-job=${job.id}>
-		<div class="stage-picture" style=${{"--ratio": `${width} / ${height}`}}>
+		<div class="stage-image" style=${{"--ratio": `${width} / ${height}`}}>
 			${progress?.preview ? html`<img src=${progress.preview} alt=${t.preview} />` : html`<div class="stage-cloth"><${Loom} name=${job.id} percent=${percent ?? 0} /></div>`}
 		</div>
 		<figcaption class="stack stage-caption">
@@ -46,10 +46,7 @@ export function Running({job}) {
 	</figure>`
 }
 
-/**
- * The prompt of a picture with all its LoRAs as tags, so that the form can show them.
- * @param {{ job: Job, image: { settings: ImageSettings } }} picture
- */
+/** The settings of an image, with its LoRAs as tags in the prompt. @param {{ job: Job, image: { settings: ImageSettings } }} item */
 export function promptOf({job, image}) {
 	const prompt = image.settings.prompt ?? ""
 	const tagged = new Set(parseTags(prompt).map(tag => tag.name))
@@ -67,42 +64,42 @@ export function promptOf({job, image}) {
 	}
 }
 
-/** @param {Picture} picture */
-export function usePicture(picture) {
-	draft.take(promptOf(picture))
+/** @param {GalleryImage} item */
+export function reuseSettings(item) {
+	draft.take(promptOf(item))
 	toast(t.restored)
 }
 
-/** @param {Picture} picture */
-export function removePicture({job, image}) {
-	deletePicture(job.id, image.file).then(() => toast(t.deleted), showError)
+/** @param {GalleryImage} item */
+export function removeImage({job, image}) {
+	deleteImage(job.id, image.file).then(() => toast(t.deleted), showError)
 }
 
-/** @param {{ picture: Picture }} props */
-export function Finished({picture}) {
-	const {job, image} = picture
-	const name = t.pictureOf(image.settings.prompt, image.seed)
+/** @param {{ item: GalleryImage }} props */
+export function Finished({item}) {
+	const {job, image} = item
+	const name = t.imageOf(image.settings.prompt, image.seed)
 	const place = {job: job.id, image: image.index}
 	return html`<figure class="stage" data-job=${job.id}>
-		<div class="stage-picture" style=${{"--ratio": `${image.width} / ${image.height}`}}>
+		<div class="stage-image" style=${{"--ratio": `${image.width} / ${image.height}`}}>
 			<img src=${image.url} width=${image.width} height=${image.height} alt=${name} />
 		</div>
 		<figcaption class="stack stage-caption">
 			<div class="row wrap">
-				<${Button} size="small" icon="reuse" onClick=${() => usePicture(picture)}>${t.use}<//>
+				<${Button} size="small" icon="reuse" onClick=${() => reuseSettings(item)}>${t.use}<//>
 				${(job.result?.loras?.length ?? 0) > 0 && html`<${Button} size="small" icon="compare" href=${href("compare", place)}>${t.compare}<//>`}
 				<${Button} size="small" icon="edit" href=${href("edit", place)}>${texts.nav.edit}<//>
 				<span class="grow"></span>
 				<${Button} size="small" kind="quiet" icon="download" label=${texts.actions.download} href=${image.url} download=${`${job.id}-${image.file}`} />
-				<${Button} size="small" kind="quiet" icon="trash" label=${texts.actions.delete} onClick=${() => removePicture(picture)} />
+				<${Button} size="small" kind="quiet" icon="trash" label=${texts.actions.delete} onClick=${() => removeImage(item)} />
 			</div>
-			<${Details} picture=${picture} />
+			<${Details} item=${item} />
 		</figcaption>
 	</figure>`
 }
 
-/** @param {{ picture: Picture }} props */
-function Details({picture: {job, image}}) {
+/** @param {{ item: GalleryImage }} props */
+function Details({item: {job, image}}) {
 	const {settings} = image
 	const loras = job.result?.loras ?? []
 	/** @type {[string, any][]} */
@@ -127,7 +124,7 @@ function Details({picture: {job, image}}) {
 		)}
 		<details class="fold">
 			<summary>${t.details}${job.result?.seconds ? html` <span class="muted">${t.made(duration(job.result.seconds))}</span>` : ""}</summary>
-			<dl class="facts">
+			<dl class="tiles facts">
 				${rows.filter(([, value]) => value !== undefined && value !== "" && value !== null).map(([label, value]) => html`<div><dt>${label}</dt><dd class="num">${value}</dd></div>`)}
 			</dl>
 		</details>

@@ -1,4 +1,4 @@
-// Everything that is known of one LoRA, whether it fits, where its tensors go, and the file in other dialects.
+// Details of one LoRA: metadata, compatibility, hashes, and conversion to other dialects.
 import {
 	address,
 	ago,
@@ -13,7 +13,7 @@ import {
 	formatTag,
 	href,
 	html,
-	LoraPicture,
+	LoraImage,
 	loadLoras,
 	navigate,
 	printable,
@@ -29,14 +29,13 @@ import {
 	useState,
 	useStore
 } from "../../kit.js"
-import {algorithm} from "../library.js"
 import {Fit} from "./fit.js"
 
 const t = texts.library
 
 /** @param {DetailsProps} props */
 export function Details({id, twins, onClose}) {
-	const [lora, setLora] = useState(/** @type {any} */ (null))
+	const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null))
 	const [asking, setAsking] = useState(false)
 	useEffect(() => {
 		api(`/v1/loras/${encodeURIComponent(id)}`).then(setLora, error => {
@@ -57,7 +56,7 @@ export function Details({id, twins, onClose}) {
 			.catch(showError)
 	return html`<${Dialog} title=${lora.display_name} onClose=${onClose} wide>
 		<div class="library-details">
-			<div class="library-detail-picture cover"><${LoraPicture} lora=${lora} name=${lora.name} /></div>
+			<div class="library-detail-image cover"><${LoraImage} lora=${lora} name=${lora.name} /></div>
 			<div class="stack grow">
 				${lora.description && html`<p>${lora.description}</p>`}
 				<${Facts} lora=${lora} />
@@ -99,7 +98,11 @@ export function Details({id, twins, onClose}) {
 	<//>`
 }
 
-/** @param {{ lora: any }} props */
+/** @param {Lora} lora */
+export const algorithm = lora =>
+	[lora.algorithms.slice(0, 2).join(", "), lora.ranks.length ? t.rank(lora.ranks) : ""].filter(Boolean).join(" ")
+
+/** @param {{ lora: LoraDetails }} props */
 function Facts({lora}) {
 	const rows = [
 		[t.base, lora.base ? `${lora.base} (${t.sure(Math.round(lora.confidence * 100))})` : t.unknownBase],
@@ -115,13 +118,14 @@ function Facts({lora}) {
 	</dl>`
 }
 
+/** @param {string} text */
 const copy = text =>
 	navigator.clipboard?.writeText(text).then(
 		() => toast(t.copied(text)),
 		() => toast(t.notCopied, {kind: "warning"})
 	) ?? toast(t.notCopied, {kind: "warning"})
 
-/** @param {{ lora: any }} props */
+/** @param {{ lora: Lora }} props */
 function Words({lora}) {
 	const list = triggerWords(lora)
 	return (
@@ -136,7 +140,7 @@ function Words({lora}) {
 	)
 }
 
-/** @param {{ lora: any }} props */
+/** @param {{ lora: Lora }} props */
 const Hashes = ({lora}) => html`<section>
 	<h3>${t.hashes}</h3>
 	${
@@ -155,7 +159,7 @@ const Hashes = ({lora}) => html`<section>
 	}
 </section>`
 
-/** @param {{ lora: any }} props */
+/** @param {{ lora: Lora }} props */
 function Convert({lora}) {
 	const dialects = useStore(app).capabilities?.dialects ?? []
 	const [to, setTo] = useState("kohya")

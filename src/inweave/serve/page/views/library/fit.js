@@ -1,11 +1,25 @@
-// "Does it fit?": a LoRA against a model of this worker or any known base, and where every tensor goes.
-import {api, app, Button, Field, findModel, html, Icon, submits, texts, useBusy, useState, useStore} from "../../kit.js"
+// The compatibility of a LoRA with a model or a known base, and where every tensor goes.
+import {
+	api,
+	app,
+	Button,
+	Field,
+	findModel,
+	html,
+	Icon,
+	Search,
+	submits,
+	texts,
+	useBusy,
+	useState,
+	useStore
+} from "../../kit.js"
 
 const t = texts.library
 const ROWS = 200
-const FAULTS = ["unplaced", "mismatched", "orphans", "duplicates", "unsupported"]
+const FAULTS = /** @type {const} */ (["unplaced", "mismatched", "orphans", "duplicates", "unsupported"])
 
-/** @param {{ lora: any }} props */
+/** @param {{ lora: Lora }} props */
 export function Fit({lora}) {
 	const {capabilities} = useStore(app)
 	const [target, setTarget] = useState(`model:${findModel(capabilities, null)?.name ?? ""}`)
@@ -36,7 +50,7 @@ export function Fit({lora}) {
 	</section>`
 }
 
-/** @param {{ verdict: any, name: string }} props */
+/** @param {{ verdict: Verdict, name: string }} props */
 function Verdict({verdict, name}) {
 	const findings = FAULTS.flatMap(kind => (verdict[kind] ?? []).map(each => ({...each, kind: t.faults[kind]})))
 	return html`<div class="library-answer">
@@ -69,7 +83,7 @@ function Rows({columns, rows}) {
 	const [limit, setLimit] = useState(ROWS)
 	const matching = query ? rows.filter(row => row.join("\n").toLowerCase().includes(query.toLowerCase())) : rows
 	return html`<div class="stack">
-		${rows.length > 10 && html`<input class="input" type="search" aria-label=${t.filterRows} placeholder=${t.filterRows} value=${query} onInput=${e => setQuery(e.currentTarget.value)} />`}
+		${rows.length > 10 && html`<${Search} aria-label=${t.filterRows} placeholder=${t.filterRows} value=${query} onChange=${setQuery} />`}
 		<div class="library-scroll library-rows" tabindex="0" role="region" aria-label=${columns[0]}>
 			<table class="library-table">
 				<thead><tr>${columns.map(name => html`<th scope="col">${name}</th>`)}</tr></thead>

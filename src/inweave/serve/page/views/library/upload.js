@@ -1,4 +1,4 @@
-// Files on their way into the library: sent one after the other, checked by the worker in a process of its own.
+// Uploads to the library: sent one after the other, checked by the worker in a separate process.
 import {api, app, Button, bytes, createStore, href, html, Icon, loadLoras, Thread, texts, useStore} from "../../kit.js"
 
 const t = texts.library
@@ -6,6 +6,7 @@ const uploads = createStore({list: /** @type {Upload[]} */ ([])})
 let next = 1
 let queue = Promise.resolve()
 
+/** @param {File[]} files */
 export function addFiles(files) {
 	for (const file of files) {
 		const key = next++
@@ -15,10 +16,11 @@ export function addFiles(files) {
 	}
 }
 
-/** @param {Partial<Upload>} patch */
+/** @param {number} key @param {Partial<Upload>} patch */
 const update = (key, patch) =>
 	uploads.set(({list}) => ({list: list.map(each => (each.key === key ? {...each, ...patch} : each))}))
 
+/** @param {number} key @param {File} file */
 async function send(key, file) {
 	const limit = app.get().capabilities?.limits.lora_bytes ?? Number.POSITIVE_INFINITY
 	if (!/\.safetensors$/i.test(file.name)) return update(key, {state: "refused", reason: t.notSafetensors})
@@ -38,7 +40,7 @@ async function send(key, file) {
 	}
 }
 
-/** A name that the worker accepts, as near to the file's as possible. */
+/** A name that the worker accepts, close to the file's. @param {string} file */
 const uploadName = file =>
 	file
 		.replace(/\.safetensors$/i, "")

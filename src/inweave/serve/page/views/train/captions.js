@@ -1,17 +1,18 @@
-// Captions in bulk: put something before or after, replace, remove a tag; which tags there are and how often.
+// Bulk edits of captions: prepend, append, replace, remove a tag; the tags with their counts.
 import {Button, html, Segmented, showError, submits, Text, texts, useState, useStore} from "../../kit.js"
 import {desk, saveCaptions, undoCaptions} from "./state.js"
 
 const t = texts.train
 const MAX_TAGS = 40
 
+/** @param {string} caption */
 const tagsOf = caption =>
 	caption
 		.split(",")
 		.map(tag => tag.trim())
 		.filter(Boolean)
 
-/** A caption after an edit. @param {string} text what is added, looked for or removed @param {string} other what replaces it */
+/** A caption after an edit. @param {string} mode @param {string} caption @param {string} text @param {string} other replaces it */
 export function edited(mode, caption, text, other) {
 	const now = caption.trim()
 	if (!text) return caption
@@ -22,7 +23,7 @@ export function edited(mode, caption, text, other) {
 	return kept.length === tagsOf(now).length ? caption : kept.join(", ")
 }
 
-/** @param {string[]} captions every tag and in how many captions it is, the most frequent first */
+/** Every tag with its number of captions, the most frequent first. @param {string[]} captions */
 function tagCounts(captions) {
 	/** @type {Map<string, number>} */
 	const counts = new Map()
@@ -37,16 +38,16 @@ export function BulkCaptions() {
 	const [mode, setMode] = useState("prefix")
 	const [text, setText] = useState("")
 	const [other, setOther] = useState("")
-	const pictures = dataset?.pictures ?? []
+	const images = dataset?.pictures ?? []
 	const words = t.captions
-	/** @type {Record<string, string>} */
+	/** @type {Labels} */
 	const changes = {}
-	for (const each of pictures) {
+	for (const each of images) {
 		const after = edited(mode, each.caption, text, other)
 		if (after !== each.caption) changes[each.name] = after
 	}
 	const count = Object.keys(changes).length
-	const counts = tagCounts(pictures.map(each => each.caption))
+	const counts = tagCounts(images.map(each => each.caption))
 	return html`<details class="fold train-bulk">
 		<summary>${words.bulk}</summary>
 		<form class="stack" onSubmit=${submits(() => saveCaptions(changes, words.modes[mode]).catch(showError))}>

@@ -1,4 +1,4 @@
-// The loss of every step that was logged, with the running average beside it.
+// The logged loss, with its running average.
 import {html, texts, useState} from "../../kit.js"
 
 const t = texts.train
@@ -6,6 +6,7 @@ const WIDTH = 600
 const HEIGHT = 200
 const MAX_POINTS = 400
 
+/** @param {number} value */
 const figure = value => (value >= 100 || value === 0 ? value.toFixed(0) : value.toPrecision(3))
 
 /** @param {{ points: LossPoint[], total: number }} props */
@@ -16,21 +17,25 @@ export function LossChart({points, total}) {
 	if (!finite.length) return html`<div class="train-chart train-chart-empty muted small">${words.empty}</div>`
 	const every = Math.ceil(finite.length / MAX_POINTS)
 	const shown = finite.filter((_, index) => index % every === 0 || index === finite.length - 1)
-	// it grows with the run: the first steps would be a dot in the corner of all of them
+	// the axis grows with the run: the first steps would be a dot in its corner
 	const last = Math.max(shown[shown.length - 1].step, Math.min(total, 20), 2)
 	const losses = shown.map(each => each.loss ?? 0).sort((a, b) => a - b)
-	// one wild step must not flatten all the others
+	// one outlier must not flatten the curve
 	const top = Math.max(
 		losses[Math.floor(0.97 * (losses.length - 1))] * 1.15,
 		...shown.map(each => each.loss_average ?? 0),
 		1e-9
 	)
+	/** @param {number} step */
 	const across = step => (WIDTH * (step - 1)) / (last - 1)
+	/** @param {number | null} loss */
 	const down = loss => HEIGHT * (1 - Math.min(1, (loss ?? 0) / top))
+	/** @param {"loss" | "loss_average"} name */
 	const line = name => shown.map(each => `${across(each.step).toFixed(1)},${down(each[name]).toFixed(1)}`).join(" ")
 	const first = finite[0]
 	const newest = finite[finite.length - 1]
 	const at = place === null ? newest : shown[Math.min(place, shown.length - 1)]
+	/** @param {PointerEvent} event */
 	const look = event => {
 		const box = /** @type {Element} */ (event.currentTarget).getBoundingClientRect()
 		const step = 1 + ((event.clientX - box.left) / box.width) * (last - 1)

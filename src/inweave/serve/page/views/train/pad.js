@@ -1,4 +1,4 @@
-// A small drawing pad: a first dataset for a visitor who has no pictures at hand. Stamps make it work without a pointer.
+// A small drawing pad, for a first dataset without images. Stamps make it work without a pointer.
 import {
 	Button,
 	Dialog,
@@ -17,9 +17,10 @@ import {
 const t = texts.train
 const SIDE = 256
 const COLORS = ["#1f2430", "#c8472f", "#e0a526", "#4a8f5c", "#3d5ba9", "#8a5a9e"]
+/** @param {number} low @param {number} high */
 const random = (low, high) => low + Math.random() * (high - low)
 
-/** Corners on a circle; every second one may lie further in. */
+/** @type {Record<string, StampShape>} */
 const STAMPS = {
 	circle: {corners: 48},
 	square: {corners: 4, turn: Math.PI / 4},
@@ -31,7 +32,7 @@ const STAMPS = {
 /** @param {PadProps} props */
 export function Pad({onAdd, onClose, added}) {
 	const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null))
-	const strokes = useRef(/** @type {((c: CanvasRenderingContext2D) => void)[]} */ ([]))
+	const strokes = useRef(/** @type {Stroke[]} */ ([]))
 	const [count, setCount] = useState(0)
 	const [color, setColor] = useState(COLORS[0])
 	const [size, setSize] = useState(14)
@@ -49,13 +50,16 @@ export function Pad({onAdd, onClose, added}) {
 	}
 	useEffect(redraw, [])
 	useEffect(() => setCaption(idea), [added])
+	/** @param {Stroke} stroke */
 	const push = stroke => {
 		strokes.current.push(stroke)
 		redraw()
 	}
+	/** @param {PointerEvent} event */
 	const begin = event => {
 		const target = /** @type {HTMLCanvasElement} */ (event.currentTarget)
 		target.setPointerCapture(event.pointerId)
+		/** @param {PointerEvent} e */
 		const where = e => {
 			const box = target.getBoundingClientRect()
 			return [((e.clientX - box.left) * SIDE) / box.width, ((e.clientY - box.top) * SIDE) / box.height]
@@ -70,6 +74,7 @@ export function Pad({onAdd, onClose, added}) {
 			for (const [x, y] of points) context.lineTo(x, y + 0.01)
 			context.stroke()
 		})
+		/** @param {PointerEvent} e */
 		const move = e => {
 			points.push(where(e))
 			redraw()
@@ -81,6 +86,7 @@ export function Pad({onAdd, onClose, added}) {
 		target.addEventListener("pointerup", end, {once: true})
 		target.addEventListener("pointercancel", end, {once: true})
 	}
+	/** @param {string} name */
 	const stamp = name => {
 		const {corners, inner = 1, turn = 0} = STAMPS[name]
 		const radius = random(45, 85)
@@ -100,6 +106,7 @@ export function Pad({onAdd, onClose, added}) {
 		})
 		if (strokes.current.length === 1 && caption === idea) setCaption(words.of(words.stamps[name]))
 	}
+	/** @param {number} keep */
 	const clear = keep => {
 		strokes.current = strokes.current.slice(0, keep)
 		redraw()

@@ -1,7 +1,8 @@
-// A run: its loss, its samples over time, its checkpoints; pause, resume, extend, use it now.
+// A run: its loss, samples over time, checkpoints; pause, resume, extend, use.
 import {
 	api,
 	app,
+	BADGES,
 	Button,
 	cancelJob,
 	Dialog,
@@ -33,21 +34,21 @@ import {
 import {LossChart} from "./chart.js"
 
 const t = texts.train
-const BADGES = {done: "badge-good", failed: "badge-bad", running: "badge-active"}
+/** @type {RunState} */
 const START = {
-	points: /** @type {LossPoint[]} */ ([]),
-	samples: /** @type {Sample[]} */ ([]),
-	checkpoints: /** @type {number[]} */ ([]),
-	notes: /** @type {string[]} */ ([]),
+	points: [],
+	samples: [],
+	checkpoints: [],
+	notes: [],
 	phase: "queued",
 	step: 0,
 	total: 0,
-	eta: /** @type {number | null} */ (null),
-	preparing: /** @type {{ done: number, total: number, activity: string } | null} */ (null),
-	end: /** @type {string | null} */ (null)
+	eta: null,
+	preparing: null,
+	end: null
 }
 
-/** @param {typeof START} at @param {JobEvent} event */
+/** @param {RunState} at @param {JobEvent} event @returns {RunState} */
 function advance(at, event) {
 	if (event.type === "progress")
 		return {
@@ -108,14 +109,17 @@ export function Run({id}) {
 	if (!job) return html`<h1 class="visually-hidden">${t.title}</h1>`
 	const words = t.run
 	const ended = FINAL.has(job.state)
+	/** @param {string} name @param {() => Promise<any>} action */
 	const act = (name, action) => {
 		setBusy(name)
 		action()
 			.catch(showError)
 			.finally(() => setBusy(""))
 	}
+	/** @param {string} next */
 	const go = next => navigate("train", {job: next})
 	const pause = () => cancelJob(id).then(() => setJob(before => before && {...before, cancel_requested: true}))
+	/** @param {number | null} step */
 	const use = async step => {
 		const lora = step === null ? job.result?.adapter : await api(`/v1/jobs/${id}/checkpoints/${step}`, {method: "POST"})
 		await loadLoras()
@@ -162,7 +166,7 @@ export function Run({id}) {
 		${extending && html`<${Extend} id=${id} done=${at.step} onClose=${() => setExtending(false)} onJob=${go} />`}`
 }
 
-/** @param {{ job: Job, at: typeof START, ended: boolean }} props */
+/** @param {{ job: Job, at: RunState, ended: boolean }} props */
 function Progress({job, at, ended}) {
 	if (ended) return null
 	const total = at.total || Number(job.settings.steps) || 0
@@ -193,6 +197,7 @@ function Samples({samples, name, prompts}) {
 		return html`<div class="train-sample-empty"><div class="train-loom"><${Loom} name=${name} percent=${35} /></div><p class="muted small">${words.noSamples}</p></div>`
 	const place = chosen === null ? steps.length - 1 : Math.max(0, steps.indexOf(chosen))
 	const step = steps[place]
+	/** @param {number} index */
 	const pick = index => setChosen(index === steps.length - 1 ? null : steps[index])
 	return html`<div class="train-samples">
 			${samples

@@ -45,24 +45,24 @@ const fileName = text =>
 		.replace(/^[^A-Za-z0-9]+|[-.]+$/g, "")
 		.slice(0, 60) || "lora"
 
-/** The form with what was left open. @param {Dataset} dataset @returns {RunForm} */
+/** The form with defaults for open fields. @param {Dataset} dataset @returns {RunForm} */
 export function useForm(dataset) {
 	const form = useStore(desk).forms[dataset.id]
 	const name = dataset.built_in ? `my-${dataset.id.replace(/.*\//, "")}` : dataset.name
 	return {name: fileName(name), model: "", preset: "style", trigger: "", prompts: "", overrides: {}, ...form}
 }
 
-/** What the trainer is told. @param {Dataset} dataset @param {RunForm} form @param {TrainOptions | null} options */
+/** The settings of the run. @param {Dataset} dataset @param {RunForm} form @param {TrainOptions | null} options */
 function settingsOf(dataset, form, options) {
 	const preset = options?.presets.find(each => each.name === form.preset)?.settings ?? {}
-	const settings = /** @type {Record<string, any>} */ ({...preset, ...form.overrides})
+	const settings = /** @type {Fields} */ ({...preset, ...form.overrides})
 	if (form.overrides.steps) {
 		const every = Math.ceil(form.overrides.steps / 5)
 		for (const name of ["save_every", "sample_every"]) settings[name] = form.overrides[name] ?? every
 	}
 	const trigger = form.trigger.trim()
 	if (trigger) settings.trigger = trigger
-	// a picture without a caption is still a picture of what the trigger word means
+	// an image without a caption shows what the trigger word means
 	if (trigger && dataset.pictures.some(each => !each.caption.trim())) settings.caption = trigger
 	const lines = form.prompts.split("\n").filter(line => line.trim())
 	const prompts = lines.length ? lines : samplePrompts(dataset, trigger)
@@ -72,7 +72,7 @@ function settingsOf(dataset, form, options) {
 	return settings
 }
 
-/** @param {Dataset} dataset */
+/** @param {Dataset} dataset @param {string} trigger */
 const samplePrompts = (dataset, trigger) =>
 	[...new Set(dataset.pictures.map(each => each.caption.trim().split("\n")[0]).filter(Boolean))]
 		.slice(0, 2)
@@ -89,11 +89,13 @@ export function Setup({dataset, form}) {
 			.then(setOptions)
 			.catch(showError)
 	}, [form.model])
+	/** @param {Partial<RunForm>} patch */
 	const change = patch => changeForm(dataset.id, patch)
 	const request = {dataset: dataset.id, model: form.model || null, settings: settingsOf(dataset, form, options)}
 	const words = t.setup
 	const check = () => {
 		const number = ++checks
+		/** @param {CheckReport} answer */
 		const answered = answer => desk.get().checking === number && desk.set({report: answer, checking: 0})
 		desk.set({checking: number, report: null})
 		api("/v1/train/check", {json: request})
@@ -139,11 +141,13 @@ export function Setup({dataset, form}) {
 /** @param {MoreProps} props */
 function More({form, options, preset, change}) {
 	const table = Object.fromEntries((options?.settings ?? []).map(each => [each.name, each]))
+	/** @param {string} name @param {any} value */
 	const set = (name, value) => {
 		const {[name]: _, ...rest} = form.overrides
 		change({overrides: value === undefined ? rest : {...rest, [name]: value}})
 	}
 	const words = t.setup
+	/** @param {string} name */
 	const usual = name => preset[name] ?? table[name]?.default
 	return html`<div class="field-pairs">
 			${NUMBERS.map(
@@ -169,7 +173,7 @@ function More({form, options, preset, change}) {
 		<${Text} label=${words.prompts} hint=${words.promptsHint} rows="2" value=${form.prompts} onChange=${prompts => change({prompts})} />`
 }
 
-/** @param {{ report: any }} props what the trainer says before anything starts */
+/** The trainer's report before a run. @param {{ report: CheckReport }} props */
 function Report({report}) {
 	const words = t.report
 	const {estimate, device, dataset} = report
@@ -177,6 +181,8 @@ function Report({report}) {
 		${report.problems?.map(each => html`<p class="field-error row"><${Icon} name="warning" /><span>${each}</span></p>`)}
 		${
 			estimate &&
+			device &&
+			dataset &&
 			html`<dl>
 				<div><dt>${words.memory}</dt><dd>${words.of(bytes(estimate.total_bytes), bytes(device.total_bytes), device.name)}</dd></div>
 				<div><dt>${words.time}</dt><dd>${words.about(duration(estimate.seconds))}</dd></div>

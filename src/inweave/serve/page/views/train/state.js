@@ -1,26 +1,21 @@
-// A dataset that is open: its pictures, their captions with undo, uploads, the plan of crops, the form of the run.
+// The open dataset: its images, captions with undo, uploads, planned crops, the form of the run.
 import {api, createStore, folderOf, showError, texts} from "../../kit.js"
 
 const t = texts.train
-const EMPTY = {
-	dataset: /** @type {Dataset | null} */ (null),
-	crops: /** @type {Map<string, Crop> | null} */ (null),
-	undo: /** @type {{ label: string, before: Record<string, string> }[]} */ ([]),
-	uploads: /** @type {Uploads | null} */ (null),
-	report: /** @type {any} */ (null), // the check of the form as it is
-	checking: 0 // the number of the check that is made
-}
-/** What was checked says nothing of what has changed since, nor does a check that is still being made. */
+/** @type {OpenDataset} */
+const EMPTY = {dataset: null, crops: null, undo: [], uploads: null, report: null, checking: 0}
+/** A change invalidates the last check, and one that is still running. */
 const STALE = {report: null, checking: 0}
 export const desk = createStore({...EMPTY, forms: /** @type {Record<string, Partial<RunForm>>} */ ({})})
 
-/** @param {string} id a dataset's, in an address */
+/** The address of a dataset. @param {string} id */
 export const path = id => `/v1/datasets/${id.split("/").map(encodeURIComponent).join("/")}`
 
-/** @param {{ name: string, modified?: number }} picture */
-export const thumbnail = (dataset, picture) =>
-	`${path(dataset)}/pictures/${encodeURIComponent(picture.name)}?thumbnail=true&v=${picture.modified ?? 0}`
+/** @param {string} dataset @param {{ name: string, modified?: number }} image */
+export const thumbnail = (dataset, image) =>
+	`${path(dataset)}/pictures/${encodeURIComponent(image.name)}?thumbnail=true&v=${image.modified ?? 0}`
 
+/** @param {string} id */
 export async function openDataset(id) {
 	const open = desk.get().dataset?.id === id
 	if (!open) desk.set({...EMPTY, uploads: desk.get().uploads})
@@ -28,17 +23,17 @@ export async function openDataset(id) {
 	desk.set(open ? {dataset} : {...EMPTY, uploads: desk.get().uploads, dataset})
 }
 
+/** @param {string} name */
 export const createDataset = name => api("/v1/datasets", {json: {name}})
 
-/** Change the form of a dataset; what was checked before says nothing of it any more. @param {Partial<RunForm>} patch */
+/** Change the form of a dataset. @param {string} id @param {Partial<RunForm>} patch */
 export function changeForm(id, patch) {
 	desk.set(({forms}) => ({...STALE, forms: {...forms, [id]: {...forms[id], ...patch}}}))
 }
 
 /**
- * Store captions, remembering those they replace.
- * @param {Record<string, string>} captions
- * @param {string} label what was done, for the undo button
+ * Store captions, and keep the previous ones for undo.
+ * @param {Labels} captions @param {string} label of the undo button
  */
 export async function saveCaptions(captions, label) {
 	const {dataset} = desk.get()
@@ -57,7 +52,7 @@ export async function undoCaptions() {
 	show(last.before)
 }
 
-/** @param {Record<string, string>} captions */
+/** @param {Labels} captions */
 function show(captions) {
 	desk.set(({dataset}) => ({
 		dataset: dataset && {
@@ -67,17 +62,18 @@ function show(captions) {
 	}))
 }
 
-export async function removePicture(name) {
+/** @param {string} name */
+export async function removeImage(name) {
 	const {dataset} = desk.get()
 	if (!dataset) return
 	await api(`${path(dataset.id)}/pictures/${encodeURIComponent(name)}`, {method: "DELETE"})
-	const pictures = dataset.pictures.filter(each => each.name !== name)
+	const images = dataset.pictures.filter(each => each.name !== name)
 	const undo = desk.get().undo.map(each => {
 		const {[name]: _, ...before} = each.before
 		return {...each, before}
 	})
 	desk.set({
-		dataset: {...dataset, pictures},
+		dataset: {...dataset, pictures: images},
 		...STALE,
 		undo: undo.filter(each => Object.keys(each.before).length)
 	})
@@ -85,18 +81,20 @@ export async function removePicture(name) {
 
 const PARALLEL = 2
 
-/** Send pictures one by one; text files beside them are their captions. */
+/** Upload images; text files of the same names are their captions. @param {string} id @param {File[]} files */
 export async function addFiles(id, files) {
+	/** @param {File} file */
 	const isCaption = file => /\.(txt|caption)$/i.test(file.name)
-	const isPicture = file => file.type.startsWith("image/") || /\.(png|jpe?g|webp|bmp)$/i.test(file.name)
-	const pictures = files.filter(isPicture)
-	const others = files.filter(file => !isPicture(file) && !isCaption(file))
+	/** @param {File} file */
+	const isImage = file => file.type.startsWith("image/") || /\.(png|jpe?g|webp|bmp)$/i.test(file.name)
+	const images = files.filter(isImage)
+	const others = files.filter(file => !isImage(file) && !isCaption(file))
 	const taken = new Set(desk.get().dataset?.id === id ? desk.get().dataset?.pictures.map(each => stem(each.name)) : [])
-	/** a picture and its caption have the same name in the same folder */
+	/** an image and its caption have the same name in the same folder @param {File} file */
 	const place = file => `${folderOf(file)}/${stem(file.name)}`
-	/** @type {Map<string, string>} the place of a file and the name of the picture it became */
+	/** @type {Map<string, string>} the place of a file and the name of its image */
 	const names = new Map([...taken].map(each => [`/${each}`, each]))
-	const waiting = pictures.map(file => {
+	const waiting = images.map(file => {
 		const wanted = clean(stem(file.name))
 		let name = wanted
 		for (let number = 2; taken.has(name); number += 1) name = `${wanted}-${number}`
@@ -105,7 +103,7 @@ export async function addFiles(id, files) {
 		return {file, name}
 	})
 	const ignored = others.length ? [{name: others[0].name, message: t.ignored(others.length)}] : []
-	desk.set({uploads: {total: pictures.length, done: 0, failures: ignored}, ...STALE})
+	desk.set({uploads: {total: images.length, done: 0, failures: ignored}, ...STALE})
 	/** @param {{ name: string, message: string } | null} failure */
 	const count = failure =>
 		desk.set(({uploads}) => ({
@@ -129,24 +127,25 @@ export async function addFiles(id, files) {
 	}
 	await Promise.all(Array.from({length: PARALLEL}, send))
 	await openDataset(id)
-	/** @type {Record<string, string>} */
+	/** @type {Labels} */
 	const captions = {}
 	for (const file of files.filter(isCaption)) {
 		const name = names.get(place(file))
 		if (name) captions[`${name}.png`] = (await file.text()).trim()
-		else count({name: file.name, message: t.noPicture})
+		else count({name: file.name, message: t.noImage})
 	}
 	await saveCaptions(captions, t.captions.fromFiles).catch(showError)
 	const {uploads} = desk.get()
 	if (uploads && !uploads.failures.length) desk.set({uploads: null})
 }
 
+/** @param {string} name */
 export const stem = name => name.replace(/\.[^.]*$/, "")
 
-/** @param {string} name letters, digits, spaces, dots, dashes and underscores, as the worker stores them */
+/** A name of letters, digits, spaces, dots, dashes and underscores, which the worker accepts. @param {string} name */
 const clean = name =>
 	name
 		.replace(/[^\p{L}\p{N}_ .-]/gu, "-")
 		.replace(/^[^\p{L}\p{N}_]+/u, "")
 		.slice(0, 100)
-		.replace(/[ .]+$/, "") || t.picture
+		.replace(/[ .]+$/, "") || t.image

@@ -1,0 +1,1 @@
+"""Code that the kernel folders share: operators, gradients, selection, memory layout, precision, an exact exponential."""

@@ -1,0 +1,69 @@
+"""Convolution with a frozen weight that saves nothing: torch's own saves its input for a gradient that is never requested.
+
+y  = conv(x, weight) + bias
+dx = transposed_conv(dy, weight)          the same kernel as in torch's backward pass, which does not read x
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from inweave.ops.common.gradients import are_frozen, first_derivative_only
+from inweave.ops.common.layout import as_channels_last
+
+_Pair = tuple[int, int]
+
+
+def frozen_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: _Pair,
+    padding: _Pair,
+    dilation: _Pair,
+    groups: int,
+) -> torch.Tensor:
+    """Return `functional.conv2d` of x; a trained weight or bias gets its gradient from torch."""
+    if torch.compiler.is_compiling() or not are_frozen(weight, bias):
+        return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    return _FrozenConv2d.apply(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FrozenConv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: _Pair,
+        padding: _Pair,
+        dilation: _Pair,
+        groups: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.size, ctx.geometry = x.shape[2:], (stride, padding, dilation, groups)
+        return functional.conv2d(_known_layout(x), weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        # rows and columns at the end that no window of the forward pass reached
+        windows = [dilation[axis] * (weight.shape[2 + axis] - 1) + 1 for axis in range(2)]
+        left = tuple(
+            size - ((dy.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + windows[axis])
+            for axis, size in enumerate(ctx.size)
+        )
+        dx = functional.conv_transpose2d(_known_layout(dy), weight, None, stride, padding, left, groups, dilation)
+        return dx, *[None] * 6
+
+
+def _known_layout(image: torch.Tensor) -> torch.Tensor:
+    """Return a channels-last image with unambiguous strides; any other image unchanged."""
+    is_known = image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and image.shape[0] == 1
+    return as_channels_last(image) if is_known else image

@@ -1,0 +1,232 @@
+"""The operation for autograd: a function for eager mode and CUDA graphs, an operator for compiled regions.
+
+    eager      `autograd.Function`: gradients of the factors go straight into the buffers of `Rounded.grads`
+    compiled   `torch.ops.inweave.lora_linear` with its own gradient; the factors' gradients are returned
+
+A compiled operator must not write to views of one buffer: Inductor copies such an argument from the start of its storage, at
+the offset that it had in the block that was compiled, and torch before 2.13 adds that offset twice, which is out of bounds.
+
+Where W is in 8 bits, compiled regions quantize x and dY in plain operations, for the compiler to put where these are made, and give the
+operator both forms of them: the adapter is multiplied in 16 bits.
+
+Both run the operator's forward, so that selective checkpointing sees one product whose result it can store. What nobody
+needs is not computed: no dX where x needs no gradient, nothing for frozen factors. A second derivative raises an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from inweave.ops.common.gradients import first_derivative_only
+from inweave.ops.common.operators import register_operator
+from inweave.ops.linear import meta
+from inweave.ops.linear.frozen import Weight, parts_of, rows_of, traced_input, weight_of
+from inweave.ops.linear.select import backward, forward
+
+
+class Rounded(NamedTuple):
+    """A factor's copy in the dtype of the inputs, valid for one forward and backward pass.
+
+    ``grads``: a buffer like the factor, float32: eager backward passes add to it and leave the factor's `.grad` alone.
+    """
+
+    values: torch.Tensor
+    grads: torch.Tensor | None = None
+
+
+def rounded_values(factor: torch.Tensor, rounded: Rounded | None, dtype: torch.dtype) -> torch.Tensor:
+    """A factor in the dtype of the inputs."""
+    return factor.to(dtype) if rounded is None else rounded.values
+
+
+def gradient_buffers(*rounded: Rounded | None) -> tuple[torch.Tensor | None, ...]:
+    """Where gradients of these factors are added up; None where autograd gets them."""
+    return tuple(None if each is None else each.grads for each in rounded)
+
+
+def lora_linear(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    *,
+    rounded_down: Rounded | None = None,
+    rounded_up: Rounded | None = None,
+) -> torch.Tensor:
+    """Return x W^T + b + scale (x down^T) up^T for x (..., K), with gradients for x, ``down`` and ``up``; W and b are frozen.
+
+    x, W and b have one dtype, unless W is quantized; the factors are rounded to it, once, unless `Rounded` copies are given.
+    """
+    first, *parts, format = parts_of(weight)
+    if torch.compiler.is_compiling():
+        low_down = None if rounded_down is None else rounded_down.values
+        low_up = None if rounded_up is None else rounded_up.values
+        y: torch.Tensor = torch.ops.inweave.lora_linear(
+            x, first, bias, down, up, scale, low_down, low_up, *parts, format, *traced_input(x, weight)
+        )[0]
+        return y
+    result: torch.Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]
+        x, first, bias, down, up, scale, rounded_down, rounded_up, format, *parts
+    )
+    return result
+
+
+class _LoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        scale: float,
+        rounded_down: Rounded | None,
+        rounded_up: Rounded | None,
+        format: str | None,
+        *parts: torch.Tensor | None,
+    ) -> torch.Tensor:
+        low_down, low_up = rounded_values(down, rounded_down, x.dtype), rounded_values(up, rounded_up, x.dtype)
+        with torch._C._AutoDispatchBelowAutograd():  # gradients are this function's
+            y: torch.Tensor
+            y, hidden = torch.ops.inweave.lora_linear(
+                x, weight, bias, low_down, low_up, scale, None, None, *parts, format
+            )
+        of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
+        ctx.save_for_backward(
+            x if of_down else None, hidden if of_up else None, low_down, low_up, *((weight, *parts) if of_x else ())
+        )
+        ctx.scale, ctx.format = scale, format
+        ctx.dtypes = down.dtype, up.dtype
+        ctx.grads = gradient_buffers(rounded_down, rounded_up)
+        return y
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, hidden, down, up, *weight = ctx.saved_tensors
+        of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
+        fresh = all(own is None for own in ctx.grads)
+        make = torch.empty_like if fresh else torch.zeros_like
+        grads = [
+            make(factor, dtype=dtype) if needed and own is None else None
+            for needed, factor, dtype, own in zip((of_down, of_up), (down, up), ctx.dtypes, ctx.grads, strict=True)
+        ]
+        into_down, into_up = (
+            None if not needed else made if own is None else own
+            for needed, made, own in zip((of_down, of_up), grads, ctx.grads, strict=True)
+        )
+        grad_x = backward(
+            grad_out, grad_out if x is None else x, hidden, weight_of(ctx.format, *weight) if weight else None, down, up,
+            ctx.scale, grad_x=of_x, grad_down=into_down, grad_up=into_up, fresh=fresh,
+        )  # fmt: skip
+        return grad_x, None, None, grads[0], grads[1], *[None] * 7
+
+
+def _forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    low_down: torch.Tensor | None,
+    low_up: torch.Tensor | None,
+    second: torch.Tensor | None,
+    third: torch.Tensor | None,
+    fourth: torch.Tensor | None,
+    format: str | None,
+    x_rows: torch.Tensor | None = None,
+    x_scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return forward(
+        x, weight_of(format, weight, second, third, fourth), bias,
+        down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
+        rows_of(x_rows, x_scales),
+    )  # fmt: skip
+
+
+def _backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    low_down: torch.Tensor | None,
+    low_up: torch.Tensor | None,
+    second: torch.Tensor | None,
+    third: torch.Tensor | None,
+    fourth: torch.Tensor | None,
+    format: str | None,
+    of_x: bool,
+    of_down: bool,
+    of_up: bool,
+    grad_rows: torch.Tensor | None = None,
+    grad_scales: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_down, grad_up = (meta.empty_like(like, needed) for like, needed in ((down, of_down), (up, of_up)))
+    grad_x = backward(
+        grad_out, x, hidden, weight_of(format, weight, second, third, fourth),
+        down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
+        grad_x=of_x, grad_down=grad_down if of_down else None, grad_up=grad_up if of_up else None, fresh=True,
+        quantized=rows_of(grad_rows, grad_scales),
+    )  # fmt: skip
+    return meta.empty_like(x, False) if grad_x is None else grad_x, grad_down, grad_up
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, weight, _, down, up, ctx.scale, low_down, low_up, *parts, ctx.format, x_rows, _ = inputs
+    ctx.quantizes = x_rows is not None
+    ctx.save_for_backward(x, output[1], down, up, low_down, low_up, weight, *parts)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    if grad_out is None:
+        return (None,) * 14
+    x, hidden, down, up, low_down, low_up, first, *parts = ctx.saved_tensors
+    of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
+    rows = traced_input(grad_out, weight_of(ctx.format, first, *parts)) if ctx.quantizes and of_x else (None, None)
+    grad_x, grad_down, grad_up = torch.ops.inweave.lora_linear_backward(
+        grad_out,
+        x,
+        hidden,
+        first,
+        down,
+        up,
+        ctx.scale,
+        low_down,
+        low_up,
+        *parts,
+        ctx.format,
+        of_x,
+        of_down,
+        of_up,
+        *rows,
+    )
+    factors = grad_down if of_down else None, grad_up if of_up else None
+    return grad_x if of_x else None, None, None, *factors, *[None] * 9
+
+
+_WEIGHT = "Tensor? second, Tensor? third, Tensor? fourth, str? format"
+register_operator(
+    "lora_linear(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, Tensor? low_down,"
+    f" Tensor? low_up, {_WEIGHT}, Tensor? x_rows=None, Tensor? x_scales=None) -> (Tensor, Tensor)",
+    _forward,
+    meta.lora_linear,
+    save=_save,
+    gradients=_gradients,
+)
+register_operator(
+    "lora_linear_backward(Tensor grad_out, Tensor x, Tensor hidden, Tensor weight, Tensor down, Tensor up, float scale,"
+    f" Tensor? low_down, Tensor? low_up, {_WEIGHT}, bool of_x, bool of_down, bool of_up, Tensor? grad_rows=None,"
+    " Tensor? grad_scales=None) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    meta.lora_linear_backward,
+)

@@ -1,0 +1,170 @@
+"""Which implementation runs, by device and shape alone: the same call gives the same bits wherever it stands.
+
+CUDA, 16 bits           two launches (`triton`) for the adapter of one layer up to rank 64
+                        forward up to rank 64: the adapter's part first
+CUDA, 16 or 32 bits     cuBLAS products (`cublas`)
+everything else         plain torch (`reference`)
+
+One H200, bf16, in a CUDA graph, microseconds of the adapter's part by cuBLAS and in two launches (`bench/adapter_plans.py`): 1024 x 1280
+of rank 32 17.7 and 10.6, 4096 x 1280 23.9 and 17.9, 16384 x 640 43.5 and 29.9; 4608 x 3072 of rank 16 55.7 and 35.1, 4096 x 3072 x 12288
+89.6 and 69.8. Of three layers of one x, whose products are larger, cuBLAS is as fast as two launches with the best tile sizes, or faster:
+1024 x 1280 of rank 32 16.9 and 17.6, 4096 x 1280 36.8 and 41.1, 16384 x 640 71.4 and 74.1.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import cast
+
+import torch
+
+from inweave.ops.common.select import on_device_of
+from inweave.ops.linear import cublas, reference
+from inweave.ops.linear.frozen import Weight, output_count
+from inweave.ops.quantized import Rows
+
+_FAST = (torch.bfloat16, torch.float16, torch.float32)
+_LARGEST_RANK = 64
+_MANY_ROWS = 2048
+#: with few rows a program of the first launch goes over all columns alone
+_WIDEST = 4096
+
+
+def forward(
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    quantized: Rows | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, S) for x (..., K); S is a matrix (M, r). ``quantized``: x, where W is in 8 bits and x was quantized before."""
+    rows = x.reshape(-1, x.shape[-1])
+    if _adapter_first(rows, weight, bias, down, up):
+        from inweave.ops.linear import triton as kernel
+
+        y, hidden = kernel.forward(rows, cast("torch.Tensor", weight), bias, down, up, scale)
+    else:
+        work = cublas.forward if x.is_cuda else reference.forward
+        y, hidden = work(rows, weight, bias, down, up, scale, quantized)
+    return y.view(*x.shape[:-1], output_count(weight)), hidden
+
+
+def backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    hidden: torch.Tensor | None,
+    weight: Weight | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    *,
+    grad_x: bool = True,
+    grad_down: torch.Tensor | None = None,
+    grad_up: torch.Tensor | None = None,
+    fresh: bool = False,
+    quantized: Rows | None = None,
+) -> torch.Tensor | None:
+    """dX in the shape of ``grad_out`` but for its last axis, if ``grad_x``.
+
+    ``grad_down``, ``grad_up``: what the factors' gradients are added to; ``fresh``: what is overwritten by them. Their dtype
+    is that of x or float32. ``x`` is read for ``grad_down``, and for ``grad_up`` where ``hidden`` is None. ``quantized``: dY,
+    where W is in 8 bits and dY was quantized before.
+    """
+    rows = grad_out.reshape(-1, grad_out.shape[-1])
+    inputs = x.reshape(-1, x.shape[-1])
+    if _has_products(rows, inputs, grad_down, grad_up):
+        if _in_two_launches(rows, inputs, weight, hidden, down, up, grad_down, grad_up):
+            from inweave.ops.linear import triton as kernel
+
+            with on_device_of(rows):
+                result = kernel.backward(
+                    rows, inputs, hidden, down, up, scale,
+                    grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
+                )  # fmt: skip
+            if result is not None and isinstance(weight, torch.Tensor):
+                result.addmm_(rows, weight)
+            return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
+        result = cublas.backward(
+            rows, inputs, hidden, weight, down, up, scale,
+            grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh, quantized=quantized,
+        )  # fmt: skip
+    else:
+        for total in (grad_down, grad_up):
+            if fresh and total is not None:
+                total.zero_()
+        result = reference.backward(
+            rows, inputs, hidden, weight, down, up, scale,
+            grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, quantized=quantized,
+        )  # fmt: skip
+    return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
+
+
+@torch.no_grad()
+def lora_backward(
+    grad_out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(grad_x, grad_down, grad_up) of  scale * (x down^T) up^T : the adapter alone, all tensors of one dtype.
+
+    A call can be captured in a CUDA graph once it has run before.
+    """
+    grad_down, grad_up = torch.empty_like(down), torch.empty_like(up)
+    grad_x = backward(
+        grad_out, x, None, None, down, up, scale, grad_down=grad_down, grad_up=grad_up, fresh=True
+    )  # fmt: skip
+    assert grad_x is not None
+    return grad_x, grad_down, grad_up
+
+
+def _has_products(grad_out: torch.Tensor, x: torch.Tensor, *totals: torch.Tensor | None) -> bool:
+    """Whether cuBLAS has these products."""
+    dtype = grad_out.dtype
+    return (
+        grad_out.is_cuda
+        and dtype in _FAST
+        and x.dtype == dtype
+        and all(total is None or total.dtype in (dtype, torch.float32) for total in totals)
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _adapter_first(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor
+) -> bool:
+    """Whether the adapter's part is written first, and the frozen product added to it."""
+    tensors = [x, weight, down, up, *([] if bias is None else [bias])]
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.shape[0] > 0
+        and up.shape[1] <= _LARGEST_RANK
+        and all(isinstance(tensor, torch.Tensor) and tensor.dtype == x.dtype for tensor in tensors)
+        and up.is_contiguous()
+        and (bias is None or bias.is_contiguous())
+        and _has_triton()
+    )
+
+
+def _in_two_launches(
+    grad_out: torch.Tensor, x: torch.Tensor, weight: Weight | None, *others: torch.Tensor | None
+) -> bool:
+    """Whether the kernels take these matrices, and are the faster choice."""
+    rows = grad_out.shape[0]
+    _, down, up, *_ = others
+    assert down is not None and up is not None
+    return (
+        grad_out.dtype != torch.float32
+        and (weight is None or isinstance(weight, torch.Tensor))
+        and rows > 0
+        and up.shape[1] <= _LARGEST_RANK
+        and reference.block_count(down, up) == 1
+        and (rows >= _MANY_ROWS or max(up.shape[0], down.shape[1]) <= _WIDEST)
+        and all(tensor is None or tensor.is_contiguous() for tensor in (grad_out, x, *others))
+        and _has_triton()
+    )

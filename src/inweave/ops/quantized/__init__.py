@@ -1,0 +1,11 @@
+"""Frozen weights in fewer bits: the contract of a format, and the registry of formats.
+
+To add a format (nf4, int8, GGUF): one module of this folder with its weight and its layer (`fp8.py` is the example), and one
+line in `registry.py`. Kernels go into a folder of `ops`, as for every other operation. `ops.linear` multiplies with the weight,
+`layers` finds it on a module, and `training.memory.quantization` quantizes a model, all through this contract.
+"""
+
+from inweave.ops.quantized.base import QuantizedLinear, QuantizedWeight, Rows, joint_weight
+from inweave.ops.quantized.registry import FORMATS, restore_weight
+
+__all__ = ["FORMATS", "QuantizedLinear", "QuantizedWeight", "Rows", "joint_weight", "restore_weight"]

@@ -1,0 +1,90 @@
+"""Questions to the queue, which change nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inweave.errors import ConflictError, MissingError
+from inweave.serve.jobs.database import COLUMNS, JobDatabase, job_of
+from inweave.serve.jobs.job import Job, Kind, State, StoredEvent
+
+
+class JobQueries(JobDatabase):
+    """Jobs and their events, as they are stored."""
+
+    def job(self, job: str) -> Job:
+        """Return a job; raise MissingError if there is none with this id."""
+        with self._lock:
+            row = self._row("id = ?", job)
+        if row is None:
+            raise MissingError(f"there is no job {job}")
+        return row[0]
+
+    def jobs(
+        self, *, states: tuple[State, ...] = (), kind: Kind | None = None, before: int | None = None, limit: int = 50
+    ) -> list[Job]:
+        """Return jobs, the newest first; ``before`` is the number of the last job on the previous page."""
+        where, values = ["expired = 0"], list[Any]()
+        if states:
+            where.append(f"state IN ({', '.join('?' * len(states))})")
+            values += states
+        if kind is not None:
+            where.append("kind = ?")
+            values.append(kind)
+        if before is not None:
+            where.append("number < ?")
+            values.append(before)
+        query = f"SELECT {COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
+        with self._lock:
+            return [job_of(row) for row in self._db.execute(query, (*values, limit))]
+
+    def waiting(self, limit: int) -> list[Job]:
+        """Return waiting jobs in the order in which they will run."""
+        query = f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT ?"
+        with self._lock:
+            return [job_of(row) for row in self._db.execute(query, (limit,))]
+
+    def count(self, *states: State) -> int:
+        """Return how many jobs are in these states, without those that expired."""
+        with self._lock:
+            marks = ", ".join("?" * len(states))
+            return int(
+                self._db.execute(
+                    f"SELECT count(*) FROM jobs WHERE expired = 0 AND state IN ({marks})", states
+                ).fetchone()[0]
+            )
+
+    def position(self, job: Job) -> int | None:
+        """Return how many jobs will run before a waiting one; None for any other job."""
+        if job.state != "queued":
+            return None
+        with self._lock:
+            query = (
+                "SELECT count(*) FROM jobs WHERE state = 'queued' AND (priority > ? OR (priority = ? AND number < ?))"
+            )
+            return int(self._db.execute(query, (job.priority, job.priority, job.number)).fetchone()[0])
+
+    def events(self, job: str, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
+        """Return the events of a job that follow number ``after``."""
+        query = "SELECT number, type, data FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
+        with self._lock:
+            rows = self._db.execute(query, (job, after, limit)).fetchall()
+        return [StoredEvent(number, kind, json.loads(data)) for number, kind, data in rows]
+
+    def submitted(self, key: str, fingerprint: str) -> Job | None:
+        """Return the job of an idempotency key; raise ConflictError if the key was used for another request."""
+        with self._lock:
+            known = self._row("idempotency_key = ?", key)
+        if known is None:
+            return None
+        if known[1] != fingerprint:
+            raise ConflictError("this idempotency key was used for another request")
+        return known[0]
+
+    @property
+    def paused(self) -> bool:
+        """Whether waiting jobs are held back."""
+        with self._lock:
+            row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
+            return row is not None and row[0] == "1"

@@ -1,0 +1,105 @@
+"""The last steps of an import: settings that the file leaves open, overrides, refusals and known differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from inweave.checked import for_message
+from inweave.errors import ConfigError
+from inweave.training.config.fields import setting_facts
+from inweave.training.config.schema import TrainConfig
+from inweave.training.config.translate import Translation
+from inweave.training.config.values import is_off
+from inweave.training.importers.datasets import with_folder
+from inweave.training.importers.defaults import defaults
+from inweave.training.importers.kohya.flow import MUSUBI
+from inweave.training.importers.shell_script import UNSET_VARIABLE
+
+#: groups whose settings an import writes in full
+_WRITTEN = ("Adapter", "Optimization", "Images", "Captions", "Loss")
+#: settings of these that have no neutral value, or are chosen by the run
+_LEFT_OPEN = frozenset({"steps", "epochs", "resolution", "seed", "start_from", "caption", "caption_variants"})
+
+#: tokens of a caption that every other trainer has CLIP read, unless a file says otherwise
+_CHUNK = 75
+
+
+def with_tables(out: Translation, overrides: dict[str, Any]) -> dict[str, Any]:
+    """A folder that stands in for the one of a file keeps what the file says of it: resolutions, repeats, captions."""
+    folder, tables = overrides.get("dataset"), out.fields.get("dataset")
+    is_folder = isinstance(folder, str) and Path(folder).suffix not in (".toml", ".json", ".jsonl", ".txt")
+    if is_folder and folder != "inweave/pixel" and isinstance(tables, Mapping):
+        if (same := with_folder(tables, str(folder))) is not None:
+            return {**overrides, "dataset": same}
+        out.note("dataset", "the file has several folders, whose own settings are left out")
+    return overrides
+
+
+def unset_variables(settings: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: {for_message(value)} has a variable that the file does not set; put its value in"
+        for name, value in settings.items()
+        if isinstance(value, str) and UNSET_VARIABLE.search(value)
+    ]
+
+
+def differences(kind: str, settings: Mapping[str, Any], out: Translation) -> list[str]:
+    """What is done in another way here although every setting is the same."""
+    lines = []
+    if kind in ("OneTrainer", "ai-toolkit") or out.family in MUSUBI:
+        lines.append(
+            "buckets: their sizes are chosen by inweave's own rule, so that an image may be cropped to a slightly different one"
+        )
+    if kind in ("kohya", "kohya_ss") and is_off(settings.get("enable_wildcard")):
+        lines.append(
+            "captions: {a|b} is a random choice and ||| ends the tags that stay in place, as kohya does when it is asked to"
+        )
+    return lines
+
+
+def refuse(out: Translation, overrides: Mapping[str, Any], implied: Mapping[str, str]) -> None:
+    """One reason: what the file asks for, or its trainer does by default (``implied``), and cannot be trained here."""
+    refused = {name: why for name, why in out.refused.items() if out.replaceable.get(name) not in overrides}
+    if refused:
+        default = {name: f" ({tool}'s default, which the file does not set)" for name, tool in implied.items()}
+        listed = "; ".join(f"{name}: {why}{default.get(name, '')}" for name, why in list(refused.items())[:20])
+        removable = [name for name in refused if name not in out.replaceable][:20]
+        others = dict.fromkeys(out.replaceable[name] for name in refused if name in out.replaceable)
+        ways = [f"--set {name}=... to choose another" for name in others]
+        ways += [f"--without {','.join(removable)} to import the rest"] if removable else []
+        raise ConfigError(f"cannot be trained here as it is: {listed} ({'; '.join(ways)})")
+
+
+def base_model(out: Translation, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of a preset, which names none: the one its family is known for."""
+    if out.fields.get("model") or "model" in overrides:
+        return {}
+    family = "sd2" if out.family == "sd" and not is_off(settings.get("v2")) else out.family
+    out.fields["model"] = defaults("models", "values")[family]
+    return {"model": out.fields["model"]}
+
+
+def settle(out: Translation, overrides: Mapping[str, Any]) -> None:
+    """Every setting that neither the file nor its tool's defaults decide, at the value that changes nothing."""
+    fields = out.fields
+    open_fields = set(_LEFT_OPEN)
+    if fields.get("start_from"):
+        open_fields |= {"targets", "conv_rank", "conv_alpha"}
+    if fields.get("optimizer") not in ("adamw", "adamw8bit", "prodigy", "schedulefree"):
+        open_fields |= {"betas", "epsilon"} - fields.keys()
+    if "max_token_length" not in overrides:
+        fields.setdefault("max_token_length", _CHUNK)
+    for name, info in TrainConfig.model_fields.items():
+        if setting_facts(name)["group"] in _WRITTEN and name not in {*open_fields, *overrides}:
+            fields.setdefault(name, info.get_default(call_default_factory=True))
+    side, step = fields.get("resolution"), fields.get("bucket_step", 64)
+    if fields.get("buckets") is False and isinstance(side, int) and isinstance(step, int) and gcd(side, step) >= 8:
+        fields["bucket_step"] = gcd(side, step)  # images are cropped to the resolution itself there
+    if fields.get("network") != "lokr":
+        fields["lokr_factor"] = -1
+    if fields.get("network") == "lora":
+        fields.pop("conv_rank", None)
+        fields.pop("conv_alpha", None)

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from inweave.adapter.tensor import Tensor
-
-if TYPE_CHECKING:
-    from inweave.adapter.factors import Factors
 
 Keys = tuple[str, ...]
 
@@ -81,14 +78,14 @@ class Parts(Protocol):
     def take(self, *roles: str) -> Keys:
         """Remove these roles and return their keys in the file; roles that are not left are skipped."""
 
-    def shared(self, algorithm: type[Factors], *, configured: bool = True) -> tuple[dict[str, Any], Keys]:
+    def shared(self, algorithm: type[Any], *, configured: bool = True) -> tuple[dict[str, Any], Keys]:
         """Take alpha, scale, magnitude, ... and return them as fields of `Factors` together with their keys."""
 
     def file_tensor(self, suffix: str) -> tuple[str, Tensor] | None:
         """Return the key and the tensor that all modules of the file share under a suffix."""
 
     def make(
-        self, factors: Factors, keys: Keys, param: str = "weight", *, part: int | None = None, inner: str = ""
+        self, factors: Any, keys: Keys, param: str = "weight", *, part: int | None = None, inner: str = ""
     ) -> bool:
         """Add an entry, or a problem if the shapes do not meet; return whether it was added.
 

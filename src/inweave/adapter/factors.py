@@ -67,7 +67,7 @@ class Factors:
     #: family of dialects -> {suffix: role}, everything that is read
     suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     #: suffixes behind which PEFT may leave an adapter's name
-    named: ClassVar[tuple[str, ...]] = ()
+    named_suffixes: ClassVar[tuple[str, ...]] = ()
     #: ends of keys that all modules of a file share, and the reason to report if no module uses them
     file_suffixes: ClassVar[tuple[str, ...]] = ()
     unused_file_tensors: ClassVar[str] = ""

@@ -31,7 +31,7 @@ class Ia3(Factors):
         "lycoris": {"on_input": "on_input"},
         "peft": {"ia3_l": "ia3_l"},
     }
-    named: ClassVar[tuple[str, ...]] = ("ia3_l",)
+    named_suffixes: ClassVar[tuple[str, ...]] = ("ia3_l",)
     orphans: ClassVar[Mapping[str, str]] = {"on_input": "the (IA)^3 vector is missing"}
     additive: ClassVar[bool] = False
 

@@ -36,7 +36,7 @@ class Loha(Factors):
     layer: ClassVar[str] = "inweave.layers.loha:LohaBranch"
     written: ClassVar[Mapping[str, str]] = {role: f"hada_{role}" for role in _ROLES}
     suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {"lycoris": {f"hada_{role}": role for role in _ROLES}}
-    named: ClassVar[tuple[str, ...]] = tuple(written.values())
+    named_suffixes: ClassVar[tuple[str, ...]] = tuple(written.values())
     sides: ClassVar[tuple[str, str] | None] = ("w1_a", "w1_b")
     peft_type: ClassVar[str] = "LOHA"
     kernel_in_columns: ClassVar[bool] = True

@@ -44,7 +44,7 @@ class Lokr(Factors):
     suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "lycoris": {f"lokr_{role}": f"kr_{role}" for role in (*_ROLES[:-1], "t1", "t2")}
     }
-    named: ClassVar[tuple[str, ...]] = tuple(suffixes["lycoris"])
+    named_suffixes: ClassVar[tuple[str, ...]] = tuple(suffixes["lycoris"])
     kernel_in_columns: ClassVar[bool] = True
 
     @property

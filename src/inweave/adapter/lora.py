@@ -58,7 +58,7 @@ class Lora(Factors):
             "___.layer.lora_down.weight": "down", "___.layer.lora_up.weight": "up",
         },
     }  # fmt: skip
-    named: ClassVar[tuple[str, ...]] = ("lora_embedding_A", "lora_embedding_B")
+    named_suffixes: ClassVar[tuple[str, ...]] = ("lora_embedding_A", "lora_embedding_B")
     orphans: ClassVar[Mapping[str, str]] = {
         "down": "lora_up is missing", "up": "lora_down is missing", "mid": "lora_up and lora_down are missing",
         "emb_down": "lora_embedding_B is missing", "emb_up": "lora_embedding_A is missing",

@@ -181,7 +181,7 @@ class BoftIn(Factors):
     kind: ClassVar[str] = "boft_in"
     replacement: ClassVar[str] = "inweave.ops.delta.rotations:replaced"
     suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {"peft": {"boft_R": "boft_R", "boft_s": "boft_s"}}
-    named: ClassVar[tuple[str, ...]] = ("boft_R", "boft_s")
+    named_suffixes: ClassVar[tuple[str, ...]] = ("boft_R", "boft_s")
     orphans: ClassVar[Mapping[str, str]] = {"boft_R": "boft_s is missing", "boft_s": "boft_R is missing"}
     additive: ClassVar[bool] = False
     constraint: ClassVar[bool] = True

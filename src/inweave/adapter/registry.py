@@ -46,8 +46,8 @@ def register_algorithm(algorithm: type[Factors]) -> type[Factors]:
         )
     own = {suffix for table in algorithm.suffixes.values() for suffix in table}
     for other in ALGORITHMS.values():
-        if other is not algorithm and (taken := own & {s for table in other.suffixes.values() for s in table}):
-            raise ConfigError(f"algorithm {algorithm.kind!r}: the suffix {min(taken)!r} belongs to {other.kind!r}")
+        if other is not algorithm and (clash := own & {s for table in other.suffixes.values() for s in table}):
+            raise ConfigError(f"algorithm {algorithm.kind!r}: the suffix {min(clash)!r} belongs to {other.kind!r}")
     ALGORITHMS[algorithm.kind] = algorithm
     return algorithm
 

@@ -29,7 +29,7 @@ class Vera(Factors):
     suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "peft": {"vera_lambda_b": "vera_b", "vera_lambda_d": "vera_d"}
     }
-    named: ClassVar[tuple[str, ...]] = ("vera_lambda_b", "vera_lambda_d")
+    named_suffixes: ClassVar[tuple[str, ...]] = ("vera_lambda_b", "vera_lambda_d")
     file_suffixes: ClassVar[tuple[str, ...]] = (".vera_A", ".vera_B")
     unused_file_tensors: ClassVar[str] = "VeRA projections without any lambda vectors"
 

@@ -54,7 +54,7 @@ def learn_suffixes() -> None:
     for kind, algorithm in ALGORITHMS.items():
         for family, table in algorithm.suffixes.items() if kind not in _learned else ():
             SUFFIXES.update({suffix: (role, family) for suffix, role in table.items()})
-            NAMED_LAST.update({suffix: role for suffix, role in table.items() if suffix in algorithm.named})
+            NAMED_LAST.update({suffix: role for suffix, role in table.items() if suffix in algorithm.named_suffixes})
             if family == "peft":
                 ends = {s.removesuffix(".weight"): role for s, role in table.items() if s.endswith(".weight")}
                 NAMED.update({name: role for name, role in ends.items() if "." not in name})

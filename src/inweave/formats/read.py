@@ -18,6 +18,7 @@ from inweave.errors import ConfigError, FormatError
 from inweave.formats.alphas import Alphas, SuppliedAlphas, assumes_alpha, assumption_warnings, supply_alphas
 from inweave.formats.classify import classify
 from inweave.formats.config import from_adapter_config, from_metadata, is_true, json_object, network_args
+from inweave.formats.dialects import load_dialects
 from inweave.formats.dialects.base import CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA
 from inweave.formats.files import Container
 from inweave.formats.foreign import checkpoint_kind, foreign_kind
@@ -31,6 +32,9 @@ _NOT_MERGEABLE = {
     "sam_b": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
 }
 
+
+#: families whose keys have no prefix
+_NO_PREFIX = ("cloneofsimo", "xlabs", "hcp", "processor", "candle")
 
 #: the metadata that decides how tensors are read; all other fields only describe the file
 _DECIDING = frozenset({
@@ -86,7 +90,7 @@ def read(
         shared=shared,
     )
     entries: list[Entry] = []
-    for group in _grouped(keys, tensors, problems, metadata):
+    for group in _grouped(keys, tensors, problems, metadata, _located(keys)):
         classify(group, context, entries, problems)
     entries = candle_alphas(entries, metadata)
     entries = entries if supplied is None else supply_alphas(entries, supplied)
@@ -191,12 +195,23 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
 
 
+def _located(keys: list[Key]) -> dict[str, tuple[Ref, str]]:
+    """Return the module and the prefix's dialect of each module name; other packages may know a strange prefix."""
+    modules = dict.fromkeys(key.module for key in keys)
+    located = {module: locate(module) for module in modules}
+    strange = any(not located[key.module][1] and key.family not in _NO_PREFIX for key in keys)
+    return {module: locate(module) for module in modules} if strange and load_dialects() else located
+
+
 def _grouped(
-    keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Problem], metadata: Mapping[str, str]
+    keys: list[Key],
+    tensors: Mapping[str, Tensor],
+    problems: list[Problem],
+    metadata: Mapping[str, str],
+    located: Mapping[str, tuple[Ref, str]],
 ) -> list[Group]:
     record = json_object(metadata.get(CANDLE_MODULES))
     groups: dict[object, Group] = {}
-    located: dict[str, tuple[Ref, str]] = {}
     candle_ids: dict[str, set[int]] = {}
     glora = _glora_modules(keys)
     keys = sorted(keys, key=lambda key: key.raw)  # which of two spellings comes first must not depend on the file
@@ -223,8 +238,6 @@ def _grouped(
         else:
             if key.family == "candle":
                 role = f"g_{key.role[-1]}{key.index}"
-            if key.module not in located:
-                located[key.module] = locate(key.module)
             ref, prefix = located[key.module]
             if role == "oft_blocks" and key.index is not None:
                 role = f"oft_blocks.{key.index}"

@@ -58,9 +58,9 @@ def register_dialect(dialect: Dialect) -> Dialect:
     for other in dialects():
         if other is not dialect and other.name == dialect.name:
             raise ConfigError(f"dialect {dialect.name!r}: another dialect has this name")
-        taken = prefixes & {prefix for prefix, _ in (*other.flat_prefixes, *other.dotted_prefixes)}
-        if other is not dialect and taken:
-            raise ConfigError(f"dialect {dialect.name!r}: the prefix {min(taken)!r} belongs to {other.name!r}")
+        clash = prefixes & {prefix for prefix, _ in (*other.flat_prefixes, *other.dotted_prefixes)}
+        if other is not dialect and clash:
+            raise ConfigError(f"dialect {dialect.name!r}: the prefix {min(clash)!r} belongs to {other.name!r}")
     _outside[dialect.name] = dialect
     _label.cache_clear()
     return dialect

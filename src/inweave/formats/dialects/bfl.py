@@ -27,8 +27,8 @@ class Bfl(Dialect):
     )
 
     def claims(self, facts: Facts) -> str:
-        named = facts.prefix or facts.has_adapter_name or "candle" in facts.families
-        return self.name if not named and facts.root in _ROOTS else ""
+        other = facts.prefix or facts.has_adapter_name or "candle" in facts.families
+        return self.name if not other and facts.root in _ROOTS else ""
 
     def module(self, entry: Entry, names: ModelNames) -> str:
         return entry.ref.name

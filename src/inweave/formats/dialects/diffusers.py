@@ -59,9 +59,11 @@ class Diffusers(Dialect):
         notes = super().notes(entries, names)
         if names.denoiser == "unet":
             notes.append("ComfyUI does not find a UNet's attention under these names: for it write kohya or comfy")
-        found = sorted({entry.factors.scale for entry in entries if entry.factors.rank and entry.factors.scale != 1.0})
-        if found:
-            listed = ", ".join(f"{scale:g}" for scale in found[:3]) + (", ..." if len(found) > 3 else "")
+        factors = sorted(
+            {entry.factors.scale for entry in entries if entry.factors.rank and entry.factors.scale != 1.0}
+        )
+        if factors:
+            listed = ", ".join(f"{scale:g}" for scale in factors[:3]) + (", ..." if len(factors) > 3 else "")
             notes.append(
                 f"the scale (alpha / rank = {listed}) is in the metadata alone, which diffusers reads; ComfyUI and others "
                 "ignore it and apply the file at scale 1: for them write kohya or comfy"

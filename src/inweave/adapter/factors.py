@@ -167,6 +167,11 @@ class Factors:
                 return False
         return -1 in got[1:] or math.prod(got[1:]) == columns
 
+    def fit_key(self) -> tuple[object, ...]:
+        """Return everything that decides whether the change fits a shape, as a cache key."""
+        magnitude = self.magnitude and (self.magnitude.axis, self.magnitude.tensor.numel)
+        return type(self), self.shape(), self.transposed, self.widen, magnitude
+
     def stored_shape(self) -> tuple[int, ...]:
         """Return the shape of the change in the layout of the weight."""
         shape = self.shape()

@@ -142,6 +142,9 @@ class OftIn(Factors):
         size = self.block_size
         return "" if size * (size - 1) // 2 == self.blocks.shape[1] else "the blocks are no upper triangles"
 
+    def fit_key(self) -> tuple[object, ...]:
+        return (*Factors.fit_key(self), self.share, self.block_size)
+
     def fits(self, shape: tuple[int, ...]) -> bool:
         if self.share and len(shape) > 1:
             return math.prod(shape[1:]) % self.block_size == 0

@@ -50,7 +50,8 @@ def invoked(*arguments: object, code: int = 0) -> str:
 def quick(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
     """Arguments of a run of seconds on the embedded model."""
     return (
-        "--model", "inweave/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--batch-size", 2,
+        "--model", "inweave/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2,
+        "--batch-size", 2,
         "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", f"cache_dir={cache}",
         "--set", "save_dtype=fp32", "--set", "log_every=1", *more,
     )  # fmt: skip
@@ -68,7 +69,8 @@ def bits(path: Path) -> dict[str, bytes]:
 def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path, cache: Path) -> None:
     style = tmp_path / "style.toml"
     style.write_text(
-        f'dataset = "{style_folder("pixel")}"\nmodel = "inweave/emoji"\nname = "pixels"\ntargets = ["to_q"]\nresolution = 64\n'
+        f'dataset = "{style_folder("pixel")}"\nmodel = "inweave/emoji"\nname = "pixels"\ntargets = ["to_q"]\n'
+        "resolution = 64\n"
         f'rank = 2\nepochs = 3\ndevice = "cpu"\ntrigger = "pxl"\ncache_dir = "{cache}"\noutput = "{tmp_path}/nowhere"\n'
     )
     report = json.loads(
@@ -132,8 +134,8 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
 
 
 def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Path, cache: Path) -> None:
-    more = ("--steps", 4, "--save-every", 2, "--lr", 0.05, "--set", "flip=true", "--set", "dropout=0.1", "--set", "ema_decay=0.9",
-            "--set", "gradient_accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
+    more = ("--steps", 4, "--save-every", 2, "--lr", 0.05, "--set", "flip=true", "--set", "dropout=0.1",
+            "--set", "ema_decay=0.9", "--set", "gradient_accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
     straight = json.loads(invoked(*quick(tmp_path / "a", cache, *more), "--json"))
     sampled = ("--set", "sample_every=2", "--set", 'sample_prompts=["red apple", "cat"]', "--set", "sample_steps=2")
     checkpoint = tmp_path / "a" / "lora-state" / "step-000002"
@@ -215,7 +217,7 @@ def test_several_problems_are_reported_at_once(tmp_path: Path) -> None:
 
 def test_another_trainers_configuration_is_turned_into_ours(tmp_path: Path) -> None:
     theirs = tmp_path / "kohya.toml"
-    theirs.write_text('pretrained_model_name_or_path = "m.safetensors"\ntrain_data_dir = "pictures"\nnetwork_dim = 4\n')
+    theirs.write_text('pretrained_model_name_or_path = "m.safetensors"\ntrain_data_dir = "images"\nnetwork_dim = 4\n')
     assert "rank = 4" in invoked("--import", theirs)
     assert json.loads(invoked("--import", theirs, "--json"))["config"]["rank"] == 4
 
@@ -302,7 +304,7 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
     assert "sample_prompts" in invoked(*quick(tmp_path / "b", cache, "--steps", 1, "--set", "sample_every=1"), code=2)
 
 
-# signals, in a real process: the verb as it is, with the smallest of tasks behind it
+# signals, in a real process: the unchanged command with the smallest of tasks
 
 PROGRAM = """
 import time
@@ -317,12 +319,13 @@ app()
 
 
 def process(output: Path, *more: str) -> subprocess.Popen[str]:
-    arguments = ["train", "-m", "tiny", "-d", "-", "-o", str(output), "--name", "t", "--steps", "60", "--save-every", "1",
-                 "-b", "2", "--rank", "2", "--lr", "0.05", "--set", 'targets=["to_q", "to_k"]', "--set", "dialect=peft",
-                 "--set", "save_dtype=fp32", "--set", "precision=fp32", "--set", "log_every=1", *more]  # fmt: skip
+    arguments = ["train", "-m", "tiny", "-d", "-", "-o", str(output), "--name", "t", "--steps", "60",
+                 "--save-every", "1", "-b", "2", "--rank", "2", "--lr", "0.05", "--set", 'targets=["to_q", "to_k"]',
+                 "--set", "dialect=peft", "--set", "save_dtype=fp32", "--set", "precision=fp32",
+                 "--set", "log_every=1", *more]  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -334,7 +337,7 @@ def after_steps(output: Path, running: subprocess.Popen[str]) -> None:
 
 
 def logged_steps(text: str) -> list[int]:
-    """The steps of the lines that training prints where there is no terminal; any other line than its start is an error."""
+    """The steps of the lines that training prints without a terminal; any other line than its start is an error."""
     text = text.removeprefix("starting\n")
     line_of_step = re.compile(r"(\d+)/60  loss \d+\.\d{4}  average \d+\.\d{4}  lr 5\.00e-02(  \d+(\.\d+)? it/s)?")
     matches = [(line, line_of_step.fullmatch(line)) for line in text.splitlines()]

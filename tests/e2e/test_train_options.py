@@ -104,7 +104,7 @@ def test_a_check_knows_what_this_device_cannot_do(tmp_path: Path, cache: Path) -
 
 def test_a_check_adds_up_and_says_that_nothing_is_limited_here(tmp_path: Path, cache: Path) -> None:
     report = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--vram", "auto", "--check"))
-    assert 'vram = "auto" plans for the memory that is free on a GPU, and device cpu is not one' in report
+    assert 'vram = "auto" uses the free memory of a GPU, and device cpu is not one' in report
     assert "CUDA         1.00 GiB" in report and " seconds for 2 steps" in report
 
 
@@ -175,7 +175,8 @@ def test_a_model_of_the_hub_is_downloaded_where_that_is_allowed(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     command = ["train", "--model", model, "-d", str(style_folder("pixel")), "-o", str(tmp_path / "out"), "--rank", "32",
-               "--alpha", "32", "--steps", "1000", "--lr", "1e-4", "--batch-size", "1", "--save-every", "250", "--fp16"]  # fmt: skip
+               "--alpha", "32", "--steps", "1000", "--lr", "1e-4", "--batch-size", "1", "--save-every", "250",
+               "--fp16"]  # fmt: skip
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 2 and "not on this machine, and downloading is off" in refused.output
     assert "--allow-download" in refused.output and not (tmp_path / "out").exists()

@@ -23,6 +23,7 @@ from inweave.training.checkpoint.store import checkpoints, load_state
 from tests.unit.training.tiny import EVERYTHING, file_bits, tiny
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 #: what each process runs: it records the batches it sampled, and only the first one may write
 WORKER = """
@@ -63,7 +64,7 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
     started = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "two"), json.dumps(settings)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *PYTHONPATH])},
     )  # fmt: skip
     assert started.returncode == 0, started.stderr[-3000:]
     assert file_bits(tmp_path / "two" / "t") == file_bits(report.path)
@@ -89,12 +90,14 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
 
 
 BIN = Path(sys.executable).parent
+INWEAVE = [str(BIN / "inweave")] if (BIN / "inweave").is_file() else [sys.executable, "-m", "inweave"]
 LAUNCHERS = {
-    "inweave": ([str(BIN / "inweave")] if (BIN / "inweave").is_file() else [sys.executable, "-m", "inweave"], ["--gpus", "2"]),
-    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "inweave"], []),
+    "inweave": (INWEAVE, ["--gpus", "2"]),
+    "torchrun": (
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "inweave"], []),
     "accelerate": (  # with --cpu it would start one process, unless there is an MPI
-        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "inweave"], []),
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines",
+         "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "inweave"], []),
 }  # fmt: skip
 
 
@@ -105,7 +108,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(cache: Path) -> list[str]:
     return [
-        "train", "-m", "inweave/emoji", "-d", str(style_folder("ink")), "--rank", "2", "--steps", "2", "-b", "2", "--json",
+        "train", "-m", "inweave/emoji", "-d", str(style_folder("ink")), "--rank", "2", "--steps", "2", "-b", "2",
+        "--json",
         "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32",
         "--set", f"cache_dir={cache}",
     ]  # fmt: skip
@@ -159,7 +163,8 @@ def test_every_process_knows_its_rank(standing_in: Path, tmp_path: Path) -> None
     standing_in.write_text(
         "import os, pathlib, sys\n"
         "said = {n: os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}\n"
-        f"pathlib.Path({str(tmp_path)!r}, said['RANK']).write_text(repr((said, sys.argv[1:], open(sys.argv[2]).read())))\n"
+        "given = repr((said, sys.argv[1:], open(sys.argv[2]).read()))\n"
+        f"pathlib.Path({str(tmp_path)!r}, said['RANK']).write_text(given)\n"
     )
     assert launcher.launch(3, "rank = 4\n", True) == 0
     reports = [eval((tmp_path / str(rank)).read_text()) for rank in range(3)]
@@ -195,7 +200,8 @@ def test_the_cause_is_printed_even_if_the_first_process_ends_because_of_it(
 ) -> None:
     standing_in.write_text(
         "import os, sys, time\n"
-        f"if os.environ['RANK'] == '0':\n    print('another has ended', file=sys.stderr)\n    sys.exit({launcher.LOST})\n"
+        "if os.environ['RANK'] == '0':\n"
+        f"    print('another has ended', file=sys.stderr)\n    sys.exit({launcher.LOST})\n"
         "time.sleep(0.5)\nprint('error: THE REASON', file=sys.stderr)\nsys.exit(1)\n"
     )
     assert launcher.launch(2, "", False) == 1

@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from inweave.training.checkpoint.store import checkpoints
 from tests.peers import tiny_models
-from tests.unit.training.pictures import make_set
+from tests.unit.training.image_sets import make_set
 
 ROOT = Path(__file__).parents[2]
+PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 #: what each process runs: it reports how many bytes it holds at the end, by its own count and by all tensors there are
 WORKER = """
@@ -51,8 +52,9 @@ def work():
         tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         network = run.task.networks.get("unet", run.task.networks.get("model"))
-        Path(config.output, f"report-{world.rank}.json").write_text(json.dumps(
-            [*frozen_bytes(network), sum(storages.values()), summary.losses, summary.validation, len(run.task.held_out)]))
+        Path(config.output, f"report-{world.rank}.json").write_text(json.dumps([
+            *frozen_bytes(network), sum(storages.values()), summary.losses, summary.validation,
+            len(run.task.held_out)]))
         del run, sample, summary, tensors, network
         gc.collect()
     world.leave()
@@ -72,7 +74,7 @@ def launched(settings: dict[Path, dict[str, Any]]) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, str(script), json.dumps(runs)],
         cwd=folder, capture_output=True, text=True, check=False, timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *PYTHONPATH])},
     )  # fmt: skip
 
 
@@ -94,11 +96,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("variant", ["flux1-dev", pytest.param("sd1.5", marks=pytest.mark.full)])
 def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> None:
-    captions = {f"p{number}": f"a picture of {number}" for number in range(7)}
+    captions = {f"p{number}": f"an image of {number}" for number in range(7)}
     settings = {
         "model": str(tiny_models.folder(variant)), "dataset": str(make_set(tmp_path / "set", captions)), "rank": 2,
-        "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema_decay": 0.5, "dropout": 0.1,
-        "validation_split": 0.4, "learning_rate": 1e-2, **CASES[variant],
+        "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema_decay": 0.5,
+        "dropout": 0.1, "validation_split": 0.4, "learning_rate": 1e-2, **CASES[variant],
     }  # fmt: skip
     result = launched(
         {tmp_path / "whole": {**settings, "shard": False}, tmp_path / "spread": {**settings, "shard": True}}
@@ -114,14 +116,14 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
     freed = [before[2] - after[2] for before, after in zip(whole, sharded, strict=True)]
     assert freed[0] > 0.45 * whole[0][1], "no other reference keeps the released weights alive"
     if "sample_every" in settings:  # the second one draws too, which leaves it with things it had no use for before
-        pictures = [sorted((tmp_path / name / "samples").iterdir()) for name in ("whole", "spread")]
-        assert [p.name for p in pictures[0]] == [p.name for p in pictures[1]] == ["t-000002-0.png", "t-000002-1.png"]
-        assert [p.read_bytes() for p in pictures[0]] == [p.read_bytes() for p in pictures[1]]
+        samples = [sorted((tmp_path / name / "samples").iterdir()) for name in ("whole", "spread")]
+        assert [p.name for p in samples[0]] == [p.name for p in samples[1]] == ["t-000002-0.png", "t-000002-1.png"]
+        assert [p.read_bytes() for p in samples[0]] == [p.read_bytes() for p in samples[1]]
     else:
         assert freed[1] > 0.45 * whole[1][1]
     lines = [json.loads(line) for line in (tmp_path / "spread" / "t.jsonl").read_text().splitlines()]
-    before = itertools.takewhile(lambda line: "loss" not in line, lines)  # the first step
-    notes = [line["text"] for line in before if line["event"] == "memory"]
+    first = itertools.takewhile(lambda line: "loss" not in line, lines)  # the first step
+    notes = [line["text"] for line in first if line["event"] == "memory"]
     assert len(notes) == 1 and f"holds {sharded[0][0]:,} of {sharded[0][1]:,} bytes" in notes[0]
 
 
@@ -149,7 +151,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 def llama(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # type: ignore[attr-defined]
 
     letters = {letter: number for number, letter in enumerate(["</s>", *pre_tokenizers.ByteLevel.alphabet()])}
     words = Tokenizer(models.BPE(letters, []))

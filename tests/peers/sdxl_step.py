@@ -21,6 +21,7 @@ from inweave.bench.models import random_batch
 from inweave.bench.step import RandomTask, without_cudnn_attention
 from inweave.layers import lora_layers
 from inweave.models import bundled
+from inweave.models.families.base import Tensors
 from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.models.siblings import stack_siblings
@@ -31,9 +32,8 @@ from inweave.training.execution.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
-from inweave.training.tasks.base import Tensors
 from tests.peers.tiny_models import SECOND, WIDTH, randomise
-from tests.unit.training.pictures import shared_model
+from tests.unit.training.image_sets import shared_model
 
 RANK, ALPHA, RATE = 4, 2.0, 1e-3
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp32"}
@@ -90,8 +90,7 @@ def our_step(device: torch.device, dtype: torch.dtype, **settings: Any) -> Step:
     for parameter in trainable.parameters.values():  # both factors, or half of the gradients would be zero
         parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     step = Step(task, FlatParameters(trainable.parameters, trainable.multipliers, device), config, World())
-    step.require_choices()
-    step.compile(model, 0, before=None)
+    step.compile(model, before=None)
     assert fuse_blocks(task.networks["unet"]) > 100
     assert stack_siblings(task.networks["unet"]) > 30
     kernels = partial(step_kernels, device, deterministic=config.deterministic)

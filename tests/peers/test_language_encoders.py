@@ -17,15 +17,14 @@ import transformers  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.models.families.base import ConditioningRequest  # noqa: E402
+from inweave.models.families.base import ConditioningRequest, Tensors  # noqa: E402
 from inweave.models.model import Model, load_model  # noqa: E402
 from inweave.models.single import open_single  # noqa: E402
 from inweave.targets.index import component_from_names  # noqa: E402
 from inweave.targets.tables import TABLES  # noqa: E402
-from inweave.training.tasks.base import Tensors  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 from tests.peers.test_families import PROMPT, assert_same, ours, requests, theirs  # noqa: E402
-from tests.unit.training.pictures import make_set, sample_inputs, shared_model, task_on  # noqa: E402
+from tests.unit.training.image_sets import make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 VARIANTS = ("z-image-turbo", "qwen-image")
 CAPTIONS = {"a": "a red apple", "b": "a blue boat on a quiet sea, with a white sail, under a sky full of small clouds"}

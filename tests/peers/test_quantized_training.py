@@ -10,24 +10,25 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
-from inweave.errors import ConfigError  # noqa: E402
-from inweave.layers import lora_layers  # noqa: E402
-from inweave.models.model import file_index  # noqa: E402
-from inweave.ops.quantized import fp8  # noqa: E402
-from inweave.ops.quantized.fp8 import Fp8Linear  # noqa: E402
-from inweave.training.adapters.targets import token_layers  # noqa: E402
-from inweave.training.checkpoint.resume import ensure_resumable  # noqa: E402
-from inweave.training.config.schema import TrainConfig  # noqa: E402
-from inweave.training.loop import Run  # noqa: E402
-from inweave.training.memory.quantization import quantize_denoiser, quantize_problems  # noqa: E402
-from inweave.training.session import check, prepare, train  # noqa: E402
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from inweave.errors import ConfigError
+from inweave.layers import lora_layers
+from inweave.models.model import file_index
+from inweave.ops.quantized import fp8
+from inweave.ops.quantized.fp8 import Fp8Linear
+from inweave.training.adapters.targets import token_layers
+from inweave.training.checkpoint.resume import ensure_resumable
+from inweave.training.config.schema import TrainConfig
+from inweave.training.loop import Run
+from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
+from inweave.training.session import check, prepare, train
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
     data, model = make_set(folder / "set"), fresh_model("flux1-dev")
-    settings = {
+    settings: dict[str, Any] = {
         "targets": "attention-mlp",
         "steps": 3,
         "learning_rate": 1e-2,
@@ -51,7 +52,7 @@ def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
     task = task_on(data, model=model, quantize=quantize, **settings)
     task.prepare()
     same = sample_inputs(task)
-    task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
+    task.sample_batch = lambda batch, generators: same  # type: ignore[method-assign]
     run = Run(task, model, file_index(model), task.config)
     if quantize != "off":
         assert "are multiplied in 8 bits" in quantize_denoiser(model, "fp8", CPU)
@@ -106,7 +107,7 @@ def test_a_resumed_run_keeps_it() -> None:
 
 
 def session_config(folder: Path) -> TrainConfig:
-    """One picture and one step on the bundled model."""
+    """One image and one step on the bundled model."""
     make_set(folder / "set", {"one": "a cat"})
     return TrainConfig.of(
         dataset=str(folder / "set"), output=str(folder / "out"), cache_dir=str(folder / "cache"), device="cpu", steps=1,

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
+import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
@@ -21,7 +22,7 @@ from inweave.exchange.check import check  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
 from tests.peers.test_families import FLOWS, PROMPT, assert_other, assert_same, ours, requests, theirs  # noqa: E402
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, shared_model, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 VARIANTS = (
     "sd1.5", "sd2.1", "sdxl", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image",
@@ -32,11 +33,14 @@ STEPS = 3
 def trained(variant: str, folder: Path, **settings: Any) -> tuple[Path, list[float]]:
     """(the file, the loss at every step)."""
     data, model = make_set(folder / "set"), fresh_model(variant)
-    settings = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(folder / "out"), **settings}  # fmt: skip
+    settings = {
+        "targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0,
+        "output": str(folder / "out"), **settings,
+    }  # fmt: skip
     task = task_on(data, model=model, **settings)
     task.prepare()
     same = sample_inputs(task)
-    task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
+    task.sample_batch = lambda batch, generators: same  # type: ignore[method-assign]
     report = Run(task, model, file_index(model), task.config).train()
     with torch.no_grad():
         return report.path, [*report.losses, float(task.loss(same))]
@@ -80,10 +84,12 @@ def test_every_family(variant: str, text: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "roots"),
     [
-        ("sd1.5", {"lora_te_text_model_encoder_layers", "lora_unet_down_blocks", "lora_unet_mid_block", "lora_unet_up_blocks"}),
+        ("sd1.5", {"lora_te_text_model_encoder_layers", "lora_unet_down_blocks", "lora_unet_mid_block",
+                   "lora_unet_up_blocks"}),
         ("sdxl", {"lora_te1_text_model_encoder_layers", "lora_te2_text_model_encoder_layers", "lora_unet_input_blocks",
                   "lora_unet_middle_block", "lora_unet_output_blocks"}),
-        ("sd3-medium", {"lora_te1_text_model_encoder_layers", "lora_te2_text_model_encoder_layers", "lora_unet_joint_blocks"}),
+        ("sd3-medium", {"lora_te1_text_model_encoder_layers", "lora_te2_text_model_encoder_layers",
+                        "lora_unet_joint_blocks"}),
         ("flux1-dev", {"lora_te1_text_model_encoder_layers", "lora_unet_double_blocks", "lora_unet_single_blocks"}),
     ],
 )  # fmt: skip

@@ -7,15 +7,18 @@ AdamW and clipping. Ours is a whole run. Both start from the same factors and se
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+
+import torch  # noqa: E402
 
 from inweave.layers import lora_layers  # noqa: E402
 from inweave.models import embedded  # noqa: E402
@@ -99,8 +102,8 @@ def ours(folder: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch
     batches: list[tuple[tuple[int, ...], dict[str, torch.Tensor]]] = []
     sample_batch = task.sample_batch
 
-    def recording(batch: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
-        inputs = sample_batch(batch, generator)
+    def recording(batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> dict[str, torch.Tensor]:
+        inputs = sample_batch(batch, generators)
         batches.append((batch, inputs))
         return inputs
 

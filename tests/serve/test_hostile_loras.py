@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import sys
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +20,7 @@ from inweave.models import embedded
 from inweave.serve.app import create_app
 from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings
+from tests.opened_files import opened_files
 from tests.serve.worker import Worker
 from tests.support import figure, lora_pair, sized
 
@@ -41,35 +40,6 @@ MORE_TEXTS = ["\u2066isolate\u2069", "\u200d\u200c\u2060joiners", "\u3164\u115f\
               "%_!%_", "\" OR 1=1 --", "\\u0000\\ud800", "\\..\\..\\boot.ini", "file:///etc/passwd", "..%2f..%2fetc", "~root", "$(id)`id`|id;id", "-rf", "--help", "lora-0123456789abcdef",
               "sha256:" + "0" * 64, "8845bf35ff", "NUL", "aux.h", "a" * 300, "\u212b\u2126", "\ufb01\u00df\u0130", "\U0001f468\u200d\U0001f469", "{\"a\": [1]}", "null", "NaN", "1e999",
               "\ufffe\uffff", "a.safetensors.safetensors", "mine.preview", "name\u00a0with\u2003spaces"]  # fmt: skip
-
-OPENED: list[str] | None = None
-
-
-def record_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    if OPENED is not None and event in (
-        "open",
-        "os.listdir",
-        "os.scandir",
-        "os.remove",
-        "os.rename",
-        "os.mkdir",
-        "shutil.rmtree",
-    ):
-        OPENED.append(os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | os.PathLike) else "")
-
-
-@contextlib.contextmanager
-def opened_files() -> Iterator[list[str]]:
-    """What this process opens, lists, renames or removes meanwhile."""
-    global OPENED
-    if not getattr(sys, "_inweave_opened", False):
-        sys.addaudithook(record_opened)
-        sys._inweave_opened = True  # type: ignore[attr-defined]
-    OPENED = []
-    try:
-        yield OPENED
-    finally:
-        OPENED = None
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.bench.models import published_blueprint
-from inweave.training.memory.meta import FusedAttention, blank
+from inweave.training.memory.meta import MetaAttention, blank
 
 
 def forward_operations(name: str, batch: int, size: int, dtype: torch.dtype) -> float:
@@ -33,7 +33,7 @@ def _counts(name: str, size: int, dtype: torch.dtype) -> tuple[int, int]:
     family = model.family
     latents = torch.empty(model.latent_space.shape(size, size), dtype=dtype, device="meta")
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), FusedAttention():
+    with torch.no_grad(), MetaAttention():
         text = family.encode(model, family.example_ids(model, 1, latents.device), None)
         inputs = family.batch_inputs(model, text, torch.empty(1, 6, device="meta"), latents.shape, 1.0)
         with counter:

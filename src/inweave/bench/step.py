@@ -29,6 +29,7 @@ from inweave.bench.report import BenchRow
 from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
+from inweave.models.families.base import Tensors
 from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.models.siblings import stack_siblings
@@ -44,7 +45,6 @@ from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
-from inweave.training.tasks.base import Tensors
 from inweave.training.tasks.objective import make_objective
 
 RATE = 1e-4
@@ -212,11 +212,10 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
     trainable = attach_adapters(task.networks, config)
     flat = FlatParameters(trainable.parameters, trainable.multipliers, device)
     step = Step(task, flat, config, World())
-    step.require_choices()
     if problems := quantize_problems(model.denoiser, config, device):
         raise ConfigError(problems)
     remarks = [quantize_denoiser(model, config.quantize, device)] if config.quantize != "off" else []
-    step.compile(model, 0, before=None)
+    step.compile(model, before=None)
     if device.type == "cuda":
         for network in task.networks.values():
             fuse_blocks(network)

@@ -1,7 +1,7 @@
 """The verdict on an adapter and a base: is every tensor used exactly once, and is all of it finite?
 
-A base given by name is checked as a diffusers folder and as a single-file checkpoint; the better of the
-two decides, and what the other one lacks is a warning. Tensors may fit a base they were not made for: metadata that
+A base given by name is checked as a diffusers folder and as a single-file checkpoint; the better of the two decides,
+and tensors that do not fit the other one are a warning. Tensors may fit a base they were not made for: metadata that
 names another one, and other bases that fit equally, are warnings too.
 """
 
@@ -34,10 +34,10 @@ SAMPLE_BYTES = 64 * 1024
 class Verdict:
     """Whether an adapter fits a base, and why; the result of `check`.
 
-    ``ok`` only if every tensor of the adapter is used exactly once and all of them are finite. ``report`` lists each tensor
-    that is not, ``detected`` is the base the adapter seems to be for, ``assumed_alphas`` names modules whose alpha the file
-    leaves open (alpha = rank is assumed), ``placements`` are the tensors of the base that change and what each receives,
-    ``as_dict()`` is the JSON of `inweave check`.
+    ``ok`` only if every tensor of the adapter is used exactly once and all of them are finite. ``report`` lists each
+    tensor that is not, ``detected`` is the base the adapter seems to be for, ``assumed_alphas`` names modules without
+    an alpha in the file (alpha = rank is assumed), ``placements`` are the tensors of the base that change, each with
+    its part of the adapter, ``as_dict()`` is the JSON of `inweave check`.
     """
 
     ok: bool
@@ -63,7 +63,7 @@ class Verdict:
         return f"<Verdict: {verdict} {self.base}: {self.report!r}{f'; {self.error}' if self.error else ''}>"
 
     def as_dict(self) -> dict[str, object]:
-        """The documented JSON of `inweave check`."""
+        """Return the documented JSON of `inweave check`."""
         report = self.report
         return {
             "ok": self.ok,
@@ -94,12 +94,21 @@ def check(
     values: ValueCheck = "full",
     alpha: Alphas | None = None,
 ) -> Verdict:
-    """Prove where each tensor of ``adapter`` goes on ``base``, or say what does not fit.
+    """Prove where each tensor of ``adapter`` goes on ``base``, or report which ones do not fit.
 
-    ``adapter``: an adapter or its path. ``base``: a known base by name ("sdxl"), a checkpoint, a model folder, an index, or a
-    `Known` base, which is never looked for on the disk.
-    ``values``: how many numbers to read in search of NaN and infinity: "none", "sample" or "full". ``alpha``: for a path
-    whose file does not state its alphas, as `load` takes it. An adapter that does not fit is no error: see ``verdict.ok`` and ``verdict.report``. Raises `FormatError` if a file cannot be read.
+    Args:
+        adapter: an adapter or its path.
+        base: a known base by name ("sdxl"), a checkpoint, a model folder, an index, or a `Known` base, which is never
+            looked for on the disk.
+        values: how many numbers to read in search of NaN and infinity: "none", "sample" or "full".
+        alpha: for a path whose file lacks alphas, as in `load`.
+
+    Returns:
+        The verdict. An adapter that does not fit is not an error: see ``verdict.ok`` and ``verdict.report``.
+
+    Raises:
+        FormatError: a file cannot be read.
+        ConfigError: the base is unknown, or an argument is invalid.
     """
     if values not in get_args(ValueCheck):
         raise ConfigError(f"values must be one of {', '.join(get_args(ValueCheck))}, got {values!r}")
@@ -146,13 +155,13 @@ def check(
 
 
 def _detected(detection: Detection, base: str | None) -> str | None:
-    """The detected base; a variant of it that fits as well goes by the name it was given."""
+    """Return the detected base, or the given base if it is a variant of it that fits as well."""
     same = base is not None and detection.base is not None and model_of(base) == model_of(detection.base)
     return base if base and same and detection.fits_as_well(base) else detection.base
 
 
 def _doubts(detection: Detection, base: str | None) -> list[str]:
-    """Why a file may be for another base than ``base`` although its tensors fit."""
+    """Return reasons why a file may be for another base than ``base`` although its tensors fit."""
     if base is None or detection.base is None or not detection.fits_as_well(base):
         return []
     doubts = [contradiction(each, base) for each in detection.declared if contradicts(each, base)]
@@ -179,6 +188,7 @@ def _best_plan(
 
 
 def scan_values(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
+    """Return (tensors with NaN or infinity, factors that hold only zeros)."""
     if values == "none":
         return [], []
     limit = SAMPLE_BYTES if values == "sample" else None
@@ -195,7 +205,7 @@ def scan_values(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, ob
 
 
 def _error(report: Report, detection: Detection, index: ModelIndex, target: str) -> str | None:
-    """One line that says the file belongs to another base, or that nothing of it fits."""
+    """Return one line if the file belongs to another base, or if nothing of it fits; otherwise None."""
     if report.clean:
         return None
     other = detection.base is not None and (index.base is None or not detection.fits_as_well(index.base))
@@ -207,7 +217,10 @@ def _error(report: Report, detection: Detection, index: ModelIndex, target: str)
         )
     if detection.base is None and detection.total and report.placed:
         best = max(detection.scores.values(), default=0)
-        return f"made for a model inweave does not know: {report.modules} modules fit {target}, at most {best} of {detection.total} any known base"
+        return (
+            f"made for a model inweave does not know: {report.modules} modules fit {target}, "
+            f"at most {best} of {detection.total} any known base"
+        )
     if report.placed == 0:
         made_for = f"; it fits {detection.base}" if detection.base and detection.base != index.base else ""
         return f"nothing in this file fits {target}{made_for}"
@@ -215,7 +228,7 @@ def _error(report: Report, detection: Detection, index: ModelIndex, target: str)
 
 
 def _foreign(adapter: Adapter, base: object) -> Verdict:
-    """A file of a kind no base could take."""
+    """Return the verdict on a file of a kind that fits no base."""
     report = Report(tensors=len(adapter.tensors), warnings=list(adapter.warnings))
     report.unsupported = [Finding(p.keys, "", "", p.reason) for p in adapter.problems]
     reason = next(p.reason for p in adapter.problems if p.fault == "unsupported")

@@ -2,7 +2,7 @@
 
     load -> respell (the target's naming of the same model) -> write (prefixes, suffixes, metadata)
 
-What the target cannot express is an error that names the tensors, unless `drop` is set.
+Tensors that the target cannot express are an error that names them, unless `drop` is set.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ GENERIC = tuple(name for name in WRITTEN if dialect_named(name).generic)
 
 @dataclass(slots=True, repr=False)
 class Conversion:
-    """What was written; ``lost`` lists every tensor that was not, with the reason, ``notes`` what was done for the dialect.
+    """The result of `convert` and `save`.
 
-    ``warnings`` are those of reading; ``assumed_alphas`` names modules that were written with alpha = rank because the
-    source leaves their alpha open.
+    ``lost`` lists every tensor that was not written, with the reason; ``notes`` are the changes that the dialect
+    needed; ``warnings`` are those of reading; ``assumed_alphas`` names modules that were written with alpha = rank
+    because the source states no alpha for them.
     """
 
     path: str = ""
@@ -57,7 +58,7 @@ class Conversion:
         return f"<Conversion: {self.path}: {self.tensors} tensors as {self.dialect}{dropped}>"
 
     def as_dict(self) -> dict[str, object]:
-        """The documented JSON of `inweave convert`."""
+        """Return the documented JSON of `inweave convert`."""
         return {
             "ok": not self.lost,
             "path": self.path,
@@ -85,11 +86,25 @@ def convert(
 ) -> Conversion:
     """Read ``source`` in any dialect and write it to ``out`` in the dialect ``to``; matrices are never changed.
 
-    ``to``: "kohya", "diffusers", "peft" (a directory), "comfy", "onetrainer", "bfl" or "candle". ``base`` names the base
-    model if it cannot be detected. Raises `TargetError` if the dialect cannot express a tensor; ``drop`` leaves such
-    tensors out instead and lists them in the result. ``alpha`` is for files that do not state theirs, as `load` takes it.
-    ``prefix``: for candle, the model of candle-lora whose names to write ("llama", "mistral", "falcon", "dinov2", "bert",
-    ...) or a name of your own; ``dummy_embeddings`` adds the zero pair that its llama looks for.
+    Args:
+        source: the adapter to read.
+        out: the file to write; for "peft", the directory.
+        to: "kohya", "diffusers", "peft", "comfy", "onetrainer", "bfl" or "candle".
+        base: the base model, if it cannot be detected: a name or a path.
+        drop: leave out tensors that the dialect cannot express, and list them in the result.
+        name: the adapter to read if the keys carry several PEFT adapter names.
+        alpha: for modules without an alpha, as in `load`.
+        prefix: for candle, the model of candle-lora whose names to write ("llama", "mistral", "falcon", "dinov2",
+            "bert", ...), or any other name.
+        dummy_embeddings: for candle, add the zero pair that its llama looks for.
+
+    Returns:
+        A report on the written file.
+
+    Raises:
+        TargetError: the base is not known, or the dialect cannot express a tensor and ``drop`` is not set.
+        FormatError: the source cannot be read.
+        ConfigError: an argument is invalid.
     """
     adapter = load(source, name=name, alpha=alpha)
     return save(adapter, out, dialect=to, base=base, drop=drop, prefix=prefix, dummy_embeddings=dummy_embeddings)
@@ -105,13 +120,28 @@ def save(
     prefix: str = "",
     dummy_embeddings: bool = False,
 ) -> Conversion:
-    """Write ``adapter`` to ``out`` in ``dialect``; the arguments are those of `convert`.
+    """Write ``adapter`` to ``out`` in another dialect.
 
-    ``base``: the base model by name, path or index, if it cannot be detected.
+    Args:
+        adapter: the adapter to write; `load` reads one from a file.
+        out: the file to write; for "peft", the directory.
+        dialect: as ``to`` of `convert`.
+        base: the base model, if it cannot be detected: a name, a path or an index.
+        drop: leave out tensors that the dialect cannot express, and list them in the result.
+        prefix: as in `convert`.
+        dummy_embeddings: as in `convert`.
+
+    Returns:
+        A report on the written file.
+
+    Raises:
+        TargetError: the base is not known, or the dialect cannot express a tensor and ``drop`` is not set.
+        ConfigError: an argument is invalid.
     """
     if not isinstance(adapter, Adapter):
         raise ConfigError(
-            f"expected an Adapter, got {type(adapter).__name__}; load(path) reads one, and convert goes from file to file"
+            f"expected an Adapter, got {type(adapter).__name__}; "
+            "load(path) reads one, and convert goes from file to file"
         )
     expect("dialect", dialect, str)
     generic = dialect_named(dialect).generic
@@ -135,7 +165,7 @@ def save(
 
 
 def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
-    """Raise before any work what `save` would raise after it: an unknown dialect, or a name of the wrong kind."""
+    """Raise ConfigError before any work if `save` would refuse the dialect or the name of the output."""
     expect("dialect", dialect, str)
     directory = dialect_named(dialect).is_directory
     if directory == (out.suffix == ".safetensors"):
@@ -148,7 +178,7 @@ def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
 def rewrite(
     adapter: Adapter, dialect: str, index: ModelIndex, *, prefix: str = "", dummy_embeddings: bool = False
 ) -> Written:
-    """The tensors, metadata and configuration of ``adapter`` as ``dialect`` spells them."""
+    """Return the tensors, metadata and configuration of ``adapter`` in the names of ``dialect``."""
     writer = dialect_named(dialect)
     index = _spelled_for(writer.comfy_names, index)
     respelling = respell(adapter, index, lambda component: naming_for(dialect, component, index))
@@ -211,7 +241,7 @@ def _check_candle(dialect: str, prefix: str, dummy_embeddings: bool) -> None:
 
 
 def _embedding_size(index: ModelIndex) -> tuple[str, int, int]:
-    """The token embedding, its rows and its features."""
+    """Return the name of the token embedding, its rows and its features."""
     for component in index:
         for name, shape in component.parts.items():
             if name.endswith("embed_tokens.weight") and len(shape) == 2:
@@ -231,9 +261,10 @@ _LANGUAGE_MODELS = {3584: "qwen25_7b", 2560: "qwen3_4b", 1024: "qwen3_06b", 2304
 
 
 def _encoder(component: Component) -> str:
-    """T5 has no token_embedding; CLIP-L, OpenCLIP-H and bigG differ in width, and one of no known width goes by its place.
+    """Return the name of a text encoder.
 
-    A language model has `embed_tokens`, and its width tells which one it is.
+    T5 has no token_embedding; CLIP-L, OpenCLIP-H and bigG differ in width, and one of unknown width is named by its
+    position. A language model has `embed_tokens`, and its width decides which one it is.
     """
     tokens = [shape[1] for name, shape in component.parts.items() if name.endswith("embed_tokens.weight")]
     if tokens and tokens[0] in _LANGUAGE_MODELS:
@@ -262,7 +293,7 @@ def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, d
 
 
 def _own_names(adapter: Adapter) -> ModelIndex:
-    """The index of a model nobody knows, as far as the adapter itself names it; enough where names stay as they are."""
+    """Return the index of an unknown model from the names in the adapter, which is enough if names do not change."""
     shapes = {}
     for entry in adapter:
         shape = entry.factors.stored_shape()
@@ -276,12 +307,13 @@ def _refusal(dialect: str, lost: list[Lost]) -> str:
         for row in lost[:5]
     ]
     more = [f"and {len(lost) - 5} more"] if len(lost) > 5 else []
-    head = f"{sum(len(row.keys) for row in lost)} tensors cannot be written as {dialect} (drop=True or --drop leaves them out):"
+    count = sum(len(row.keys) for row in lost)
+    head = f"{count} tensors cannot be written as {dialect} (drop=True or --drop leaves them out):"
     return "\n  ".join([head, *rows, *more])
 
 
 def _alternatives(adapter: Adapter, dialect: str, index: ModelIndex) -> str:
-    """The dialects that could hold all of it, where the file itself is whole."""
+    """Return a hint at the dialects that can express the whole adapter, if its file is complete."""
     if adapter.problems:
         return ""
     others = (
@@ -294,7 +326,7 @@ def _alternatives(adapter: Adapter, dialect: str, index: ModelIndex) -> str:
 
 
 def _unaccounted(adapter: Adapter, written: Written) -> list[Lost]:
-    """Tensors of the source that are in no entry, no carried tensor and no reason: there should be none."""
+    """Return tensors of the source that are not in any entry, carried tensor or reason; there should be none."""
     used = {key for entry in adapter.entries for key in entry.keys} | set(adapter.carried)
     used.update(key for row in (*written.lost, *written.duplicates) for key in row.keys)
     keys = tuple(key for key in adapter.tensors if key not in used)

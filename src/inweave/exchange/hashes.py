@@ -6,8 +6,8 @@
     AutoV3    first 12 hex digits of SHA-256 over everything after the safetensors header (addnet hash)
     BLAKE3    of the whole file, where the blake3 package is installed
 
-AutoV3 survives edits of the metadata; `sshs_model_hash` in the metadata claims to be its 64 digits, and
-some tools trust it unseen.
+AutoV3 survives edits of the metadata. `sshs_model_hash` in the metadata claims to be its 64 digits, and some tools
+trust it unchecked.
 """
 
 from __future__ import annotations
@@ -35,28 +35,35 @@ KINDS = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
 class Hashes:
     """The hashes of one file; ``claimed`` is the hash in its metadata, ``note`` says if that one is wrong.
 
-    AutoV1 and AutoV2 are the short hashes of AUTOMATIC1111 and Civitai, AutoV3 is the one of the tensors without metadata.
+    AutoV1 and AutoV2 are the short hashes of AUTOMATIC1111 and Civitai; AutoV3 hashes the tensors without metadata.
     """
 
     path: str
     sha256: str
     autov1: str | None
     autov2: str
-    autov3: str | None  # None for a file that is no safetensors file
+    autov3: str | None  # None for a file that is not a safetensors file
     blake3: str | None
     claimed: str | None  # sshs_model_hash
     note: str | None
 
     def as_dict(self) -> dict[str, str | None]:
-        """The documented JSON of `inweave hash`."""
+        """Return the documented JSON of `inweave hash`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def hash_file(path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Hashes:
-    """The hashes that model sites identify a file by, in one pass over its bytes; AutoV3 for safetensors files alone.
+    """Compute the hashes that model sites identify a file by, in one pass over its bytes.
 
-    BLAKE3 is None unless the package `blake3` is installed (`inweave[hash]`). ``progress(done, total)`` counts bytes. Raises
-    `FormatError` for a damaged .safetensors file.
+    Args:
+        path: any file; only safetensors files have an AutoV3.
+        progress: called with (bytes done, total bytes).
+
+    Returns:
+        The hashes; BLAKE3 is None unless the package `blake3` is installed (`inweave[hash]`).
+
+    Raises:
+        FormatError: the file cannot be read, or is a damaged .safetensors file.
     """
     header = _header(path)
     data_start = header.data_start if header is not None else None
@@ -80,7 +87,10 @@ def hash_file(path: str | os.PathLike[str], *, progress: Callable[[int, int], ob
     claimed = header.metadata.get("sshs_model_hash") if header is not None else None
     note = None
     if claimed and claimed.removeprefix("0x").lower() != autov3:
-        note = f"sshs_model_hash in the metadata is {claimed[:12]}, the data hash to {autov3[:12]}: the metadata is wrong or stale"
+        note = (
+            f"sshs_model_hash in the metadata is {claimed[:12]}, the data hash to {autov3[:12]}: "
+            "the metadata is wrong or stale"
+        )
     return Hashes(
         path=str(path),
         sha256=sha256,
@@ -100,7 +110,7 @@ def hash_digits(text: str) -> str | None:
 
 
 def _header(path: str | os.PathLike[str]) -> Header | None:
-    """The header of a safetensors file; a file of another name may be anything."""
+    """Return the header of a safetensors file; None for a file with another ending that is not one."""
     try:
         return read_header(path)
     except FormatError:
@@ -111,7 +121,7 @@ def _header(path: str | os.PathLike[str]) -> Header | None:
 
 
 def autov1(path: str | os.PathLike[str]) -> str | None:
-    """AutoV1 alone, without reading the rest of the file; None for a file that ends before the bytes it hashes."""
+    """Return AutoV1 without reading the rest of the file; None if the file ends before the bytes it hashes."""
     with open_regular(path) as file:
         file.seek(0x100000)
         window = file.read(0x10000)
@@ -119,7 +129,7 @@ def autov1(path: str | os.PathLike[str]) -> str | None:
 
 
 def _blake3() -> Any:
-    """The optional package ships no type information of its own."""
+    """Return a BLAKE3 hasher, or None without the optional package, which has no type information."""
     try:
         return importlib.import_module("blake3").blake3()
     except ImportError:

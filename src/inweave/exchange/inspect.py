@@ -1,4 +1,4 @@
-"""What a file is, without a model: spellings, algorithms, ranks, base, trigger words, how it was trained."""
+"""Facts about an adapter file, without a model: dialects, algorithms, ranks, base, trigger words, training settings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ SETTINGS = {
     "modelspec.date": "date", "modelspec.architecture": "architecture", "ss_base_model_version": "base_version",
     "ss_sd_model_name": "base_name", "ss_sd_model_hash": "base_hash", "ss_network_module": "network_module",
     "ss_network_dim": "network_dim", "ss_network_alpha": "network_alpha", "ss_network_args": "network_args",
-    "ss_resolution": "resolution", "ss_clip_skip": "clip_skip", "ss_num_train_images": "train_images", "ss_epoch": "epoch",
-    "ss_steps": "steps", "ss_learning_rate": "learning_rate", "ss_unet_lr": "unet_lr", "ss_text_encoder_lr": "text_encoder_lr",
+    "ss_resolution": "resolution", "ss_clip_skip": "clip_skip", "ss_num_train_images": "train_images",
+    "ss_epoch": "epoch", "ss_steps": "steps", "ss_learning_rate": "learning_rate", "ss_unet_lr": "unet_lr",
+    "ss_text_encoder_lr": "text_encoder_lr",
     "ss_optimizer": "optimizer", "ss_lr_scheduler": "lr_scheduler", "ss_seed": "seed", "ss_training_comment": "comment",
     "ss_training_started_at": "started_at", "ss_training_finished_at": "finished_at", "ss_max_train_steps": "max_steps",
     "ss_num_epochs": "epochs", "ss_batch_size_per_device": "batch_size", "ss_total_batch_size": "total_batch_size",
-    "ss_gradient_accumulation_steps": "gradient_accumulation", "ss_num_reg_images": "reg_images", "ss_noise_offset": "noise_offset",
+    "ss_gradient_accumulation_steps": "gradient_accumulation", "ss_num_reg_images": "reg_images",
+    "ss_noise_offset": "noise_offset",
     "ss_min_snr_gamma": "min_snr_gamma", "ss_caption_dropout_rate": "caption_dropout", "ss_keep_tokens": "keep_tokens",
     "ss_shuffle_caption": "shuffle_caption", "ss_mixed_precision": "mixed_precision", "ot_branch": "onetrainer_branch",
     "ot_revision": "onetrainer_revision", "software": "software",
@@ -57,7 +59,7 @@ class Facts:
         return f"<Facts: {self.path}: {self.adapter!r}>"
 
     def as_dict(self) -> dict[str, object]:
-        """The documented JSON of `inweave inspect`."""
+        """Return the documented JSON of `inweave inspect`."""
         return self.document
 
 
@@ -66,8 +68,18 @@ def inspect(
 ) -> Facts:
     """Describe an adapter file or PEFT directory: dialect, algorithms, ranks, base model, trigger words, hashes.
 
-    ``keys`` also lists every tensor; ``name`` picks one adapter if the keys hold several PEFT adapter names; ``alpha`` is
-    for files that do not state theirs, as `load` takes it. Raises `FormatError` if the file cannot be read. Example: `inweave.inspect("style.safetensors").as_dict()["base"]`.
+    Args:
+        path: the file or directory.
+        keys: also list every tensor.
+        name: the adapter to describe if the keys carry several PEFT adapter names.
+        alpha: for modules without an alpha, as in `load`.
+
+    Returns:
+        The facts: `inweave.inspect("style.safetensors").as_dict()["base"]`.
+
+    Raises:
+        FormatError: the file cannot be read.
+        ConfigError: ``alpha`` is invalid, or no module needs it.
     """
     expect("keys", keys, bool)
     adapter = load(path, name=name, alpha=alpha)
@@ -111,7 +123,7 @@ def inspect(
 
 
 def trigger_words(metadata: Mapping[str, str]) -> list[dict[str, object]]:
-    """Words that call the adapter up, the most trustworthy source first."""
+    """Return the trigger words of an adapter by source, the most trustworthy source first."""
     sources: list[dict[str, object]] = []
     for source in ("modelspec.trigger_phrase", "trigger_word", "trigger_phrase", "instance_prompt"):
         if words := metadata.get(source, "").strip():
@@ -126,7 +138,7 @@ def trigger_words(metadata: Mapping[str, str]) -> list[dict[str, object]]:
 
 
 def tag_counts(metadata: Mapping[str, str]) -> Counter[str]:
-    """How often each tag stands in the captions of all folders together."""
+    """Return how often each tag appears in the captions of all folders together."""
     tags: Counter[str] = Counter()
     for folder in json_object(metadata.get("ss_tag_frequency")).values():
         for tag, count in folder.items() if isinstance(folder, dict) else ():
@@ -136,7 +148,7 @@ def tag_counts(metadata: Mapping[str, str]) -> Counter[str]:
 
 
 def dataset_folders(metadata: Mapping[str, str]) -> list[dict[str, object]]:
-    """The folders it was trained on, as far as the trainer recorded them: name, images, repeats."""
+    """Return the training folders that the trainer recorded: name, images, repeats."""
     rows: list[dict[str, object]] = []
     for name, about in json_object(metadata.get("ss_dataset_dirs")).items():
         if isinstance(about, dict):
@@ -161,7 +173,7 @@ def dataset_folders(metadata: Mapping[str, str]) -> list[dict[str, object]]:
 
 
 def _date(text: str) -> str:
-    """Seconds since 1970 as a date; what is none stays as it is."""
+    """Return seconds since 1970 as a date, and any other text unchanged."""
     try:
         return datetime.fromtimestamp(float(text), UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
     except (ValueError, OverflowError, OSError):
@@ -169,7 +181,7 @@ def _date(text: str) -> str:
 
 
 def _dataset_classes(metadata: Mapping[str, str]) -> list[str]:
-    """kohya's `10_name class` folders: what follows the repeat count."""
+    """Return the text that follows the repeat count in the names of kohya's `10_name class` folders."""
     words: list[str] = []
     for folder in json_object(metadata.get("ss_dataset_dirs")):
         repeats, _, name = folder.partition("_")
@@ -179,17 +191,17 @@ def _dataset_classes(metadata: Mapping[str, str]) -> list[str]:
 
 
 def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
-    """The settings a trainer recorded, decoded where they are JSON."""
+    """Return the settings that a trainer recorded; JSON texts are decoded."""
     settings: dict[str, object] = {}
     for key, name in SETTINGS.items():
         value = metadata.get(key)
         if key == "ss_clip_skip" and value == "None":
-            value = "1"  # how kohya writes that no layer is skipped
+            value = "1"  # kohya writes None if no layer is skipped
         if value is None or value in ("", "None"):
             continue
         decoded: object = _date(value) if key in _TIMES else value
         if value[:1] in "{[":
-            with suppress(FormatError):  # what is no JSON, or could not be written as such again, stays text
+            with suppress(FormatError):  # a text that is not JSON, or cannot be written as JSON again, stays a text
                 decoded = parse_json(value, key)
         settings[name] = decoded
     return settings

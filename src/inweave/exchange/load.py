@@ -1,4 +1,4 @@
-"""Open an adapter file or a base model, wherever it is."""
+"""Open an adapter file or a base model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,21 @@ def load(
     trainer_exact: bool = False,
     alpha: Alphas | None = None,
 ) -> Adapter:
-    """Read an adapter in any dialect: a .safetensors file, shards, or a directory.
+    """Read an adapter in any dialect.
 
-    ``name`` picks one adapter where the keys carry several PEFT adapter names. ``trainer_exact`` scales
-    kohya `split_qkv` files as their trainer did instead of as every loader does. ``alpha`` is for modules whose alpha the
-    file does not state, as in a PEFT file without its adapter_config.json: a number, or {rank or pattern: number} with
-    "*" for all others; ``adapter.assumed_alphas`` names the modules for which alpha = rank is assumed without it.
+    Args:
+        path: a .safetensors file, an index of shards, or a directory.
+        name: the adapter to read if the keys carry several PEFT adapter names.
+        trainer_exact: scale kohya `split_qkv` files as their trainer did, instead of as every loader does.
+        alpha: the alpha of modules for which the file does not state one, as in a PEFT file without its
+            adapter_config.json: a number, or {rank or pattern: number} with "*" for all others.
+
+    Returns:
+        The adapter; ``adapter.assumed_alphas`` names the modules for which alpha = rank is assumed.
+
+    Raises:
+        FormatError: the file cannot be read, or is not an adapter.
+        ConfigError: ``alpha`` is invalid, or no module needs it.
     """
     expect("name", name, str, type(None))
     expect("trainer_exact", trainer_exact, bool)
@@ -40,7 +49,7 @@ def load(
 
 
 def alphas_for(paths: Iterable[str | os.PathLike[str]], alpha: Alphas) -> list[Alphas | None]:
-    """Return ``alpha`` for each file that leaves an alpha open and None for the others; raise ConfigError if none does."""
+    """Return ``alpha`` for each file that lacks an alpha, None for the others; raise ConfigError if none lacks one."""
     lacking = [any(lacks_alpha(entry) for entry in load(path)) for path in paths]
     if not any(lacking):
         raise ConfigError("alpha: every module of these adapters states its own alpha, so none can be supplied")
@@ -48,7 +57,7 @@ def alphas_for(paths: Iterable[str | os.PathLike[str]], alpha: Alphas) -> list[A
 
 
 def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> ModelIndex:
-    """The index of a base model: a known name, a checkpoint file, an index of shards, or a folder."""
+    """Return the index of a base model: a known name, a checkpoint file, an index of shards, or a folder."""
     path = as_path(base)
     text = os.fspath(base)
     if not occupied(path):
@@ -63,14 +72,14 @@ def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> Mod
 
 
 def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
-    """The index of a model on disk, for work that needs its weights: the name of a base is not enough."""
+    """Return the index of a model on disk, for work that needs its weights: the name of a base is not enough."""
     if not exists(as_path(path)):
         raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
     return open_base(path)
 
 
 def component_folders(model: Path) -> dict[str, str]:
-    """The sub-folders of a diffusers model that hold weights, and which component each one is."""
+    """Return the subfolders of a diffusers model that contain weights, with the component of each."""
     folders: dict[str, str] = {}
     for name, component in FOLDERS.items():
         if component not in folders.values() and weight_files(model / name):
@@ -90,7 +99,7 @@ def _open_folder(folder: Path) -> ModelIndex:
 
 
 def _shapes(path: Path) -> dict[str, Shape]:
-    """The tensors of a file, or of the shards an index names."""
+    """Return the shapes of the tensors in a file, or in the shards of an index."""
     files = shard_files(path) if path.name.endswith(".index.json") else [path]
     return {name: span.shape for file in files for name, span in read_header(file).spans.items()}
 

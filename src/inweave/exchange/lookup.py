@@ -1,7 +1,8 @@
-"""Which adapter file a name or a hash means: in the LoRA folders, then among those that come with the package.
+"""Adapter files by name or hash: in the LoRA folders, then among those that come with the package.
 
     name    a file's stem, its path inside a LoRA folder (`styles/pixel`), or the name its trainer recorded
-            (`ss_output_name`). It never leaves the LoRA folders; two files with the same name are an error that lists them
+            (`ss_output_name`). It never leaves the LoRA folders; two files with the same name are an error that lists
+            both
     hash    SHA-256 or BLAKE3 (64 digits), AutoV3 (12), AutoV2 (10) or AutoV1 (8), computed once per file
 
 Files in a LoRA folder that cannot be read are skipped.
@@ -26,29 +27,29 @@ _EMPTY = "e3b0c442"  # AutoV1 of every file that ends before the bytes it hashes
 
 
 def packaged_model() -> Path:
-    """The folder of the model that comes with the package."""
+    """Return the folder of the bundled model."""
     return Path(str(resources.files("inweave.models").joinpath("emoji")))
 
 
 def packaged_loras() -> list[Path]:
-    """The style LoRAs that come with the package."""
+    """Return the bundled style LoRAs."""
     return sorted((packaged_model() / "loras").glob("*.safetensors"))
 
 
 class AdapterLookup:
-    """Looks adapters up in ``folders``, then among those that come with the package."""
+    """Finds adapters in ``folders``, then among the bundled ones."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]] = ()) -> None:
         self.folders: Sequence[Path] = [expand_home(folder) for folder in folders]
 
     def files(self) -> list[Path]:
-        """All adapters there are, the package's last."""
+        """Return all adapter files; the bundled ones come last."""
         folders = [folder for folder in self.folders if is_folder(folder)]
         own = [path for folder in folders for path in sorted(folder.rglob("*.safetensors")) if is_file(path)]
         return [*own, *packaged_loras()]
 
     def locate(self, text: str | os.PathLike[str]) -> Path:
-        """The file that an argument means: a path where something is, else a name or a hash."""
+        """Return the file of an argument: an existing path, or else a name or a hash."""
         path = expand_home(text)
         name = os.fspath(text)
         if occupied(path):
@@ -56,12 +57,12 @@ class AdapterLookup:
         if (match := self.match_name(name)) is not None:
             return match
         if "/" in name or "\\" in name or name.endswith((".safetensors", ".json", ".bin", ".pt", ".ckpt")):
-            return path  # whoever opens it says that there is none
+            return path  # opening it reports that it does not exist
         hint = self._hint(name, self.files())
         raise FormatError(f"{printable_path(name)}: no such file or directory, and no LoRA has this name; {hint}")
 
     def by_name(self, name: str) -> Path:
-        """The file of a name or a hash, or a `ConfigError` that says what there is."""
+        """Return the file of a name or a hash; raise ConfigError with the available names if there is none."""
         if (match := self.match_name(name)) is not None:
             return match
         ensure_strength(name)
@@ -69,7 +70,7 @@ class AdapterLookup:
         raise ConfigError(f"LoRA {printable_path(name)}: not found ({where}); {self._hint(name, self.files())}")
 
     def match_name(self, name: str) -> Path | None:
-        """The file of a name or a hash, if there is one; several of one name are an error."""
+        """Return the file of a name or a hash, or None; raise ConfigError if several files have the name."""
         files = self.files()
         inside = PurePosixPath(name.replace("\\", "/").removesuffix(".safetensors"))
         matches = [path for path in files if path.stem == name or path.name == name or self._is_at(path, inside)]
@@ -86,7 +87,7 @@ class AdapterLookup:
         return next(iter(distinct.values()), None) or self.with_hash(name)
 
     def _is_at(self, path: Path, inside: PurePosixPath) -> bool:
-        """Whether a file lies there, seen from one of the folders."""
+        """Return whether a file has this path relative to one of the folders."""
         return any(
             path.is_relative_to(folder) and path.relative_to(folder).with_suffix("").as_posix() == str(inside)
             for folder in self.folders
@@ -94,13 +95,13 @@ class AdapterLookup:
 
     def _hint(self, name: str, files: Sequence[Path]) -> str:
         if "/" in name or "\\" in name:
-            return "a name is looked up inside of the LoRA folders, and a path goes to --lora"
+            return "names are looked up inside the LoRA folders; pass a path with --lora"
         names = sorted({path.stem for path in files})
         near = difflib.get_close_matches(name[:100], names, 1)
         return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:20]) or 'none'}"
 
     def by_hash(self, text: str) -> Path:
-        """The file with a hash."""
+        """Return the file with a hash; raise ConfigError if there is none."""
         if not is_hash(text):
             raise ConfigError(
                 f"LoRA hash {text[:80]!r}: expected 8 (AutoV1), 10 (AutoV2), 12 (AutoV3) or 64 (SHA-256) hex digits"
@@ -111,7 +112,7 @@ class AdapterLookup:
         return path
 
     def with_hash(self, text: str) -> Path | None:
-        """The first file with a hash, if there is one; files that cannot be read have none."""
+        """Return the first file with a hash, or None; files that cannot be read are skipped."""
         for path in self.files() if is_hash(text) else ():
             with suppress(FormatError, OSError):
                 if has_hash(hashes_of(path), text):
@@ -131,7 +132,7 @@ def has_hash(hashes: Hashes, text: str) -> bool:
 
 
 def hashes_of(path: Path) -> Hashes:
-    """The hashes of a file, computed once while it stays the same."""
+    """Return the hashes of a file, cached as long as its size and time stay the same."""
     return _hashes(path, stamp_of(path))
 
 
@@ -145,28 +146,29 @@ def _trainer_name(path: Path, stamp: tuple[int, int]) -> str | None:
     try:
         return read_header(path).metadata.get("ss_output_name")
     except FormatError:
-        return None  # a broken file has no name; naming it by its stem reports what is wrong with it
+        return None  # opening a broken file by its stem reports what is wrong with it
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
+    """Return the size and the modification time of a file, a cache key for its contents."""
     try:
         status = path.stat()
     except OSError:
-        return (0, 0)  # it is gone; whoever opens it says so
+        return (0, 0)  # opening it reports that it is gone
     return status.st_size, status.st_mtime_ns
 
 
 def ensure_strength(name: str) -> None:
-    """Refuse a name that only a strength which is none can explain: `pixel:abc`."""
+    """Raise ConfigError if a name ends in an invalid strength: `pixel:abc`."""
     head, colon, last = name.rpartition(":")
-    if colon and len(head) > 1 and "/" not in last and "\\" not in last:  # a drive letter is no name
+    if colon and len(head) > 1 and "/" not in last and "\\" not in last:  # not a drive letter
         raise ConfigError(
             f"{printable_path(name)}: {last[:80]!r} is not a strength; write a number, or unet=0.8,te=0.2"
         )
 
 
 def names_beside(path: Path) -> list[str]:
-    """The adapters in the folder of a path, where there is one."""
+    """Return the names of the adapter files in the folder of a path."""
     with suppress(OSError):
         return [each.name for each in path.parent.iterdir() if each.suffix == ".safetensors"][:2000]
     return []

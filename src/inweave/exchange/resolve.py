@@ -1,4 +1,4 @@
-"""Where every tensor of an adapter goes on a base: the public `resolve`, for files and objects alike."""
+"""The public `resolve`: where every tensor of an adapter goes on a base, for files and objects alike."""
 
 from __future__ import annotations
 
@@ -15,10 +15,20 @@ from inweave.targets.plan import Plan
 def resolve(
     adapter: Adapter | str | os.PathLike[str], base: ModelIndex | str | os.PathLike[str], *, strict: bool = True
 ) -> Plan:
-    """The plan of ``adapter`` on ``base``, which `MergedSource`, `Weaver` and `bake` carry out.
+    """Return the plan of ``adapter`` on ``base``, which `MergedSource`, `Weaver` and `bake` carry out.
 
-    ``base``: an index (`index_of` makes one of any model), a known base by name, or a path. ``strict`` raises
-    `TargetError` if any tensor cannot be used; otherwise ``plan.report`` lists those.
+    Args:
+        adapter: an adapter or its path.
+        base: an index (`index_of` makes one of any model), a known base by name, or a path.
+        strict: raise if any tensor cannot be used; otherwise ``plan.report`` lists those.
+
+    Returns:
+        The plan: which tensors of the base change, and how.
+
+    Raises:
+        TargetError: ``strict``, and a tensor cannot be used.
+        FormatError: a file cannot be read.
+        ConfigError: the base is unknown.
     """
     index = base if isinstance(base, ModelIndex) else open_base(base)
     if isinstance(adapter, Adapter):

@@ -1,8 +1,9 @@
 """Tied weights of a base on disk: a language model whose output head reads the table of its input embedding.
 
     config.json    "tie_word_embeddings": true, also in the configuration of a language model inside it
-    the file       a language model (by its configuration, or by names such as `model.embed_tokens`) without the tensor of
-                   a head: it can only be the embedding; embeddings of an encoder and a decoder of one shape are one table
+    the file       a language model (by its configuration, or by names such as `model.embed_tokens`) without the tensor
+                   of a head: the head can only be the embedding; embeddings of an encoder and a decoder of one shape
+                   are one table
 
 A file holds such a tensor once. An adapter that changes one of the two would change both once it is merged, and differ
 from the same adapter unmerged.
@@ -31,18 +32,18 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "de
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The tensors of one table: those of the embeddings, and of the head that reads it, which a file may not have."""
+    """The tensors that share one table: the embeddings, and the head, which a file may not contain."""
 
     embeddings: tuple[str, ...]
     head: str
 
     def others(self, name: str) -> str:
-        """The rest of them, for a message."""
+        """Return the other tensors of the table, for a message."""
         return ", ".join(each for each in (*self.embeddings, self.head) if each != name)
 
 
 def tie_of(index: ModelIndex) -> Tie | None:
-    """The tie of a model on disk, where its file or its configuration shows one."""
+    """Return the tie of a model on disk, or None if neither its file nor its configuration shows one."""
     if "model" not in index.components or not index.source:
         return None
     shapes = {name: shape for component in index for name, shape in component.shapes.items()}
@@ -67,7 +68,7 @@ def tie_of(index: ModelIndex) -> Tie | None:
 
 
 def tied_changes(plan: Plan, index: ModelIndex) -> list[str]:
-    """What to say of an adapter that changes one of several tied tensors; empty where it does not."""
+    """Return a warning for each tied tensor that an adapter changes."""
     tensors: Iterable[str] = dict.fromkeys(placement.tensor for placement in plan.placements)
     tie = tie_of(index) if any(pattern.search(name) for name in tensors for pattern in _TABLES) else None
     if tie is None:
@@ -97,7 +98,7 @@ def _config(folder: Path) -> Mapping[str, object]:
 
 
 def _stated(config: Mapping[str, object]) -> bool | None:
-    """What a configuration says, also that of the language model inside it; one that says both is tied."""
+    """Return what a configuration and those nested in it state; contradicting statements count as tied."""
     values = [config.get("tie_word_embeddings")]
     values += [_stated(part) for key in _NESTED if isinstance(part := config.get(key), Mapping)]
     stated = [value for value in values if isinstance(value, bool)]

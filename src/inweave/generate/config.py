@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -153,8 +154,7 @@ class GenerateConfig(CheckedModel):
 
     @model_validator(mode="after")
     def _readable_tags(self) -> GenerateConfig:
-        positive, negative = self.parsed_prompts()
-        if wrong := [*positive.problems, *negative.problems]:
+        if wrong := [problem for parsed in self.prompts for problem in parsed.problems]:
             raise FieldError(Problem(wrong[0].field, "; ".join([wrong[0].text, *map(str, wrong[1:])])))
         return self
 
@@ -182,13 +182,14 @@ class GenerateConfig(CheckedModel):
                 data["guidance"] = data.get("guidance") if scale is None else scale
         return data
 
-    def parsed_prompts(self) -> tuple[ParsedPrompt, ParsedPrompt]:
-        """(positive, negative): weighted text and LoRA tags."""
+    @cached_property
+    def prompts(self) -> tuple[ParsedPrompt, ParsedPrompt]:
+        """The positive and the negative prompt as weighted text and LoRA tags, parsed when the fields are validated."""
         return parse(self.prompt), parse(self.negative_prompt, negative=True)
 
     def tagged_loras(self) -> tuple[LoraChoice, ...]:
-        """The adapters that tags in the prompts name."""
-        return tuple(LoraChoice.from_tag(tag) for parsed in self.parsed_prompts() for tag in parsed.tags)
+        """Return the adapters that tags in the prompts name."""
+        return tuple(LoraChoice.from_tag(tag) for parsed in self.prompts for tag in parsed.tags)
 
 
 def parse_loras(entries: Iterable[str | LoraChoice | Mapping[str, Any]]) -> tuple[LoraChoice, ...]:

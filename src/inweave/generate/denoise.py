@@ -52,7 +52,7 @@ class Callbacks:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ImageTask:
     """One image, everything decided."""
 
     conditioning: PromptConditioning
@@ -69,25 +69,27 @@ class Job:
 
 
 @torch.no_grad()
-def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[int, int] = (0, 1)) -> Image.Image:
+def generate_image(
+    model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int] = (0, 1)
+) -> Image.Image:
     """Make one image, the first of ``number`` out of the second; `RequestError` where it would not be one."""
-    generator = torch.Generator("cpu").manual_seed(job.seed)
-    if job.init is not None and job.strength == 0.0:
-        return _decode(model, _encode(model, job.init, None), callbacks, job.loras)
+    generator = torch.Generator("cpu").manual_seed(task.seed)
+    if task.init is not None and task.strength == 0.0:
+        return _decode(model, _encode(model, task.init, None), callbacks, task.loras)
     with network_errors(model):
-        scheduler = make_scheduler(model.blueprint.scheduler, job.sampler, job.schedule, flow=model.flow)
-        shape = model.latent_space.shape(job.width, job.height)
+        scheduler = make_scheduler(model.blueprint.scheduler, task.sampler, task.schedule, flow=model.flow)
+        shape = model.latent_space.shape(task.width, task.height)
         times = set_steps(
             scheduler,
-            job.steps,
+            task.steps,
             model.device,
             tokens=model.family.image_tokens(shape) if model.flow else None,
             even_sigmas=model.family.even_sigmas,
         )
         first, order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part
-        from_noise = job.init is None or (model.inpaints and job.mask is not None and job.strength == 1.0)
-        original = None if from_noise or job.init is None else _encode(model, job.init, generator)
+        from_noise = task.init is None or (model.inpaints and task.mask is not None and task.strength == 1.0)
+        original = None if from_noise or task.init is None else _encode(model, task.init, generator)
         noise = torch.randn(shape, generator=generator).to(model.device, model.dtype)
         if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
@@ -96,13 +98,13 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
                     0
                 )  # two noise levels round to one timestep: looked up, it would be the second
         else:
-            first = _first_step(len(times), job.strength, model.flow, order)
+            first = _first_step(len(times), task.strength, model.flow, order)
             if hasattr(scheduler, "set_begin_index"):
                 scheduler.set_begin_index(first)
             latents = _add_noise(scheduler, original, noise, times[first : first + 1])
-            if job.mask is not None and job.strength == 1.0:
+            if task.mask is not None and task.strength == 1.0:
                 latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-        channels, mask = _mask_inputs(model, job, generator)
+        channels, mask = _mask_inputs(model, task, generator)
         options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     started = time.perf_counter()
     total = -(-(len(times) - first) // order)
@@ -112,7 +114,7 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
         with network_errors(model):
             rows = scheduler.scale_model_input(latents, t) if hasattr(scheduler, "scale_model_input") else latents
             rows = rows if channels is None else torch.cat([rows, channels], 1)
-            prediction = model.family.predict(model, rows, t, job.conditioning.at(step // order, total))
+            prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
             latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
             # the first half of a step of two ends at no noise level of its own
             if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
@@ -120,8 +122,8 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
                 outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                 latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
         _report(model, callbacks, step // order + 1, total, started, latents, number)
-    _ensure_finite(model, latents, "the denoiser", job.loras)
-    return _decode(model, latents, callbacks, job.loras)
+    _ensure_finite(model, latents, "the denoiser", task.loras)
+    return _decode(model, latents, callbacks, task.loras)
 
 
 def _ensure_finite(model: Model, values: torch.Tensor, source: str, loras: tuple[str, ...]) -> None:
@@ -183,19 +185,21 @@ def _add_noise(scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, t: to
     return noisy
 
 
-def _mask_inputs(model: Model, job: Job, generator: torch.Generator) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _mask_inputs(
+    model: Model, task: ImageTask, generator: torch.Generator
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(extra channels of a 9-channel model, mask to put the known part back with)."""
-    if job.mask is None or job.init is None:
+    if task.mask is None or task.init is None:
         if model.inpaints:  # nothing is known: the whole image is to be painted
-            blank = _encode(model, torch.zeros(1, 3, job.height, job.width), generator)
+            blank = _encode(model, torch.zeros(1, 3, task.height, task.width), generator)
             return torch.cat([torch.ones_like(blank[:, :1]), blank], 1), None
         return None, None
     scale = model.latent_scale
-    small = torch.nn.functional.interpolate(job.mask, size=(job.height // scale, job.width // scale))
+    small = torch.nn.functional.interpolate(task.mask, size=(task.height // scale, task.width // scale))
     small = small.to(model.device, model.dtype)
     if not model.inpaints:
         return None, small
-    masked = _encode(model, job.init * (job.mask < 0.5), generator)
+    masked = _encode(model, task.init * (task.mask < 0.5), generator)
     return torch.cat([small, masked], 1), None
 
 

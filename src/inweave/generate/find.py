@@ -31,7 +31,7 @@ from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
 
 __all__ = [
-    "LoraFinder", "adapter_of", "check_request", "has_hash", "hashes_of", "is_hash", "parse_request", "with_alpha",
+    "LoraFinder", "RequestFinder", "adapter_of", "check_request", "has_hash", "hashes_of", "is_hash", "parse_request", "with_alpha",
 ]  # fmt: skip
 
 
@@ -70,6 +70,20 @@ class LoraFinder(AdapterLookup):
             except ConfigError as error:
                 wrong += error.problems
         return wrong
+
+
+class RequestFinder(LoraFinder):
+    """A finder for one request: a LoRA that several checks ask for is looked up once."""
+
+    def __init__(self, folders: Iterable[str | os.PathLike[str]] = (), hashes: Mapping[str, str] | None = None) -> None:
+        super().__init__(folders, hashes)
+        self._paths: dict[tuple[str | None, ...], Path] = {}
+
+    def find(self, choice: LoraChoice) -> Path:
+        key = (choice.path, choice.name, choice.hash)
+        if key not in self._paths:
+            self._paths[key] = super().find(choice)
+        return self._paths[key]
 
 
 def adapter_of(choice: LoraChoice, path: Path) -> Path | Adapter:

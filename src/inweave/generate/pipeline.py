@@ -19,21 +19,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from PIL import Image
 
-from inweave.adapter import Adapter
 from inweave.arguments import expect
-from inweave.errors import ConfigError, FormatError, InweaveError, Problem, RequestError, TargetError
-from inweave.exchange.load import load
-from inweave.files.paths import is_file
-from inweave.generate.applied import AppliedLora
+from inweave.errors import ConfigError, Problem, RequestError
+from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
 from inweave.generate.conditioning import PromptConditioning, composition_problem
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
-from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
+from inweave.generate.denoise import Callbacks, ImageTask, Progress, generate_image
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import (
     ImageInput,
@@ -45,17 +41,13 @@ from inweave.generate.images import (
     to_tensor,
     working_size,
 )
-from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
-from inweave.targets.detect import detect
-from inweave.targets.plan import Plan
 from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
-OnMismatch = Literal["error", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +55,6 @@ class PreparedRequest:
     """A request that was checked and has a value for every setting."""
 
     config: GenerateConfig
-    positive: ParsedPrompt
-    negative: ParsedPrompt
     loras: list[AppliedLora]
     init: Image.Image | None
     mask: Image.Image | None
@@ -98,11 +88,10 @@ class Pipeline:
         """Replace the stack for the requests that follow; returns how many tensors were written."""
         choices = parse_loras(loras)
         with self._lock:
-            wrong: list[str | Problem] = []
-            applied = self._apply(choices, (), wrong)
+            applied, wrong = apply_loras(self.model, self.finder, choices)
             if wrong:
                 raise ConfigError(wrong)
-            written = self.model.swap(_layers(applied))
+            written = self.model.swap(stack_of(applied))
             self.loras = choices
             return written
 
@@ -140,7 +129,7 @@ class Pipeline:
             config = prompt
         with self._lock:
             callbacks = Callbacks(progress, preview_every, cancelled, preview_first=preview_first)
-            return self._run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image)
+            return self.run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image)
 
     def prepare(
         self,
@@ -152,15 +141,16 @@ class Pipeline:
     ) -> PreparedRequest:
         """Check everything and fill in the model's own values; no denoising yet."""
         wrong: list[str | Problem] = []
-        positive, negative = config.parsed_prompts()
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
         image, region = self._open_images(config, init, mask, wrong)
         size = self._size(config, image, wrong)
-        loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong, on_mismatch, finder)
+        choices, tagged = (*self.loras, *config.loras), config.tagged_loras()
+        loras, unfit = apply_loras(self.model, finder or self.finder, choices, tagged, on_mismatch)
+        wrong += unfit
         defaults = self.model.blueprint.variant or self.model.family
         guidance = defaults.guidance if config.guidance is None else config.guidance
-        if positive.composed and not self.model.family.is_guided(self.model, guidance):
+        if config.prompts[0].composed and not self.model.family.is_guided(self.model, guidance):
             wrong.append(composition_problem(self.model, guidance))
         if wrong:
             raise ConfigError(wrong)
@@ -176,13 +166,13 @@ class Pipeline:
             check=False,
         )
         notes = size_warnings(size, image.size if image is not None else None, self.model.size)
-        return PreparedRequest(complete, positive, negative, loras, image, region, size, tuple(notes))
+        return PreparedRequest(complete, loras, image, region, size, tuple(notes))
 
     def record(
-        self, config: GenerateConfig, init: ImageInput | None = None, mask: ImageInput | None = None
+        self, config: GenerateConfig | PreparedRequest, init: ImageInput | None = None, mask: ImageInput | None = None
     ) -> dict[str, Any]:
-        """The settings of a request as images of it carry them, without generating any."""
-        request = self.prepare(config, init, mask)
+        """Return the settings of a request as its images carry them, without generating any."""
+        request = self.prepare(config, init, mask) if isinstance(config, GenerateConfig) else config
         assert request.config.seed is not None
         return self._record(request, request.config.seed)
 
@@ -213,101 +203,51 @@ class Pipeline:
                 wrong.append(Problem(name, f"{side} is not a multiple of {patch}, which this model needs"))
         return width, height
 
-    def _apply(
-        self,
-        choices: Iterable[LoraChoice],
-        tagged: Iterable[LoraChoice],
-        wrong: list[str | Problem],
-        on_mismatch: OnMismatch = "error",
-        finder: LoraFinder | None = None,
-    ) -> list[AppliedLora]:
-        """The files of all LoRAs, each proved to fit the model."""
-        finder = finder or self.finder
-        applied: list[AppliedLora] = []
-        for choice, in_prompt in [*((each, False) for each in choices), *((each, True) for each in tagged)]:
-            started = time.perf_counter()
-            try:
-                path = finder.find(choice)
-                source = adapter_of(choice, path)
-                plan = self._fit(path, source, on_mismatch)
-            except InweaveError as error:
-                wrong.append(str(error))
-                continue
-            name = choice.name if in_prompt and choice.name else path.stem if is_file(path) else path.name
-            strengths = choice.strengths()
-            report = plan.report
-            warnings = [f"LoRA {name}: {warning}" for warning in report.warnings]
-            if not report.clean:
-                warnings.insert(
-                    0, f"LoRA {name}: only {report.placed} of {report.tensors} tensors have a place and were used"
-                )
-            file_modules = len({entry.ref for entry in plan.adapter.entries})
-            applied.append(
-                AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, report.modules, report.placed,
-                            source if report.clean else plan, choice.alpha, tuple(warnings), file_modules,
-                            time.perf_counter() - started)
-            )  # fmt: skip
-        return applied
-
-    def _fit(self, path: Path, source: Path | Adapter, on_mismatch: OnMismatch) -> Plan:
-        """What of the model the adapter changes; the error for an adapter of another base names it."""
-        try:
-            return self.model.plan(source)
-        except TargetError as error:
-            if on_mismatch == "warn" and (partial := self.model.plan(source, strict=False)).placements:
-                return partial
-            made_for = detect(load(path)).base
-            mine = self.model.blueprint.variant.name if self.model.blueprint.variant else self.model.name
-            hint = (
-                f"LoRA {path.name}: made for {made_for}, this model is {mine}: " if made_for else f"LoRA {path.name}: "
-            )
-            raise TargetError(hint + str(error).splitlines()[0]) from None
-        except FormatError as error:
-            raise FormatError(f"LoRA {error}") from None
-
-    def _run(
+    def run(
         self,
         request: PreparedRequest,
         callbacks: Callbacks,
         on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
     ) -> Result:
-        config = request.config
-        assert config.seed is not None and config.steps is not None and config.sampler is not None
-        started = time.perf_counter()
-        self._swap_in(request)
-        swap_seconds = time.perf_counter() - started
-        conditioning = self._conditioning(request)
-        init = to_tensor(request.init, request.size) if request.init is not None else None
-        mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
-        images: list[Image.Image] = []
-        records: list[dict[str, Any]] = []
-        warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
-        warnings += [*request.positive.warnings, *request.negative.warnings]
-        callbacks = replace(callbacks, warn=warnings.append)
-        for number in range(config.count):
-            seed = config.seed + number
-            job = Job(conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
-                      config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras))  # fmt: skip
-            image = generate_image(self.model, job, callbacks, (number, config.count))
-            if _is_blank(image):
-                warnings.append(
-                    f"the image of seed {seed} is a single color; lower the strengths of LoRAs, or the guidance"
-                )
-            images.append(_finish(image, request))
-            records.append(self._record(request, seed))
-            if on_image is not None:
-                on_image(number, images[-1], records[-1])
-        warnings += conditioning.warnings
-        return Result(images, records, request.loras, list(dict.fromkeys(warnings)), swap_seconds)
+        """Generate the images of a request of `prepare`."""
+        with self._lock:
+            config = request.config
+            assert config.seed is not None and config.steps is not None and config.sampler is not None
+            started = time.perf_counter()
+            self._swap_in(request)
+            swap_seconds = time.perf_counter() - started
+            conditioning = self._conditioning(request)
+            init = to_tensor(request.init, request.size) if request.init is not None else None
+            mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
+            images: list[Image.Image] = []
+            records: list[dict[str, Any]] = []
+            warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
+            warnings += [warning for parsed in config.prompts for warning in parsed.warnings]
+            callbacks = replace(callbacks, warn=warnings.append)
+            for number in range(config.count):
+                seed = config.seed + number
+                task = ImageTask(conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
+                          config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras))  # fmt: skip
+                image = generate_image(self.model, task, callbacks, (number, config.count))
+                if _is_blank(image):
+                    warnings.append(
+                        f"the image of seed {seed} is a single color; lower the strengths of LoRAs, or the guidance"
+                    )
+                images.append(_finish(image, request))
+                records.append(self._record(request, seed))
+                if on_image is not None:
+                    on_image(number, images[-1], records[-1])
+            warnings += conditioning.warnings
+            return Result(images, records, request.loras, list(dict.fromkeys(warnings)), swap_seconds)
 
     def _swap_in(self, request: PreparedRequest) -> None:
         """Make the weights those of the request's LoRAs."""
-        self.model.swap(_layers(request.loras))
+        self.model.swap(stack_of(request.loras))
 
     def _conditioning(self, request: PreparedRequest) -> PromptConditioning:
-        config, prompts = request.config, (request.positive, request.negative)
+        config = request.config
         assert config.guidance is not None
-        return PromptConditioning(self.model, prompts, config.guidance, request.size, config.clip_skip)
+        return PromptConditioning(self.model, config.prompts, config.guidance, request.size, config.clip_skip)
 
     def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)
@@ -333,10 +273,6 @@ class Pipeline:
                 if image is not None
             },
         }
-
-
-def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path | Adapter | Plan, Strength]]:
-    return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
 
 
 def _is_blank(image: Image.Image) -> bool:

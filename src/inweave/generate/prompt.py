@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -79,7 +78,6 @@ class ParsedPrompt:
         return tuple((tuple(weighted_pieces(part.at(step, steps))), part.weight) for part in parts)
 
 
-@lru_cache(maxsize=64)
 def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
     """Split a prompt into weighted text and LoRA tags; AND means nothing in a ``negative`` one."""
     tags: list[LoraTag] = []

@@ -94,13 +94,13 @@ def with_possible_sampler(
         )
         hint = f"{reason}, so {own} is used; choose one with --sampler"
         warnings.append(not_reproduced("Sampler", settings.config["sampler"], hint))
-        config = config.model_copy(update={"sampler": None})
+        config = config.model_copy(update={"sampler": None}, check=False)
     sampler = config.sampler or own
     if repeats_schedule and problems(sampler, config.schedule, flow=model.flow, zero_snr=model.zero_snr):
         reason = "it needs scipy" if config.schedule not in offered_schedules() else f"{sampler} does not have it"
         hint = f"{reason}, so {PLAIN_SCHEDULE} is used; choose another --sampler or --schedule"
         warnings.append(not_reproduced("Schedule type", config.schedule, hint))
-        config = config.model_copy(update={"schedule": PLAIN_SCHEDULE})
+        config = config.model_copy(update={"schedule": PLAIN_SCHEDULE}, check=False)
     return config, warnings
 
 

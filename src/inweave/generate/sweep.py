@@ -10,15 +10,15 @@ there are several, one for all of them together, always from the same seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inweave.errors import ConfigError
 from inweave.generate.config import GenerateConfig, LoraChoice
-from inweave.generate.denoise import Progress
+from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.images import ImageInput
 from inweave.generate.pipeline import Pipeline
-from inweave.generate.prompt import parse, scaled_tags, strip_tags
+from inweave.generate.prompt import scaled_tags, strip_tags
 from inweave.generate.result import Result
 from inweave.generate.sheet import Sheet
 
@@ -126,28 +126,29 @@ def run(
 
     ``request``: what they were made from, with ``axes``.
     """
-    for line in table:
-        for config in line:
-            pipe.prepare(config, init, mask)
+    base = pipe.prepare(request, init, mask)
+    prepared = [
+        [replace(pipe.prepare(config, init, mask), init=base.init, mask=base.mask) for config in line] for line in table
+    ]
     total = sum(len(line) for line in table)
     results: list[list[Result]] = []
     done = 0
-    for line in table:
+    for line in prepared:
         results.append([])
-        for config in line:
+        for cell in line:
             number = done
 
             def report(at: Progress, number: int = number) -> None:
                 if progress is not None:
                     progress(Progress(at.step, at.total, at.eta, number, total, at.preview))
 
-            results[-1].append(pipe(config, init=init, mask=mask, progress=report, cancelled=cancelled))
+            results[-1].append(pipe.run(cell, Callbacks(report, cancelled=cancelled)))
             done += 1
     cells = [[result.images[0] for result in line] for line in results]
     records = [[result.records[0]["config"] for result in line] for line in results]
     grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": total, "settings": records}
-    record = pipe.record(request, init, mask) | {"grid": grid}
-    return SweepResult(Sheet(cells, columns, rows, parse(request.prompt).text), results, record)
+    record = pipe.record(base) | {"grid": grid}
+    return SweepResult(Sheet(cells, columns, rows, request.prompts[0].text), results, record)
 
 
 def _without_tags(config: GenerateConfig) -> GenerateConfig:

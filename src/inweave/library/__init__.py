@@ -1,4 +1,4 @@
-"""An index of folders with LoRA files: what each one is, by name and by hash, without opening it again."""
+"""An index of folders with LoRA files, by name and by hash, so that files need not be opened again."""
 
 from inweave.library.entry import LibraryEntry
 from inweave.library.index import Library

@@ -1,9 +1,10 @@
 """The tables of the library, and rows as entries.
 
-files     one row per file. Rows of files that are gone (present = 0) keep their id and hash: the file may come back under
-          another name. A row whose path was taken by another file has no place (root = '').
-former    ids that files had until their hash told which file they were
-reading   which process reads which file now; deaths: files whose reading ended a process once
+files     one row per file. Rows of files that are gone (present = 0) keep their id and hash: the file may come back
+          under another name. A row whose path was taken by another file has no place (root = '').
+former    ids that files had until their hash identified them
+reading   which process reads which file now
+deaths    files whose reading crashed a process once
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Database:
     def __init__(self, database: Path, folders: Sequence[Path]) -> None:
         missing = [folder for folder in folders if not folder.is_dir()]
         if missing:
-            raise MissingError(f"{printable_path(missing[0])}: there is no such folder")
+            raise MissingError(f"{printable_path(missing[0])}: no such folder")
         self.folders = [folder.resolve() for folder in folders]
         for folder in self.folders:
             if not is_unicode(str(folder)):
@@ -75,7 +76,7 @@ class Database:
             for name, function in (("fold", folded), ("composed", composed), ("trigger_words", trigger_words)):
                 self._db.create_function(name, 1, function, deterministic=True)
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")  # an index that lost its last moments is scanned again
+            self._db.execute("PRAGMA synchronous = NORMAL")  # lost changes are found again by the next scan
             self._create_tables()
         except sqlite3.OperationalError as error:
             raise ConfigError(f"{printable_path(database)}: the index cannot be written ({error})") from None
@@ -95,6 +96,7 @@ class Database:
         self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def close(self) -> None:
+        """Close the database."""
         with self._lock:
             self._db.close()
 
@@ -116,7 +118,7 @@ class Database:
             self._db.execute(query, tuple(values))
 
     def _execute_all(self, query: str, rows: Sequence[tuple[object, ...]]) -> None:
-        """One change of many rows, all of them or none."""
+        """Run one statement for many rows, in one transaction."""
         with self._lock:
             self._db.execute("BEGIN")
             try:
@@ -128,26 +130,27 @@ class Database:
 
 
 def composed(text: str | None) -> str:
-    """A text with every letter in one piece: macOS stores "é" as "e" and an accent."""
+    """Return a text with composed letters (NFC): macOS stores "é" as "e" and an accent."""
     return unicodedata.normalize("NFC", text or "")
 
 
 def folded(text: str | None) -> str:
-    """A text as searches compare it: composed and without case."""
+    """Return a text in the form that searches compare: composed and without case."""
     return composed(composed(text).casefold())
 
 
 def trigger_words(sources: str | None) -> str:
-    """The words of an entry's ``triggers``, one per line."""
+    """Return the words of an entry's ``triggers``, one per line."""
     return "\n".join(word for source in json.loads(sources or "[]") for word in source["words"])
 
 
 def facts_of(document: str) -> LibraryFacts:
+    """Return the facts in a JSON text."""
     return LibraryFacts(**_tuples(document))
 
 
 def document_of(facts: LibraryFacts) -> str:
-    """JSON that every answer can hold: halves of surrogate pairs, which a sidecar can spell, become question marks."""
+    """Return facts as JSON text; unpaired surrogates, which a sidecar may contain, become question marks."""
     return json.dumps(facts.as_dict(), ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
@@ -158,5 +161,5 @@ def _entry(row: tuple[Any, ...]) -> LibraryEntry:
 
 
 def _tuples(text: str) -> dict[str, Any]:
-    """JSON has lists where our records have tuples."""
+    """Parse a JSON object; lists become the tuples of our dataclasses."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}

@@ -1,4 +1,4 @@
-"""One file of the library, as it is listed, searched and sent to clients."""
+"""One file of the library, for lists, searches and clients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_PROBLEMS = 20  # of one kind that are listed
 
 @dataclass(frozen=True, slots=True)
 class LibraryFacts:
-    """What the header of a file and the files next to it say."""
+    """Facts from the header of a file and from the files next to it."""
 
-    alias: str | None = None  # the name its trainer gave it
+    alias: str | None = None  # the name that its trainer recorded
     title: str | None = None
     tensors: int = 0
     algorithms: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class LibraryFacts:
     notes: str | None = None
     preferred_strength: float | None = None
     negative_text: str | None = None
-    preview: str | None = None  # the name of a picture next to the file
+    preview: str | None = None  # the name of an image next to the file
     sidecars: tuple[str, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class LibraryFacts:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What reading the whole file tells: its hashes and its health."""
+    """Results of reading the whole file: its hashes and its health."""
 
     sha256: str
     autov1: str | None
@@ -59,7 +59,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """One file: who it is, where it is, what is known of it. ``contents`` is None until the file was read whole."""
+    """One file: its id, its path and its facts. ``contents`` is None until the whole file was read."""
 
     id: str
     root: str
@@ -71,17 +71,17 @@ class LibraryEntry:
 
     @property
     def name(self) -> str:
-        """The stem of the file, or the name of the PEFT folder, as prompts name it."""
+        """The name for prompts: the stem of the file, or the name of the PEFT folder."""
         return entry_name(self.path)
 
     @property
     def file(self) -> Path:
-        """Where it is on this machine; never part of an answer to a client."""
+        """The path on this machine; never part of an answer to a client."""
         return Path(self.root) / self.path
 
     @property
     def health(self) -> list[str]:
-        """What is wrong with the file and what to do, a line each; empty for a healthy one, and as long as only its header was read."""
+        """Problems of the file with remedies, one per line; those of its values only once the whole file was read."""
         wrong = []
         if error := self.facts.error:
             wrong.append(error if ";" in error else f"{error}; download or copy it again")
@@ -92,25 +92,26 @@ class LibraryEntry:
         if self.contents is not None:
             if names := self.contents.nonfinite:
                 wrong.append(
-                    f"{_count(names, 'tensor')} NaN or infinity, which spoils every picture: {', '.join(names[:3])}; "
+                    f"{_count(names, 'tensor')} NaN or infinity, which spoils every image: {', '.join(names[:3])}; "
                     "download it again, or use an earlier epoch"
                 )
             if names := self.contents.zeros:
                 wrong.append(
-                    f"{_count(names, 'factor')} only zeros, so {'it changes' if len(names) == 1 else 'they change'} nothing: "
-                    f"{', '.join(names[:3])}; untrained: "
+                    f"{_count(names, 'factor')} only zeros, so "
+                    f"{'it changes' if len(names) == 1 else 'they change'} nothing: {', '.join(names[:3])}; untrained: "
                     "use a later epoch, unless these modules were left out on purpose"
                 )
         return wrong
 
     def as_dict(self, *, details: bool = True) -> dict[str, Any]:
-        """The entry as JSON; paths are relative to the library."""
+        """Return the entry as JSON; paths are relative to the library."""
         facts = self.facts.as_dict()
         if not details:
             for name in ("metadata", "evidence", "sidecars", "warnings", "problems"):
                 facts.pop(name)
         return {
-            "id": self.id, "name": self.name, "display_name": printable(self.name), "path": self.path, "size": self.size, "modified": self.modified, **facts,
+            "id": self.id, "name": self.name, "display_name": printable(self.name), "path": self.path,
+            "size": self.size, "modified": self.modified, **facts,
             "hashes": None if self.contents is None else {
                 name: getattr(self.contents, name) for name in ("sha256", "autov1", "autov2", "autov3")
             },
@@ -125,5 +126,5 @@ def _count(names: tuple[str, ...], noun: str) -> str:
 
 
 def entry_name(path: str) -> str:
-    """What prompts call the LoRA at a path: a file without its ending, a folder as it is."""
+    """Return the name for prompts of the LoRA at a path: without the ending of a file."""
     return Path(path).name.removesuffix(".safetensors")

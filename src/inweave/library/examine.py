@@ -1,7 +1,7 @@
-"""What a LoRA file is: from its header and sidecars (fast), and from its whole contents (as fast as the disk).
+"""Facts about LoRA files: from headers and sidecars (fast), and from whole files (at the speed of the disk).
 
-Most files of a collection share their layout, the names and shapes of their tensors, with many others; what follows from
-it is computed once (`inweave.library.layouts`).
+Most files of a collection share their layout, the names and shapes of their tensors, with many others; facts that
+follow from the layout are computed once (`inweave.library.layouts`).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAX_NAME = 500
 
 
 class Examiner:
-    """Reads files; remembers what their layouts mean."""
+    """Reads files, and caches the facts of their layouts."""
 
     def __init__(self) -> None:
         self._layouts = LayoutReader()
 
     def facts(self, path: Path, names: Collection[str]) -> LibraryFacts:
-        """From the header of ``path`` and its sidecars, which are among the ``names`` of its folder."""
+        """Return facts from the header of ``path`` and its sidecars, which are among the ``names`` of its folder."""
         sidecars = read_sidecars(path.parent, path.stem, names)
         try:
             layout, metadata = self._layouts.read(path)
@@ -57,7 +57,7 @@ class Examiner:
         )
 
     def contents(self, path: Path, facts: LibraryFacts) -> tuple[Contents, LibraryFacts] | None:
-        """From every byte of the file, with the facts that its numbers correct; None where it cannot be read."""
+        """Read the whole file and return its contents and the corrected facts; None if it cannot be read."""
         try:
             hashes = hash_file(path)
             adapter = load(path)
@@ -78,7 +78,7 @@ class Examiner:
 
 
 def sample(path: Path) -> str | None:
-    """A digest of the ends of a file: different for nearly all files, and cheap. None where it cannot be read."""
+    """Return a cheap digest of both ends of a file, which differs for nearly all files; None if it cannot be read."""
     weights = path / PEFT_WEIGHTS if path.is_dir() else path
     try:
         with open_regular(weights, buffering=0) as file:
@@ -90,12 +90,12 @@ def sample(path: Path) -> str | None:
 
 
 def _triggers(metadata: Mapping[str, str]) -> list[dict[str, object]]:
-    """The trigger words in a file's metadata, as many and as long as lists can show."""
+    """Return the trigger words in a file's metadata, limited in number and length."""
     return [{**source, "words": bounded(source["words"])} for source in trigger_words(metadata)]
 
 
 def _reason(message: str, path: Path) -> str:
-    """An error without the path it is about: lists have that in front of it, and clients must not get it."""
+    """Return an error message without the path of its file, which lists print anyway and clients must not see."""
     return message.removeprefix(f"{path}: ").removeprefix(f"{printable_path(path)}: ").replace(f"{path}", path.name)
 
 

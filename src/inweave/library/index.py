@@ -1,14 +1,15 @@
 """The library: an index in SQLite over folders of LoRA files.
 
     library = Library(Path("library.sqlite3"), [Path("loras")])
-    library.scan()                       headers of what is new or changed; a second scan only looks at the folders
-    library.examine()                    hashes and health, from whole files, what is new first
+    library.scan()                       reads headers of new and changed files; a second scan only lists the folders
+    library.examine()                    reads whole files for hashes and health, the newest first
     library.find("pixel")                by name, path below the folder, id or hash
 
-A file keeps its id when it is moved or renamed: at once where its inode shows it, else when its hash is known. A file that
-takes the place of another gets an id of its own, and the other one keeps its id wherever it turns up again. Files of a
-folder that cannot be reached are not listed until it can. A file whose reading ended the process twice is recorded as such
-and not opened again until it changes; once may be chance. Several processes may scan one index at a time.
+A file keeps its id when it is moved or renamed: at once if its inode shows it, otherwise when its hash is known. A
+file that takes the place of another gets a new id, and the other one keeps its id if it turns up elsewhere. Files of a
+folder that cannot be reached are not listed until it can. A file whose reading crashed the process twice is recorded as
+such and not opened again until it changes; a single crash may have another cause. Several processes may scan one index
+at a time.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from inweave.library.lookup import Lookup
 from inweave.library.processes import is_alive, process_mark
 from inweave.library.walk import PEFT_WEIGHTS, Identity, Sighting, identity, sight, walk
 
-FATAL = "reading it ended the process; the file is damaged or hostile: delete it, or download it again"
+FATAL = "reading it crashed the process; the file is damaged or hostile: delete it, or download it again"
 
 
 @dataclass(slots=True)
 class ScanReport:
-    """What a scan saw."""
+    """The result of a scan."""
 
     files: int = 0
     new: int = 0
@@ -51,7 +52,7 @@ class ScanReport:
 
 
 class Library(Lookup):
-    """An index over ``folders``; entries of the last folder give way to others of the same name. Safe for threads."""
+    """An index over ``folders``; files in other folders override those of the last one by name. Safe for threads."""
 
     def __init__(self, database: Path, folders: Sequence[Path]) -> None:
         super().__init__(database, folders)
@@ -61,7 +62,7 @@ class Library(Lookup):
     # scanning
 
     def scan(self, progress: Callable[[int], object] | None = None) -> ScanReport:
-        """Bring the index up to date with the folders: read the headers of what is new or changed."""
+        """Bring the index up to date with the folders: read the headers of new and changed files."""
         started, report = time.perf_counter(), ScanReport()
         self._record_fatal()
         for folder in self.folders:
@@ -94,11 +95,14 @@ class Library(Lookup):
         return report
 
     def hide(self, folder: Path) -> None:
-        """Leave the files of a folder out that cannot be reached now; the next scan that reaches them lists them again."""
+        """Hide the files of a folder that cannot be reached now; the next scan that reaches them lists them again."""
         self._execute("UPDATE files SET present = 0 WHERE root = ?", (str(folder),))
 
     def _is_same(self, folder: Path, sighting: Sighting, row: Sequence[Any]) -> bool:
-        """Whether a file of the same size and time is the same: by its inode, which some file systems make up anew."""
+        """Return whether a file of the same size and time is the same.
+
+        Its inode decides, or a digest: some file systems assign new inodes.
+        """
         *_, inode, known_sample = row
         if not inode or inode == sighting.inode or known_sample is None:
             return True
@@ -111,7 +115,7 @@ class Library(Lookup):
         return True
 
     def _take_in(self, folder: Path, sighting: Sighting, report: ScanReport) -> None:
-        """Read a header into the index: of a new file, a changed one, or one that moved here."""
+        """Read the header of a new, changed or moved file into the index."""
         root, path = str(folder), sighting.path
         with self._reading(root, path, sighting.stamp, sighting.size), confined(folder):
             document = document_of(self._examiner.facts(folder / path, sighting.siblings))
@@ -131,18 +135,22 @@ class Library(Lookup):
                 report.new += entry is None and here is None
             if entry is None:
                 self._execute(
-                    "INSERT INTO files (root, path, name, alias, size, modified_ns, inode, stamp, base, facts, sample, id) "
+                    "INSERT INTO files "
+                    "(root, path, name, alias, size, modified_ns, inode, stamp, base, facts, sample, id) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, _new_id()),
                 )  # fmt: skip
                 return
             self._execute(
-                "UPDATE files SET root = ?, path = ?, name = ?, alias = ?, size = ?, modified_ns = ?, inode = ?, stamp = ?, "
-                "base = ?, facts = ?, sample = ?, present = 1 WHERE id = ?", (*values, entry),
+                "UPDATE files SET root = ?, path = ?, name = ?, alias = ?, size = ?, modified_ns = ?, inode = ?, "
+                "stamp = ?, base = ?, facts = ?, sample = ?, present = 1 WHERE id = ?", (*values, entry),
             )  # fmt: skip
 
     def _moved_from(self, sighting: Sighting, digest: str | None) -> str | None:
-        """The entry of a file that is not where it was any more and has the same inode, size and time."""
-        query = "SELECT id, root, path FROM files WHERE inode = ? AND size = ? AND modified_ns = ? AND ifnull(sample, ?) IS ?"
+        """Return the id of a file with the same inode, size and time that is no longer at its old path."""
+        query = (
+            "SELECT id, root, path FROM files "
+            "WHERE inode = ? AND size = ? AND modified_ns = ? AND ifnull(sample, ?) IS ?"
+        )
         moved = Identity(sighting.size, sighting.modified_ns, sighting.inode)
         for entry, root, path in self._query(
             query, sighting.inode, sighting.size, sighting.modified_ns, digest, digest
@@ -152,7 +160,7 @@ class Library(Lookup):
         return None
 
     def _confirm(self, entry: LibraryEntry) -> bool:
-        """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
+        """Return whether the file of an entry is the indexed one; otherwise update the index."""
         root = Path(entry.root)
         row = self._one("SELECT size, stamp, present, inode, sample FROM files WHERE id = ?", entry.id)
         now = identity(root, entry.path)
@@ -174,7 +182,7 @@ class Library(Lookup):
 
     @contextmanager
     def _reading(self, root: str, path: str, stamp: str, size: int) -> Iterator[None]:
-        """While a file is read the index says so: if the process does not survive it, the next one knows."""
+        """Record that a file is being read, so that the next process knows if this one does not survive it."""
         row = (root, path, stamp, size, self._process)
         self._execute("INSERT INTO reading VALUES (?, ?, ?, ?, ?)", row)
         try:
@@ -186,7 +194,7 @@ class Library(Lookup):
         self._execute("DELETE FROM deaths WHERE root = ? AND path = ?", (root, path))
 
     def _record_fatal(self) -> None:
-        """Record the files that were being read when a process died; what others read now is theirs."""
+        """Record the files that were being read when a process died; those of living processes are left alone."""
         for root, path, stamp, size, process in self._query("SELECT root, path, stamp, size, process FROM reading"):
             if is_alive(process):
                 continue
@@ -202,10 +210,11 @@ class Library(Lookup):
             )
 
     def examine(self, *, limit: int | None = None, stop: Callable[[], bool] | None = None) -> int:
-        """Read whole files that were not yet, for hashes and health; returns how many were read."""
+        """Read files that were not read as a whole yet, for hashes and health; return how many were read."""
         marks = ", ".join("?" * len(self.folders))
         query = (
-            f"SELECT id, root, path, stamp, size, facts FROM files WHERE contents IS NULL AND present = 1 AND root IN ({marks}) "
+            "SELECT id, root, path, stamp, size, facts FROM files "
+            f"WHERE contents IS NULL AND present = 1 AND root IN ({marks}) "
             "AND json_extract(facts, '$.error') IS NULL ORDER BY modified_ns DESC"
         )
         done = 0
@@ -216,7 +225,7 @@ class Library(Lookup):
             try:
                 self.get(entry)
             except MissingError:
-                continue  # it is gone, or another one by now, which is read the next time
+                continue  # it is gone, or was replaced by another file, which is read the next time
             file, facts = Path(root) / path, facts_of(document)
             with self._reading(root, path, stamp, size), confined(Path(root)):
                 read = self._examiner.contents(file / PEFT_WEIGHTS if file.is_dir() else file, facts)
@@ -230,7 +239,7 @@ class Library(Lookup):
             query = "SELECT id, root FROM files WHERE sha256 = ? AND present = 0 AND id != ?"
             for earlier, root in self._query(query, contents.sha256, entry):
                 if root and not Path(root).is_dir():
-                    continue  # that file is on a disk which is not here now
+                    continue  # that file is on a disk that is not mounted now
                 # the same file under another name, seen before: it keeps the id it had
                 self._execute("DELETE FROM files WHERE id = ?", (earlier,))
                 self._execute("UPDATE files SET id = ? WHERE id = ?", (earlier, entry))
@@ -239,7 +248,8 @@ class Library(Lookup):
                 entry = earlier
                 break
             self._execute(
-                "UPDATE files SET facts = ?, base = ?, contents = ?, sha256 = ?, autov1 = ?, autov2 = ?, autov3 = ? WHERE id = ?",
+                "UPDATE files SET facts = ?, base = ?, contents = ?, sha256 = ?, autov1 = ?, autov2 = ?, autov3 = ? "
+                "WHERE id = ?",
                 (document_of(facts), facts.base, json.dumps(contents.as_dict()), contents.sha256, contents.autov1,
                  contents.autov2, contents.autov3, entry),
             )  # fmt: skip

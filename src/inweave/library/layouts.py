@@ -1,13 +1,13 @@
-"""What the layout of a file means: the names, dtypes and shapes of its tensors, with the metadata that decides how they are read.
+"""Layouts: the names, dtypes and shapes of a file's tensors, with the metadata that decides how they are read.
 
     layout -> base, algorithms, ranks, dialects, problems
 
-Thousands of files share a layout, so each one is parsed once and recognized by a digest of its header afterwards. Only the
-metadata is read of every file: it may name the base where several fit, and it is the file's own.
+Thousands of files share a layout, so each one is parsed once, and later recognized by a digest of its header. Only the
+metadata is read from every file: it may name the base if several fit.
 
-A scan reads headers and nothing else. Where reading a layout depends on numbers (a scale, the rows of a widened base), they
-belong to what a layout is recognized by; the alphas of LoRA and LoHa, a thousand of them scattered over a file, are assumed to
-be ordinary numbers until the whole file is read.
+A scan reads nothing but headers. If reading a layout depends on numbers (a scale, the rows of a widened base), they are
+part of the cache key. The alphas of LoRA and LoHa, a thousand of them scattered over a file, are assumed to be ordinary
+numbers until the whole file is read.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from inweave.targets.declared import declarations
 from inweave.targets.detect import Fit, fit
 
 MAX_LAYOUTS = 2000
-_MAX_VALUES = 8  # no tensor with more numbers than these decides how others are read
+_MAX_VALUES = 8  # tensors with more numbers than this never decide how others are read
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The part of `LibraryFacts` that tensors tell."""
+    """The part of `LibraryFacts` that follows from the tensors."""
 
     tensors: int
     algorithms: tuple[str, ...]
@@ -57,7 +57,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A layout that was read before: without its base, which the metadata of each file has a say in."""
+    """A cached layout, without its base, which also depends on the metadata of each file."""
 
     contents: Layout
     fit: Fit
@@ -70,24 +70,23 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """A header that was parsed before: how long its data is, and which numbers of it decide."""
+    """A cached header: the length of its data, and the numbers that decide how it is read."""
 
     data_bytes: int
     values: tuple[Span, ...]
 
 
 class LayoutReader:
-    """Reads headers; remembers what their layouts mean."""
+    """Reads headers, and caches their layouts."""
 
     def __init__(self) -> None:
         self._headers: dict[bytes, _Header] = {}
         self._layouts: dict[tuple[object, ...], _Known] = {}
 
     def read(self, path: Path) -> tuple[Layout, Mapping[str, str]]:
-        """(the layout, the metadata) of a file or a PEFT folder; `FormatError` where it is no adapter."""
-        if (
-            path.suffix == ".safetensors" and path.name not in ADAPTER_FILES[:2]
-        ):  # those may have a configuration beside them
+        """Return (the layout, the metadata) of a file or a PEFT folder; raise FormatError if it is not an adapter."""
+        may_have_config = path.name in ADAPTER_FILES[:2]
+        if path.suffix == ".safetensors" and not may_have_config:
             with open_regular(path, buffering=0) as file:
                 if (known := self._read_header(path, file)) is not None:
                     return known
@@ -95,7 +94,7 @@ class LayoutReader:
         return exact_layout(adapter), adapter.metadata
 
     def _read_header(self, path: Path, file: BinaryIO) -> tuple[Layout, Mapping[str, str]] | None:
-        """From the header alone; None for what only the whole road of reading can explain."""
+        """Return the layout from the header alone; None if the file has to be read by `load`."""
         raw, size = header_bytes(path, file)
         if (parts := split_header(raw)) is None:
             return None
@@ -135,7 +134,7 @@ class LayoutReader:
 
 
 def exact_layout(adapter: Adapter) -> Layout:
-    """The layout of an adapter with all its numbers."""
+    """Return the layout of an adapter with all its numbers."""
     return _summary(adapter).layout(adapter.metadata, adapter.config)
 
 
@@ -157,7 +156,7 @@ def _summary(adapter: Adapter) -> _Known:
 
 
 def _parsed(raw: bytes, size: int, metadata: Mapping[str, str]) -> Header | None:
-    """The header, unless it is malformed or holds its metadata elsewhere than in front."""
+    """Return the header; None if it is malformed, or if its metadata does not come first."""
     try:
         header = parse_header(raw, size)
     except FormatError:
@@ -166,7 +165,7 @@ def _parsed(raw: bytes, size: int, metadata: Mapping[str, str]) -> Header | None
 
 
 def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[Span, bytes]) -> _Known | None:
-    """What a layout means; None where reading fails, or where its base depends on more than the layout."""
+    """Return the cache entry of a layout; None if reading fails, or if its base depends on more than the layout."""
     tensors = {name: _tensor(name, span, numbers.get(span)) for name, span in header.spans.items()}
     try:
         known = _summary(read(tensors, deciding))
@@ -176,8 +175,8 @@ def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[Span
 
 
 def _values(header: Header) -> dict[str, Span]:
-    """The tensors that may decide how others are read: all the short ones but the alphas of LoRA and LoHa."""
-    kronecker = any("lokr" in name for name in header.spans)  # their alpha can tell what rank was meant
+    """Return the tensors that may decide how others are read: all short ones but the alphas of LoRA and LoHa."""
+    kronecker = any("lokr" in name for name in header.spans)  # their alpha can reveal the intended rank
     return {
         name: span
         for name, span in header.spans.items()
@@ -190,10 +189,10 @@ def _is_alpha(name: str, span: Span) -> bool:
 
 
 def _tensor(name: str, span: Span, numbers: bytes | None) -> Tensor:
-    """A tensor without its numbers, unless they decide something; an alpha is 1."""
+    """Return a tensor without its numbers, unless they decide something; an alpha is 1."""
     if numbers is None and _is_alpha(name, span):
         try:
             return scalar(1.0, span.dtype, span.shape)
-        except (KeyError, ValueError):  # no dtype for a number: every reader says so
+        except (KeyError, ValueError):  # not a dtype for a number: `read` reports it
             numbers = bytes(span.end - span.begin)
     return Tensor(span.dtype, span.shape, numbers or b"")

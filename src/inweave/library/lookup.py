@@ -1,11 +1,11 @@
-"""Which file of the library a name, a path, an id or a hash means.
+"""Files of the library by name, path, id or hash.
 
-id                     lora-5f3a...
-path                   styles/pixel, with or without its ending; a path of this machine must begin with a folder of the library
-name                   pixel: the name of the file, then the name its trainer gave it
-hash                   SHA-256, AutoV1, AutoV2 or AutoV3, with or without its kind: autov2:8845bf35ff
+id      lora-5f3a...
+path    styles/pixel, with or without its ending; a path of this machine must begin with a folder of the library
+name    pixel: the name of the file, then the name that its trainer recorded
+hash    SHA-256, AutoV1, AutoV2 or AutoV3, with or without its kind: autov2:8845bf35ff
 
-Names are compared as they are, then with their letters composed: macOS stores accents apart from their letters.
+Names are compared literally, then with composed letters: macOS stores accents separately.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MAX_WORDS = 50
 
 
 class Lookup(Database, ABC):
-    """Questions to the index. What is returned for use was compared with its file on the disk."""
+    """Queries of the index. Entries for use (`get`, `find`) were compared with their files on the disk."""
 
     def get(self, entry: str) -> LibraryEntry:
-        """The entry with an id, or `MissingError`: also where another file has taken the place of its own."""
+        """Return the entry with an id; raise MissingError if its file is gone or was replaced by another."""
         former = self._one("SELECT id FROM former WHERE former = ?", entry)
         for row in self._entries("id = ?", former[0] if former is not None else entry):
             if self._confirm(row):
@@ -38,9 +38,13 @@ class Lookup(Database, ABC):
         raise MissingError(f"LoRA {entry}: not in the library, or its file was replaced by another")
 
     def find(self, reference: str) -> LibraryEntry:
-        """The entry that a name, a path below a folder, an id or a hash means; unknown and ambiguous ones are errors.
+        """Return the entry of a name, a path below a folder, an id or a hash.
 
-        A file that was replaced since the last scan is read anew first, one that is gone is unknown.
+        A file that was replaced since the last scan is read again first.
+
+        Raises:
+            MissingError: there is no such file, or it is gone.
+            ConflictError: several files match.
         """
         if not is_unicode(reference):
             raise MissingError(f"LoRA {ascii(reference[:200])[1:-1]}: not in the library; names are Unicode")
@@ -52,7 +56,7 @@ class Lookup(Database, ABC):
 
     @abstractmethod
     def _confirm(self, entry: LibraryEntry) -> bool:
-        """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
+        """Return whether the file of an entry is the indexed one; otherwise update the index."""
 
     def _find(self, reference: str) -> LibraryEntry:
         text = reference
@@ -82,7 +86,7 @@ class Lookup(Database, ABC):
         return self._only(reference, rows)
 
     def _at(self, path: str) -> list[LibraryEntry]:
-        """The entry at a path of this machine, which must begin with a folder of the library."""
+        """Return the entry at a path of this machine, which must begin with a folder of the library."""
         whole = posixpath.normpath(str(Path(path).expanduser()) if path.startswith("~/") else path)
         for folder in self.folders:
             if whole.startswith(f"{folder}/"):
@@ -98,7 +102,7 @@ class Lookup(Database, ABC):
                 same_path = len({row.path for row in rows}) < len(rows)  # in several folders
                 names = [f"{row.path} ({row.id})" if same_path else row.path for row in rows[:5]]
                 raise ConflictError(
-                    f"LoRA {reference[:200]}: several files are called so: {', '.join(names)}; "
+                    f"LoRA {reference[:200]}: several files have this name: {', '.join(names)}; "
                     f"name one by its {'id' if same_path else 'path'} or hash"
                 )
             rows = first
@@ -116,12 +120,12 @@ class Lookup(Database, ABC):
     def entries(
         self, text: str = "", *, base: str | None = None, limit: int = 100_000, offset: int = 0
     ) -> list[LibraryEntry]:
-        """The entries by name; each word of ``text`` must be part of a path, an alias or a trigger word, in any case."""
+        """Return entries by name; each word of ``text`` must be in a path, an alias or a trigger word, in any case."""
         where, values = ["1"], list[Any]()
         if base is not None:
             where.append("base = ?")
             values.append(base)
-        text = text.encode("utf-8", "replace").decode()  # half surrogates of a command line are in no name
+        text = text.encode("utf-8", "replace").decode()  # unpaired surrogates of a command line are not in any name
         words = folded(text).split()
         if len(words) > _MAX_WORDS:
             raise ConfigError(f"a search takes at most {_MAX_WORDS} words, got {len(words):,}")
@@ -132,13 +136,13 @@ class Lookup(Database, ABC):
         return self._entries(" AND ".join(where), *values, tail=f"ORDER BY name, path LIMIT {limit} OFFSET {offset}")
 
     def count(self) -> int:
-        """How many files there are."""
+        """Return the number of files."""
         marks = ", ".join("?" * len(self.folders))
         query = f"SELECT count(*) FROM files WHERE present = 1 AND root IN ({marks})"
         return int(self._query(query, *map(str, self.folders))[0][0])
 
     def duplicates(self) -> list[list[LibraryEntry]]:
-        """Files that hold the same tensors, whatever their names and metadata."""
+        """Return groups of files with the same tensors, regardless of their names and metadata."""
         groups: dict[str, list[LibraryEntry]] = {}
         for entry in self.entries():
             if entry.contents is not None and entry.contents.autov3:
@@ -146,7 +150,7 @@ class Lookup(Database, ABC):
         return [group for group in groups.values() if len(group) > 1]
 
     def twins(self, entry: LibraryEntry) -> list[str]:
-        """The paths of other files with the same tensors."""
+        """Return the paths of other files with the same tensors."""
         if entry.contents is None or not entry.contents.autov3:
             return []
         return [row.path for row in self._entries("autov3 = ? AND id != ?", entry.contents.autov3, entry.id)]

@@ -1,6 +1,6 @@
-"""Which process reads a file, and whether it still lives: process ids are used again, so the start time belongs to it.
+"""Marks of processes, to see whether one still runs: process ids are reused, so a mark includes the start time.
 
-mark = "<process id>:<start in clock ticks>"        the second part is empty where the system does not tell
+mark = "<process id>:<start in clock ticks>"        the second part is empty if the system does not provide it
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def process_mark() -> str:
-    """The mark of this process."""
+    """Return the mark of this process."""
     return f"{os.getpid()}:{_start(os.getpid())}"
 
 
 def is_alive(mark: str) -> bool:
-    """Whether the process of a mark still runs."""
+    """Return whether the process of a mark still runs."""
     pid, _, start = mark.partition(":")
     if not pid.isdigit():
         return False
@@ -24,7 +24,7 @@ def is_alive(mark: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it lives, and belongs to somebody else
+        pass  # it runs, and belongs to another user
     return _start(int(pid)) == start
 
 

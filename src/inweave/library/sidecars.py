@@ -1,10 +1,10 @@
-"""Files next to a LoRA that speak of it.
+"""Files next to a LoRA that describe it.
 
     style.json             description, activation text, preferred weight, negative text, notes (A1111, Forge)
     style.civitai.info     the model page as JSON: trainedWords, baseModel, description
-    style.preview.png      a picture; also .png, .jpg, .jpeg, .webp, with or without .preview
+    style.preview.png      an image; also .png, .jpg, .jpeg, .webp, with or without .preview
 
-They are small and come from strangers: what is unreadable, oversized or of the wrong type is left out and named in
+They are small and untrusted: files that are unreadable, oversized or of the wrong type are ignored and named in
 ``problems``.
 """
 
@@ -26,7 +26,7 @@ PREVIEWS = tuple(f"{middle}.{suffix}" for middle in (".preview", "") for suffix 
 
 @dataclass(frozen=True, slots=True)
 class Sidecars:
-    """What the files next to a LoRA say."""
+    """The contents of the files next to a LoRA."""
 
     names: tuple[str, ...] = ()
     preview: str | None = None
@@ -40,7 +40,7 @@ class Sidecars:
 
 
 def read_sidecars(folder: Path, stem: str, names: Collection[str]) -> Sidecars:
-    """The sidecars of ``stem`` among the ``names`` of its folder."""
+    """Read the sidecars of ``stem`` among the ``names`` of its folder."""
     problems: list[str] = []
     notes = _json(folder, f"{stem}.json", names, problems)
     page = _json(folder, f"{stem}.civitai.info", names, problems)
@@ -97,6 +97,6 @@ def _words(value: object) -> list[str]:
 
 
 def bounded(words: object) -> list[str]:
-    """Words of strangers, as many and as long as lists can show."""
+    """Return untrusted words, limited in number and length."""
     listed = words if isinstance(words, list) else []
     return [word.strip()[:500] for word in listed if isinstance(word, str) and word.strip()][:200]

@@ -1,8 +1,8 @@
-"""The LoRA files below a folder, with just enough to see whether one has changed: no file is opened.
+"""The LoRA files below a folder, with just enough to detect changes: no file is opened.
 
 Adapter files end in .safetensors; a folder with `adapter_config.json` and `adapter_model.safetensors` is one PEFT
-adapter. Links that lead out of the folder are passed over, as are devices, pipes, hidden folders and names that are not Unicode.
-Folders are opened without following links, so one that is swapped for a link meanwhile is not looked into.
+adapter. Links that lead out of the folder are skipped, as are devices, pipes, hidden folders and names that are not
+Unicode. Folders are opened without following links, so one that is swapped for a link meanwhile is not entered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DEPTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A file as the folder shows it; ``stamp`` changes whenever the file or one of its sidecars does."""
+    """A file in the listing of a folder; ``stamp`` changes whenever the file or one of its sidecars does."""
 
     path: str  # below the root
     size: int
@@ -34,7 +34,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells one file from another without reading it."""
+    """The properties that identify a file without reading it."""
 
     size: int
     modified_ns: int
@@ -42,7 +42,7 @@ class Identity:
 
 
 def walk(root: Path, passed_over: list[str]) -> Iterator[Sighting]:
-    """Every adapter below ``root``; what was passed over, and why, is added to the list."""
+    """Yield every adapter below ``root``; skipped files are appended to ``passed_over`` with the reason."""
     stack: list[tuple[str, int]] = [("", 0)]
     while stack:
         prefix, depth = stack.pop()
@@ -55,7 +55,7 @@ def walk(root: Path, passed_over: list[str]) -> Iterator[Sighting]:
 
 
 def sight(root: Path, path: str) -> Sighting | None:
-    """The adapter at one path, if there still is one."""
+    """Return the adapter at a path, or None if it is gone."""
     parent = path.rpartition("/")[0]
     for prefix in (f"{parent}/" if parent else "", f"{path}/"):
         for sighting in _look(root, prefix, [])[0]:
@@ -65,7 +65,7 @@ def sight(root: Path, path: str) -> Sighting | None:
 
 
 def identity(root: Path, path: str) -> Identity | None:
-    """Which file lies at a path below ``root`` now; None where there is none, or a link leads out."""
+    """Return the identity of the file at a path below ``root``; None if there is none, or a link leads out."""
     try:
         place = Path(os.path.realpath(root / path, strict=True))
         if not place.is_relative_to(os.path.realpath(root)):
@@ -79,7 +79,7 @@ def identity(root: Path, path: str) -> Identity | None:
 
 
 def _look(root: Path, prefix: str, passed_over: list[str]) -> tuple[list[Sighting], list[str]]:
-    """(adapters, folders to look into) of the folder at ``prefix``, which is empty or ends in a slash."""
+    """Return (adapters, subfolders to enter) of the folder at ``prefix``, which is empty or ends in a slash."""
     files, folders = _read(root, prefix, passed_over)
     if PEFT_CONFIG in files and PEFT_WEIGHTS in files and prefix:
         weights = files[PEFT_WEIGHTS]
@@ -102,7 +102,7 @@ def _look(root: Path, prefix: str, passed_over: list[str]) -> tuple[list[Sightin
 
 
 def _read(root: Path, prefix: str, passed_over: list[str]) -> tuple[dict[str, os.stat_result], list[str]]:
-    """(regular files, folders) of one folder."""
+    """Return (regular files, subfolders) of one folder."""
     files: dict[str, os.stat_result] = {}
     folders: list[str] = []
     try:
@@ -113,7 +113,7 @@ def _read(root: Path, prefix: str, passed_over: list[str]) -> tuple[dict[str, os
                     try:
                         _sort_in(entry, prefix, root, files, folders, passed_over)
                     except FileNotFoundError:
-                        continue  # it went away meanwhile; the others did not
+                        continue  # only this file is gone
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -142,7 +142,10 @@ def _sort_in(
 
 
 def is_unicode(name: str) -> bool:
-    """Bytes that are no UTF-8 come as halves of surrogate pairs, which no index, prompt or answer can hold."""
+    """Return whether a name is valid Unicode.
+
+    Invalid UTF-8 arrives as unpaired surrogates, which an index, a prompt or an answer cannot contain.
+    """
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,7 @@
-"""From a dataset to an adapter. The rooms, in the order the data takes:
+"""From a dataset to an adapter. The packages and modules, each importing only those before it:
 
-    config -> data -> adapters -> optim -> memory -> distributed -> output -> tasks -> checkpoint -> step -> loop -> session
-
-A room only imports rooms before it.
+    config -> importers -> data -> adapters -> optim -> execution -> memory -> distributed -> output -> tasks
+           -> checkpoint -> step -> loop -> session
 
 `inweave.train(config)` is `session.train`.
 """

@@ -1,20 +1,21 @@
 """The training loop: resume, train, validate, save, sample, finish. A run can stop anywhere and resume exactly.
 
 No random state outlives a step: every random number depends on (seed, epoch, example) alone, the order of the data on
-(seed, epoch). So how a batch is split changes rounding only, a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more give the
-same bits as 40: on the CPU always, on a GPU where `deterministic` is set.
+(seed, epoch). So splitting a batch changes rounding only, a checkpoint is the weights, the optimizer and a step number,
+and 20 steps, a kill and 20 more give the same bits as 40: always on the CPU, and on a GPU if `deterministic` is set.
 
     after a step    log (log_every), validate, save, sample, in this order, each by steps or by epochs (`intervals`)
-    validate        by itself, or whenever a checkpoint is due; without checkpoints once per epoch; and at the end
-    a checkpoint    and its adapter stay while they are among the last keep_last, or a milestone (keep_every)
-    samples, validation and files use the EMA weights if there are any, without dropout
+    validate        at its own interval, else with every checkpoint, else once per epoch; and at the end
+    checkpoints     and their adapters are kept while they are among the last keep_last, or milestones (keep_every)
+    weights         samples, validation and files use the EMA weights if there are any, without dropout
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
+from inweave.models.families.base import Tensors
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import NAME, TrainableSet, attach_adapters, collect_adapters
 from inweave.training.adapters.summary import shape_of
@@ -29,12 +31,12 @@ from inweave.training.checkpoint.resume import (
     ResumePoint,
     base_digest,
     ensure_resumable,
+    ensure_same_step,
     open_resume_point,
     state_folder,
 )
 from inweave.training.checkpoint.schedule import CheckpointSchedule
-from inweave.training.checkpoint.store import State
-from inweave.training.checkpoint.store import checkpoints as existing_checkpoints
+from inweave.training.checkpoint.store import State, checkpoints
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
 from inweave.training.data.batches import Position, total_steps
@@ -47,47 +49,65 @@ from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.adapter_file import adapter_exists, prune_adapters, save_adapter
 from inweave.training.output.log import OnRecord, Throughput, TrainLog
-from inweave.training.output.metadata import training_metadata
-from inweave.training.output.progress import Progress
+from inweave.training.output.loss_history import LossHistory
+from inweave.training.output.metadata import base_hashes, training_metadata
 from inweave.training.output.result import DONE, STOPPED, TrainResult
 from inweave.training.output.signals import GracefulStop
 from inweave.training.output.trackers import wandb_run
 from inweave.training.step import DROPOUT, Step
-from inweave.training.tasks.base import Task, Tensors, generators_for, no_validation
+from inweave.training.tasks.base import Task, generators_for, no_validation
 from inweave.training.tasks.evaluation import Sample, evaluation_mode, sample_events, weighted_mean
 
-VALIDATION = -2  # in the place of an epoch
+VALIDATION = -2  # in place of the epoch number
+#: precision -> why losses or gradients are probably not finite
+_LIKELY_CAUSES = {
+    "fp16": "fp16 overflows: train in bf16 or fp32",
+    "fp32": "the learning rate is too high, or the data contains NaN",
+}
 
 
 class Run:
-    """A task, its adapters, and everything that is saved."""
+    """A task, its adapters, and everything that is saved.
+
+    ``split``: the parts a micro-batch is split into, unless a checkpoint says otherwise; ``meter``: compares the memory
+    of a step with the plan; ``base_file``: the checkpoint of the base, whose hashes go into the metadata;
+    ``checkpoint_seconds``: the longest time between two checkpoints.
+    """
 
     def __init__(
-        self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None,
-        save_seconds: float = float("inf"),
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        model: Any,
+        index: ModelIndex,
+        config: TrainConfig,
+        world: World | None = None,
+        *,
+        split: int = 1,
+        meter: StepMeter | None = None,
+        base_file: Path | None = None,
+        checkpoint_seconds: float = math.inf,
+    ) -> None:
         problems = [no_validation(config)] if config.validation_split and not task.held_out else []
         if problems := [*run_problems(config), *problems]:
             raise ConfigError(problems)
-        self.task, self.model, self.index, self.config = task, model, index, config
+        self.task, self.model, self.index = task, model, index
         self.world = world or World()
         self.base = base_digest(getattr(model, "networks", task.networks))
         self.trainable: TrainableSet = attach_adapters(task.networks, config, index)
         if self.trainable.dialect:
-            self.config = config = config.model_copy(update={"dialect": self.trainable.dialect})
+            config = config.model_copy(update={"dialect": self.trainable.dialect})
+        self.config = config
         self.flat = FlatParameters(self.trainable.parameters, self.trainable.multipliers, task.device)
-        self.step = Step(task, self.flat, config, self.world)
         self._batches_per_step = config.gradient_accumulation * self.world.size
         self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
-        self.step.require_choices()
-        self.step.choose_graphs(self.total)
-        self.step.encoder_steps = config.encoder_steps(self.total)
-        learning_rate_at(config, 0, self.total)  # a warm-up as long as the run is refused before it
+        self.step = Step(task, self.flat, config, self.world, steps=self.total, split=split)
+        learning_rate_at(config, 0, self.total)  # refuses a warm-up as long as the run
         self.number = 0  # steps done
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
-        self.schedule = CheckpointSchedule(state_folder(config), config.keep_last, config.keep_every, save_seconds)
+        folder = state_folder(config)
+        self.schedule = CheckpointSchedule(folder, config.keep_last, config.keep_every, checkpoint_seconds)
         self._save_interval = self._interval(config.save_every, config.save_every_epochs)
         self._sample_interval = self._interval(config.sample_every, config.sample_every_epochs)
         self._validate_interval = (
@@ -95,13 +115,18 @@ class Run:
             or self._save_interval
             or self._interval(-(-len(task.order) // self._batches_per_step), 0)
         )
-        self.meter: StepMeter | None = None  # compares a step's memory with its plan
-        self.base_hashes: Future[dict[str, str]] | None = None  # for the metadata; hashing takes a while
-        self.notes = [("output", note) for note in self.trainable.notes]  # (event, text) that the log begins with
+        self._meter, self._base_file = meter, base_file
+        self._base_hashes: Future[dict[str, str]] | None = None
+        self.notes = [("output", note) for note in self.trainable.notes]  # (event, text) at the start of the log
         self._resume_point: ResumePoint | None = None
+        self._resume_notes: list[str] = []
         self._grows = False  # continues a run that was finished
         self.stop = StopVote(self.world, task.device)
-        self.progress = Progress()
+        self.losses = LossHistory()
+
+    def note(self, event: str, *texts: str) -> None:
+        """Begin the log with these texts as well."""
+        self.notes += [(event, text) for text in texts]
 
     def _interval(self, steps: int, epochs: int) -> Interval:
         return Interval(steps, epochs, self._batches_per_step, len(self.task.order))
@@ -109,27 +134,24 @@ class Run:
     # resume and save
 
     def resume(self, source: ResumePoint | str) -> int:
-        """Continue from a checkpoint that is open, the newest one ("auto") or the one at a path; returns its step."""
+        """Continue from an open checkpoint, the newest one ("auto") or the one at a path; returns its step."""
         point = source if isinstance(source, ResumePoint) else open_resume_point(self.config, self.world, source)
-        self._resume_point = point
+        self._resume_point, self._resume_notes = point, [*point.notes]
         try:
             point.acquire(self.world)
-            compiled = None if point.state is None else bool(point.state.facts.get("compiled", False))
-            if point.state is not None:
-                self._load(point.state)
-                point.notes += self.step.keep_attention(point.state.facts.get("attention", {}))
-                point.state = None  # its tensors were copied
-            self._ensure_same_step()
-            point.notes += self.step.compile(self.model, self.total, before=compiled)
+            compiled = None
+            if (state := point.take()) is not None:
+                compiled = bool(state.facts.get("compiled", False))
+                self._load(state)
+            ensure_same_step(self.number, self.world, self.task.device)
+            self._resume_notes += self.step.compile(self.model, before=compiled)
         except BaseException:
             point.release()
             raise
         return self.number
 
     def _load(self, state: State) -> None:
-        notes = ensure_resumable(state.facts, self._facts(), self.config, state.step)
-        assert self._resume_point is not None
-        self._resume_point.notes += notes
+        self._resume_notes += ensure_resumable(state.facts, self._facts(), self.config, state.step)
         self._grows = state.step == state.facts.get("config", {}).get("steps") < self.total
         try:
             self.step.load(state.tensors)
@@ -137,39 +159,30 @@ class Run:
             raise FormatError(f"{state_folder(self.config)}: the checkpoint of step {state.step}: {error}") from None
         self.number = state.step
         self.started = state.facts.get("started", self.started)
-        self.progress.load(state.facts.get("losses", []))
+        self.losses.load(state.facts.get("losses", []))
         self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
-
-    def _ensure_same_step(self) -> None:
-        """All processes resume from one step, or they would train on different data and wait for each other."""
-        device = self.task.device
-        least, most = self.world.least(self.number, device), -self.world.least(-self.number, device)
-        if least != most:
-            raise ConfigError(
-                f"resume: some processes have step {least} and others step {most}; all of them need the same `output`, on "
-                "a disk they share"
-            )
+        self._resume_notes += self.step.keep_attention(state.facts.get("attention", {}))
 
     def _facts(self) -> dict[str, Any]:
-        """What identifies the run in a checkpoint."""
+        """Return what identifies the run in a checkpoint."""
         config = self.config.model_dump(mode="json")
         config["steps"], config["epochs"] = self.total, None
         config["gradient_accumulation"] = self._batches_per_step  # of all processes together
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
-            "validation": self.validation, "losses": self.progress.recent, "compiled": self.step.blocks.active,
+            "validation": self.validation, "losses": self.losses.recent, "compiled": self.step.blocks.active,
             "attention": self.step.attention,
         }  # fmt: skip
 
     def save_checkpoint(self, *, interim: bool = False) -> None:
-        """Save the current step; only the first process writes. ``interim``: until the next checkpoint."""
+        """Save the current step; only the first process writes. ``interim``: keep it until the next checkpoint."""
         if self.world.first:
             self.schedule.save(State(self.number, self.step.state(), self._facts()), interim=interim)
         self.schedule.restart_clock()
         self.world.wait()
 
     def save_adapter(self, suffix: str = "", *, float32: bool = False) -> Path:
-        """Write the current adapter, with EMA weights if there are any. ``float32``: whatever the configuration says."""
+        """Write the current adapter, with EMA weights if there are any. ``float32`` overrides `save_dtype`."""
         path = self._adapter_path(suffix)
         if self.world.first:
             advice = "the checkpoint has it: free some memory and resume with --resume"
@@ -179,21 +192,21 @@ class Run:
             steps = self.number, self.total, len(self.task.order) / self._batches_per_step
             shape = shape_of(self.task.networks, NAME)
             metadata = training_metadata(self.config, shape, self.model, steps, self.started, data)
-            metadata |= self.base_hashes.result() if self.base_hashes is not None else {}
+            metadata |= self._base_hashes.result() if self._base_hashes is not None else {}
             config = self.config.model_copy(update={"save_dtype": "fp32"}) if float32 else self.config
             path = save_adapter(adapter, path, config, self.index, metadata)
         self.world.wait()
         return path
 
     def _save(self) -> None:
-        """A checkpoint and its adapter; then adapters without a checkpoint go, where `keep_last` is set."""
+        """Save a checkpoint and its adapter, then remove adapters without a checkpoint if `keep_last` is set."""
         self.save_checkpoint()
         self.save_adapter(self._step_suffix)
         self._prune_adapters()
 
     def _prune_adapters(self) -> None:
         if self.world.first and self.config.keep_last and "keep_last" in self.config.explicit_fields:
-            suffixes = {path.name.removeprefix("step") for path in existing_checkpoints(state_folder(self.config))}
+            suffixes = {path.name.removeprefix("step") for path in checkpoints(self.schedule.folder)}
             prune_adapters(self.output, self.config.name, suffixes, since=self.started)
 
     def _adapter_path(self, suffix: str = "") -> Path:
@@ -211,29 +224,29 @@ class Run:
         if self._resume_point is None:
             self.resume(self.config.resume)
         assert self._resume_point is not None
+        if self._base_file is not None and self.world.first:  # in the background: it takes a while
+            self._base_hashes = ThreadPoolExecutor(1, "inweave-hash").submit(base_hashes, self._base_file)
         devices = [self.task.device] if self.task.device.type == "cuda" else []
         log: TrainLog | None = None
         try:
             log = self._open_log(on_record)
-            with (
-                GracefulStop(self.stop.request),
-                torch.random.fork_rng(devices),
-            ):  # the caller's generator is not touched
-                reason = self._train_steps(log, sample)
+            write = log.write if log is not None else _ignore
+            # the caller's random state is not touched
+            with GracefulStop(self.stop.request), torch.random.fork_rng(devices):
+                reason = self._train_steps(write, sample)
                 self.save_checkpoint()
                 path = self.save_adapter("" if reason != STOPPED else self._step_suffix)
                 self._prune_adapters()
-            if log is not None:
-                log.write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
+            write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
         finally:
             if log is not None:
                 log.close()
             self._resume_point.release()
         seconds = time.perf_counter() - start
-        losses, skipped = self.progress.losses, int(self.step.skipped)
+        losses, skipped = self.losses.read, int(self.step.skipped)
         return TrainResult(path, self.number, losses, reason, seconds, skipped, list(self.validation))
 
-    def _train_steps(self, log: TrainLog | None, sample: Sample | None) -> str:
+    def _train_steps(self, write: OnRecord, sample: Sample | None) -> str:
         """Train until there is a reason to stop, and return it."""
         config, throughput = self.config, Throughput(self.total, self.number)
         missing = self.world.any(not adapter_exists(self._adapter_path(self._step_suffix)), self.task.device)
@@ -241,27 +254,27 @@ class Run:
             # the end of the shorter run, whose file will be replaced; or it ended between a checkpoint and its adapter
             self.save_adapter(self._step_suffix)
         while True:
-            if reason := self._stop_reason(log):
+            if reason := self._stop_reason(write):
                 return reason
-            self._train_step_measured(log)
+            self._train_step_measured(write)
             last, log_due = self.number == self.total, self.number % config.log_every == 0
             if last or log_due:
-                self.progress.read()
-                if log is not None:
-                    log.write(self.progress.record(self.number, self.total, throughput, self.step.figures()))
+                self.losses.fetch()
+                if self.world.first:
+                    write(self.losses.record(self.number, self.total, throughput, self.step.figures()))
             if last or log_due or self.task.device.type == "cpu":  # elsewhere reading a counter makes the host wait
-                self._ensure_finite_steps(log, config.max_skipped_steps)
+                self._ensure_finite_steps(write, config.max_skipped_steps)
             if config.validation_split and (last or self._validate_interval.due(self.number)):
-                self._validate(log)
+                self._validate(write)
             if self._save_due():
                 self._save()
             elif self.schedule.timed and not last and self.world.any(self.schedule.overdue, self.task.device):
                 self.save_checkpoint(interim=True)
             if sample is not None and self._sample_interval.due(self.number):
-                self._sample(sample, log)
+                self._sample(sample, write)
 
     def train_step(self) -> None:
-        """One update of the weights."""
+        """Update the weights once."""
         config, world = self.config, self.world
         batches = self.task.order.step_positions(
             self.number, accumulation=config.gradient_accumulation, world=world.size, rank=world.rank
@@ -269,10 +282,10 @@ class Run:
         inputs = [self._sample_batch(batch) for batch in batches]
         self.step.run(self.number, config.learning_rate * learning_rate_at(config, self.number, self.total), inputs)
         self.number += 1
-        self.progress.add(self.step.loss)
+        self.losses.add(self.step.loss)
 
     def _sample_batch(self, positions: Sequence[Position]) -> Tensors:
-        """The tensors of a batch; every example's randomness depends on its own position."""
+        """Return the tensors of a batch; the randomness of an example depends on its own position."""
         generators = generators_for(self.config.seed, positions)
         inputs = self.task.sample_batch(tuple(example for _, example, _ in positions), generators)
         if self.config.drops:
@@ -280,26 +293,22 @@ class Run:
             inputs = {**inputs, DROPOUT: seeds}
         return inputs
 
-    def _train_step_measured(self, log: TrainLog | None) -> None:
-        """One update, with what there is to report about its memory."""
+    def _train_step_measured(self, write: OnRecord) -> None:
+        """Update the weights, and log what is new about memory, graphs and compiled blocks."""
         split = self.step.split
-        measurement = None
-        if self.meter is not None:
-            measurement = self.meter(self.train_step)
-        else:
+        if self._meter is None:
             self.train_step()
-        if log is not None and measurement is not None:
-            log.write({"step": self.number, **measurement})
+        elif (measurement := self._meter(self.train_step)) is not None:
+            write({"step": self.number, **measurement})
         for event in self.step.new_events(split):
-            if log is not None:
-                log.write({"step": self.number, **event})
+            write({"step": self.number, **event})
 
     def _save_due(self) -> bool:
-        """Whether a checkpoint and its adapter belong to the step just done."""
+        """Return whether a checkpoint and its adapter are due after the step just done."""
         return 0 < self.number < self.total and self._save_interval.due(self.number)
 
-    def _stop_reason(self, log: TrainLog | None) -> str:
-        """Why to stop before the next step; empty to continue."""
+    def _stop_reason(self, write: OnRecord) -> str:
+        """Return why to stop before the next step; empty to continue."""
         patience = self.config.patience
         losses = [loss for _, loss in self.validation]
         if patience and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience]):
@@ -309,24 +318,19 @@ class Run:
             file = f", saved as {name}" if self.world.any(adapter_exists(best), self.task.device) else ""
             return f"no better validation loss for {patience} times; the best was {loss:.4f} at step {step}{file}"
         if self.number >= self.total:
-            self._ensure_finite_steps(log, self.total)
+            self._ensure_finite_steps(write, self.total)
             return DONE
         return STOPPED if self.stop.agreed(self.number) else ""
 
-    def _ensure_finite_steps(self, log: TrainLog | None, limit: int) -> None:
-        """Stop where too many steps in a row were skipped; they change nothing, so what is saved is good."""
+    def _ensure_finite_steps(self, write: OnRecord, limit: int) -> None:
+        """Raise if too many steps in a row were skipped; they change nothing, so the saved weights are good."""
         count = int(self.step.skipped_in_a_row)
         if count < limit:
             return
-        causes = {
-            "fp16": "fp16 overflows: train in bf16 or fp32",
-            "fp32": "the learning rate is too high, or the data contains NaN",
-        }
         precision = "fp16" if self.step.scaler is not None else self.config.precision
-        cause = causes.get(precision, "the learning rate is too high for this model and rank")
-        if log is not None:
-            text = f"{count} steps in a row were skipped: their loss or gradients were not finite"
-            log.write({"event": "stopped", "step": self.number, "text": text})
+        cause = _LIKELY_CAUSES.get(precision, "the learning rate is too high for this model and rank")
+        text = f"{count} steps in a row were skipped: their loss or gradients were not finite"
+        write({"event": "stopped", "step": self.number, "text": text})
         self.save_checkpoint()
         try:
             path = self.save_adapter(self._step_suffix, float32=True)  # its weights may be beyond the range of fp16
@@ -341,7 +345,7 @@ class Run:
     # validate and sample
 
     def validate(self) -> float:
-        """The mean loss of the validation batches, always with the same random numbers."""
+        """Return the mean loss of the validation batches, always with the same random numbers."""
         batches = self.task.held_out
         losses = torch.zeros(len(batches), device=self.task.device)
         with self._evaluation():
@@ -350,23 +354,20 @@ class Run:
                 loss = self.step.eval_loss(inputs)
                 if counts:
                     losses[number] = loss
-        self.world.add_up(losses)  # the other processes' entries are zero: the same number as of one process
+        self.world.add_up(losses)  # the other processes' entries are zero, so the result is that of one process
         return weighted_mean(losses, [len(batch) for batch in batches])
 
-    def _validate(self, log: TrainLog | None) -> None:
+    def _validate(self, write: OnRecord) -> None:
         loss = self.validate()
         self.validation.append((self.number, loss))
         if self.config.patience and loss <= min(each for _, each in self.validation):
             self.save_adapter("-best")
-        if log is not None:
-            log.write({"event": "validation", "step": self.number, "validation": loss})
+        write({"event": "validation", "step": self.number, "validation": loss})
 
-    def _sample(self, sample: Sample, log: TrainLog | None) -> None:
+    def _sample(self, sample: Sample, write: OnRecord) -> None:
         if self.world.first or self.config.shard:
-            events = sample_events(sample, self.number, self._evaluation(), shard=self.config.shard)
-            if log is not None:
-                for event in events:
-                    log.write({"step": self.number, **event})
+            for event in sample_events(sample, self.number, self._evaluation(), shard=self.config.shard):
+                write({"step": self.number, **event})
             if self.task.device.type == "cuda":
                 torch.cuda.empty_cache()
         self.world.wait()
@@ -382,19 +383,17 @@ class Run:
     # the log
 
     def _open_log(self, on_record: OnRecord | None) -> TrainLog | None:
-        """The log of the first process, with what was decided before the first step."""
+        """Open the log of the first process and write what was decided before the first step."""
         if not self.world.first:
             return None
-        path = self.output / f"{self.config.name}.jsonl"
-        log = TrainLog(
-            path,
-            since=self.number,
-            tensorboard=self.config.tensorboard,
-            wandb=wandb_run(self.config),
-            on_record=on_record,
-        )
-        assert self._resume_point is not None
-        resumed = [("resumed" if self.number else "started", note) for note in self._resume_point.notes]
-        for event, text in (*self.notes, *self.step.choice_notes(self.total), *resumed):
+        config, path = self.config, self.output / f"{self.config.name}.jsonl"
+        services: dict[str, Any] = {"tensorboard": config.tensorboard, "wandb": wandb_run(config)}
+        log = TrainLog(path, since=self.number, on_record=on_record, **services)
+        resumed = [("resumed" if self.number else "started", note) for note in self._resume_notes]
+        for event, text in (*self.notes, *self.step.mode_notes(), *resumed):
             log.write({"event": event, "step": self.number, "text": text})
         return log
+
+
+def _ignore(record: Mapping[str, Any]) -> None:
+    """Drop a record: only the first process has a log."""

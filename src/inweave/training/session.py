@@ -2,15 +2,14 @@
 
     inweave.train(inweave.TrainConfig.load("style.toml"))
 
-`prepare` is the recipe: read the dataset, open the model, find the checkpoint, plan memory, refuse what cannot work, load,
-encode, attach adapters, resume. No weight is read before everything that can be refused without weights was checked.
+`prepare` is the recipe: read the dataset, open the model, find the checkpoint, plan memory, refuse what cannot work,
+load, encode, attach adapters, resume. Everything that can be checked without weights is checked before any is read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -30,18 +29,17 @@ from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import estimate
 from inweave.training.memory.meter import StepMeter
-from inweave.training.memory.plan import Plan, enforce, limit_for, plan_run, remove_limit
+from inweave.training.memory.plan import MemoryPlan, enforce, limit_for, plan_run, remove_limit
 from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.memory.speed import speed_of
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
-from inweave.training.output.metadata import base_hashes
 from inweave.training.output.result import TrainResult
 from inweave.training.output.trackers import require_tensorboard, require_wandb
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
 from inweave.training.tasks.evaluation import Sample
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
-from inweave.training.tasks.setup import OnProgress, Report, Setup
+from inweave.training.tasks.setup import DataReport, OnProgress, Setup
 
 
 def train(
@@ -53,12 +51,22 @@ def train(
 ) -> TrainResult:
     """Train an adapter and write it; everything is checked before the first step.
 
-    ``on_record(record)`` gets every record of the log, ``on_progress(activity, done, total)`` is called while images and
-    captions are encoded. ``world``: the processes of a distributed run; by default as this one was launched. Raises
-    `ConfigError` or `FormatError` before the run starts, `MemoryBudgetError` if it does not fit, `LostPeerError` if another
-    process ended.
-
         result = inweave.train(inweave.TrainConfig(dataset="photos", steps=500))
+
+    Args:
+        config: The model, the dataset and all settings of the run.
+        on_record: Called with every record of the log.
+        on_progress: Called as ``on_progress(activity, done, total)`` while images and captions are encoded.
+        world: The processes of a distributed run; by default those this process was launched with.
+
+    Returns:
+        The path of the adapter, why the run ended, and its losses.
+
+    Raises:
+        ConfigError: A setting, the dataset or the model cannot be used; nothing was trained.
+        FormatError: A file cannot be read or written.
+        MemoryBudgetError: The run does not fit into memory.
+        LostPeerError: Another process of a distributed run ended.
     """
     if not isinstance(config, TrainConfig):
         raise ConfigError(
@@ -78,11 +86,12 @@ def prepare(
     config: TrainConfig,
     world: World | None = None,
     on_progress: OnProgress | None = None,
-    save_seconds: float = math.inf,
+    *,
+    checkpoint_seconds: float = math.inf,
 ) -> tuple[Run, Sample | None]:
-    """Return a run that is ready to train, and what generates its samples.
+    """Return a run that is ready to train, and the function that generates its samples.
 
-    ``save_seconds``: the longest time between two checkpoints, whatever `save_every` says.
+    ``checkpoint_seconds``: the longest time between two checkpoints, whatever `save_every` says.
     """
     world = world or World()
     check_shard(config, world)
@@ -100,31 +109,34 @@ def prepare(
         if plan is not None:
             enforce(plan.limit, setup.device)
         loaded = setup.load(config, world, staged=staged)
-        if staged:  # adapters stay where they are attached, so their network must be on the device by then
+        if staged:  # networks with adapters never move, so they must be on the device before adapters are attached
             loaded.fill_caches(world, on_progress)
         with oom_hint("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
-            run = Run(loaded.task, loaded.model, loaded.index, config, world, save_seconds)
-            run.step.split = plan.split if plan is not None else 1  # a checkpoint brings its own
+            run = Run(
+                loaded.task,
+                loaded.model,
+                loaded.index,
+                config,
+                world,
+                split=plan.split if plan is not None else 1,
+                meter=StepMeter(setup.device, plan.estimate["activation_bytes"]) if plan is not None else None,
+                base_file=loaded.base_file,
+                checkpoint_seconds=checkpoint_seconds,
+            )
             if config.quantize != "off":
-                run.notes.append(("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device)))
+                run.note("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)
         if world.first:
-            run.notes += [("dataset", note) for note in loaded.notes()]
-            if loaded.base_file is not None:
-                run.base_hashes = ThreadPoolExecutor(1, "inweave-hash").submit(base_hashes, loaded.base_file)
-        if plan is not None:
-            run.notes += [("memory", reason) for reason in plan.reasons]
-            run.meter = StepMeter(setup.device, plan.estimate["activation_bytes"])
-        elif config.vram is not None:
-            run.notes.append(("memory", _no_limit(setup.device)))
+            run.note("dataset", *loaded.notes())
+        run.note("memory", *_memory_notes(plan, config, setup.device))
         if config.shard:
-            run.notes.append(("memory", loaded.shard(world)))
+            run.note("memory", loaded.shard(world))
         elif setup.device.type == "cuda":
             loaded.fuse_blocks()
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
-        # adapters drop by seeds of the batch (`inweave.layers.dropout`), and the base drops nothing
+        # adapters drop by the seeds of the batch (`inweave.layers.dropout`), and the base drops nothing
         apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=False)
         return run, loaded.sampler()
     except BaseException:
@@ -132,8 +144,8 @@ def prepare(
         raise
 
 
-def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Report, dict[str, Any]]:
-    """Read everything but weights and train nothing: (the configuration in full, the dataset's report, an estimate)."""
+def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, DataReport, dict[str, Any]]:
+    """Read everything but weights: return (the full configuration, the report on the dataset, an estimate)."""
     check_libraries(config)
     setup = open_setup(config, choose_device(config.device))
     setup.validate(setup.config)
@@ -143,8 +155,7 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Report,
     needs = dict(plan.estimate if plan is not None else estimate(setup.measurable, config, **setup.sizes()))
     needs["steps"] = report.total_steps
     needs["seconds"] = report.total_steps * speed_of(setup.device, config, measured=True).seconds(needs)
-    planned = plan.reasons if plan is not None else [_no_limit(setup.device)] if config.vram is not None else ()
-    needs["choices"] = [*planned, *notes]
+    needs["choices"] = [*_memory_notes(plan, config, setup.device), *notes]
     needs["problems"] = [*setup.problems(config), *refusals(config)]
     return config, report, needs
 
@@ -155,24 +166,29 @@ def open_setup(config: TrainConfig, device: torch.device) -> Setup:
     return DiffusionSetup(config, device) if folder is None else LanguageSetup(config, device, folder)
 
 
-def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | None) -> Plan | None:
+def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | None) -> MemoryPlan | None:
     """Plan a run that stays within `vram`; None without a limit."""
     limit = limit_for(setup.config, setup.device)
     if limit is None:
         return None
-    limit = world.least(limit, setup.device)  # all processes plan alike, whatever is free on each of their devices
+    limit = world.least(limit, setup.device)  # all processes plan alike, however much is free on their devices
     speed = speed_of(setup.device, setup.config)
     return plan_run(
         setup.measurable, setup.config, limit, speed, resumed=resumed, processes=world.size, **setup.sizes()
     )
 
 
-def _no_limit(device: torch.device) -> str:
-    return f'vram = "auto" plans for the memory that is free on a GPU, and device {device} is not one: nothing is limited or changed'
+def _memory_notes(plan: MemoryPlan | None, config: TrainConfig, device: torch.device) -> tuple[str, ...]:
+    """Return the reasons of the plan, or why there is none although `vram` is set."""
+    if plan is not None or config.vram is None:
+        return plan.reasons if plan is not None else ()
+    return (
+        f'vram = "auto" uses the free memory of a GPU, and device {device} is not one: nothing is limited or changed',
+    )
 
 
 def check_libraries(config: TrainConfig) -> None:
-    """Refuse settings that do not go together in a run, or that need a library which is not installed."""
+    """Raise ConfigError if settings conflict in a run, or need a library that is not installed."""
     problems = run_problems(config)
     for needed, check_one in (
         (config.tensorboard, require_tensorboard),
@@ -189,7 +205,7 @@ def check_libraries(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """What of the files of earlier runs would end this one before its first step."""
+    """Return the problems with files of earlier runs that would end this one before its first step."""
     problems = [problem] if (problem := existing_output(config)) else []
     try:
         _ = load(config.start_from) if config.start_from else None

@@ -1,19 +1,20 @@
 """One update of the weights.
 
-    for each micro-batch   stage its tensors in static buffers, the rows' seeds of dropout among them, then `micro_step`:
-                           loss = task.loss(inputs);  (loss_scale * share * loss).backward()    share = 1 / all micro-batches
+    for each micro-batch   copy its tensors, with the dropout seeds of its rows, into static buffers, then `micro_step`:
+                           loss = task.loss(inputs);  (loss_scale * share * loss).backward()
+                           share = 1 / all micro-batches
     all processes          sum gradients and losses
     text encoders          have no gradient, and keep their values, after the update at which they stop
-    once                   `apply_gradients`: norm, clip, optimizer, norms of the weights, loss scale, EMA; skipped where the
-                           gradients' norm is not finite
+    once                   `apply_gradients`: norm, clipping, optimizer, weight norms, loss scale, EMA; the update is
+                           skipped if the norm of the gradients is not finite
 
-`micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer state
-and counters stay where they are, no number comes to the host, and nothing is decided there; other libraries' optimizers read numbers on
-the host, so with them `apply_gradients` is never recorded. What is decided on the host is
-outside of them: copying inputs, and splitting micro-batches after memory ran out, which restarts the update.
+`micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer
+state and counters stay in place, and the host reads no number and decides nothing inside of them. Optimizers of other
+libraries do read numbers on the host, so with them `apply_gradients` is never recorded. Copying inputs, and splitting
+micro-batches after memory ran out, which restarts the update, happen outside of the two.
 
-Parameters are float32. On a GPU a micro-batch begins by rounding all of them to the model's dtype, in one kernel, and layers use
-these copies until it ends: whatever was written to the parameters before (an update, a checkpoint, EMA) is in them.
+Parameters are float32. On a GPU a micro-batch begins by rounding all of them to the model's dtype, in one kernel, and
+layers use these copies until it ends: they contain every earlier change of the parameters (update, checkpoint, EMA).
 """
 
 from __future__ import annotations
@@ -27,55 +28,49 @@ import torch
 
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import fused, lora_layers
+from inweave.models.families.base import Tensors
 from inweave.ops.attention import recorded_choices
 from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.training.execution.capture import StepGraphs
-from inweave.training.execution.choices import capture_problems, choice_problems, describe_choices
+from inweave.training.execution.capture import StepGraphs, capture_problems, recording_pays
 from inweave.training.execution.compilation import CompiledBlocks, choose, compile_problems, saves_time
-from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels
+from inweave.training.execution.inputs import StaticInputs, row_count, shapes_of, split_batch
+from inweave.training.execution.kernels import attention_to_keep, deterministic_hints, step_kernels
+from inweave.training.execution.modes import describe_modes, mode_problems
 from inweave.training.execution.oom import oom_hint, out_of_memory
-from inweave.training.memory.speed import recording_pays
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters, collect_gradients, hold
 from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.optim.rounding import RoundedFactors
 from inweave.training.optim.weight_norms import limit_norms
-from inweave.training.tasks.base import Task, Tensors, seed_for
+from inweave.training.tasks.base import Task, seed_for
 
 DROPOUT = "dropout_seeds"  # the input that seeds the adapter's dropout: two numbers per row
 
 
-class StaticInputs:
-    """Batches on the device at fixed addresses, one set of buffers per shape."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._buffers: dict[tuple[object, ...], Tensors] = {}
-
-    def stage(self, batch: Tensors) -> Tensors:
-        """Copy a batch into its buffers and return them."""
-        key = shapes_of(batch)
-        if key not in self._buffers:
-            self._buffers[key] = {name: value.to(self._device, copy=True) for name, value in batch.items()}
-            return self._buffers[key]
-        for name, value in batch.items():
-            # from other memory the host would wait until all earlier work on the device is done, and then prepare the next batch
-            pinned = value.pin_memory() if self._device.type == "cuda" and not value.is_cuda else value
-            self._buffers[key][name].copy_(pinned, non_blocking=True)
-        return self._buffers[key]
-
-    def clear(self) -> None:
-        self._buffers.clear()
-
-
 class Step:
-    """Everything an update reads and writes."""
+    """All the state that an update reads and writes.
 
-    def __init__(self, task: Task, flat: FlatParameters, config: TrainConfig, world: World) -> None:
-        self.task, self.flat, self.config, self.world = task, flat, config, world
+    ``steps``: the length of the run, which decides whether graphs and compiling pay and when text encoders stop;
+    without it graphs do, compiling does not, and encoders never stop. ``split``: the number of parts a micro-batch is
+    split into; it doubles whenever memory runs out.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        flat: FlatParameters,
+        config: TrainConfig,
+        world: World,
+        *,
+        steps: int | None = None,
+        split: int = 1,
+    ) -> None:
+        if problems := mode_problems(task.networks, config, task.device):
+            raise ConfigError(problems)
+        self.task, self.flat, self.config, self.world, self.split = task, flat, config, world, split
         device = flat.values.device
         self.optimizer: Optimizer = make_optimizer(
             config.optimizer, flat, weight_decay=config.weight_decay, betas=config.betas, epsilon=config.epsilon,
@@ -99,11 +94,19 @@ class Step:
         self.blocks = CompiledBlocks(task.networks, deterministic=config.deterministic)
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
         self._rounded = RoundedFactors(flat, task.networks, self._dtype) if halves else None
-        self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
-        self._recording_seconds = 0.0  # of the graphs' seconds: those that were logged
-        self.attention: dict[str, str] = {}  # which kernel computes which shape
-        self.encoder_steps: int | None = None  # updates that train text encoders; None: all
-        self.split = 1  # into how many parts a micro-batch is split, after memory ran out
+        self._steps = steps
+        self.graphs = StepGraphs(task.device, enabled=not self.capture_problems and self._graphs_pay())
+        self._recording_seconds = 0.0  # the part of the graphs' seconds that was logged
+        self.attention: dict[str, str] = {}  # shape -> kernel
+        #: updates that train text encoders; None: all
+        self._encoder_steps = None if steps is None else config.encoder_steps(steps)
+
+    def _graphs_pay(self) -> bool:
+        """Return whether steps are to be recorded if that is possible."""
+        if self.config.graph != "auto" or self._steps is None:
+            return self.config.graph != "off"
+        micro_batches = self._steps * self.config.gradient_accumulation
+        return recording_pays(self._steps, micro_batches, len(self.task.order.sizes))
 
     @property
     def capture_problems(self) -> list[str]:
@@ -115,50 +118,43 @@ class Step:
         """Why the blocks of this run cannot be compiled; empty if they can."""
         return compile_problems(self.task.networks, self.config, self.task.device)
 
-    def require_choices(self) -> None:
-        """Raise where a setting is "on" and cannot be."""
-        if problems := choice_problems(self.task.networks, self.config, self.task.device):
-            raise ConfigError(problems)
-
-    def choose_graphs(self, steps: int) -> None:
-        """Record nothing in a run of ``steps`` that is too short to make up for it, unless the setting is "on"."""
-        pays = recording_pays(steps, steps * self.config.gradient_accumulation, len(self.task.order.sizes))
-        self.graphs.enabled &= self.config.graph == "on" or pays
-
-    def compile(self, model: Any, steps: int, *, before: bool | None) -> list[str]:
-        """Compile the blocks if that suits a run of ``steps``; returns what to say. ``before``: the resumed run's choice."""
-        saves = before is None and saves_time(model, self.task.order, self.config, steps)
+    def compile(self, model: Any, *, before: bool | None) -> list[str]:
+        """Compile the blocks if that suits the run; returns notes for the log. ``before``: the resumed run's choice."""
+        steps = self._steps
+        saves = before is None and steps is not None and saves_time(model, self.task.order, self.config, steps)
         chosen, notes = choose(self.config.compile, self.compile_problems, saves=saves, before=before)
         if chosen:
             self.blocks.start()
         return notes
 
-    def choice_notes(self, steps: int) -> list[tuple[str, str]]:
-        """What the log of a run of ``steps`` begins with about how they are executed; without a GPU there is no choice."""
+    def mode_notes(self) -> list[tuple[str, str]]:
+        """Return (event, text) for the start of the log about how steps are executed; nothing without a GPU."""
         if self.task.device.type != "cuda":
             return []
         compiled = len(self.blocks.blocks) if self.blocks.active else 0
         against = self.capture_problems, self.compile_problems
         sizes, recorded = len(self.task.order.sizes), self.graphs.enabled
-        text = describe_choices(self.config, steps, sizes=sizes, recorded=recorded, compiled=compiled, against=against)
+        text = describe_modes(
+            self.config, self._steps or 0, sizes=sizes, recorded=recorded, compiled=compiled, against=against
+        )
         hints = deterministic_hints(self._dtype) if self.config.deterministic else []
         return [("speed", each) for each in (text, *hints)]
 
     def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
-        """Compute attention by the kernels of the resumed run's checkpoint; returns what to say where that cannot be."""
-        self.attention, notes = choices_to_keep(recorded, self.task.device, deterministic=self.config.deterministic)
+        """Compute attention with the kernels of the resumed run's checkpoint; returns notes on what cannot be kept."""
+        self.attention, notes = attention_to_keep(recorded, self.task.device, deterministic=self.config.deterministic)
         return notes
 
     # one update
 
     def run(self, number: int, rate: float, batches: Sequence[Tensors]) -> None:
-        """Do update ``number`` at this learning rate, from this process's micro-batches."""
+        """Do update ``number`` at this learning rate, on this process's micro-batches."""
         self.rate.fill_(rate)
         self._retry_split(lambda: self._accumulate(number, batches), batches)
-        with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no second try
+        with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no retry
             self.world.add_up(self.flat.grads)
             self.world.add_up(self.loss)
-            stopped = self.encoder_steps is not None and number >= self.encoder_steps
+            stopped = self._encoder_steps is not None and number >= self._encoder_steps
             with hold(self.flat, "te") if stopped else nullcontext():
                 if self.optimizer.capturable:
                     self.graphs.run("update", self.apply_gradients)
@@ -166,7 +162,7 @@ class Step:
                     self.apply_gradients()
 
     def micro_step(self, inputs: Tensors) -> None:
-        """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""
+        """Run forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""
         with self.kernels(), self.rounded_factors():
             loss = self.task.loss(inputs)
             scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
@@ -176,7 +172,7 @@ class Step:
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
-        """The kernels of a step. Not around a replay: in a function mode every read of a tensor's attribute is a call into Python."""
+        """Use the kernels of a step; not around a replay, since a function mode slows down every tensor attribute."""
         with (
             step_kernels(self.task.device, deterministic=self.config.deterministic),
             recorded_choices(self.attention),
@@ -184,14 +180,14 @@ class Step:
             yield
 
     def rounded_factors(self) -> AbstractContextManager[None]:
-        """Inside the block layers compute with copies of their factors in the model's dtype, rounded here and now."""
+        """Let layers compute with copies of their factors in the model's dtype, rounded when the block is entered."""
         if self._rounded is None:
             return nullcontext()
         recomputed = self.config.gradient_checkpointing != "off"
         return self._rounded.active(shared=not recomputed and not self.blocks.active)
 
     def _leaves(self) -> list[torch.Tensor]:
-        """What autograd may have a gradient for."""
+        """Return the tensors that autograd may compute a gradient for."""
         return [*self.flat.parameters.values(), *(self._rounded.leaves() if self._rounded is not None else ())]
 
     def apply_gradients(self) -> None:
@@ -217,7 +213,7 @@ class Step:
 
         def evaluate() -> None:
             total.zero_()
-            for part, share in _split(batch, self.split):
+            for part, share in split_batch(batch, self.split):
                 inputs = {name: value for name, value in self.inputs.stage(part).items() if name != DROPOUT}
                 with self.kernels(), self.rounded_factors():
                     total.add_(self.task.loss(inputs), alpha=share)
@@ -226,11 +222,11 @@ class Step:
         return total
 
     def new_events(self, split: int) -> Iterator[dict[str, str]]:
-        """What there is to log about the update just done; before it micro-batches were split into ``split`` parts."""
+        """Yield the log's events about the update just done; ``split``: the parts of a micro-batch before it."""
         yield from self.blocks.new_events()
         if (seconds := self.graphs.seconds) > self._recording_seconds and len(self.graphs):
             took, self._recording_seconds = seconds - self._recording_seconds, seconds
-            text = f"steps on a size of batch were recorded as CUDA graphs, which took {took:.1f} s"
+            text = f"the steps of a batch size were recorded as CUDA graphs, which took {took:.1f} s"
             yield {"event": "graph", "text": text}
         if problem := self.graphs.new_problem():
             yield {
@@ -242,7 +238,7 @@ class Step:
             yield {"event": "memory", "text": text}
 
     def figures(self) -> dict[str, float | int | None]:
-        """What the log says about the update that was just done; reading it makes the host wait."""
+        """Return the log's numbers about the update just done; reading them makes the host wait."""
         device = self.task.device
         figures = {
             "lr": float(self.rate),
@@ -256,7 +252,7 @@ class Step:
             figures["split"] = self.split
         return figures
 
-    # what the host decides
+    # decisions of the host
 
     def _accumulate(self, number: int, batches: Sequence[Tensors]) -> None:
         self.flat.zero_grads()
@@ -264,15 +260,15 @@ class Step:
         share = 1.0 / (len(batches) * self.world.size)
         for micro, batch in enumerate(batches):
             position = micro * self.world.size + self.world.rank
-            for count, (part, fraction) in enumerate(_split(batch, self.split)):
+            for count, (part, fraction) in enumerate(split_batch(batch, self.split)):
                 inputs = dict(self.inputs.stage(part))
                 self._seed_dropout(inputs.pop(DROPOUT, None))
                 self.share.fill_(share * fraction)
-                # for a model's own dropout; the adapter's is seeded by row, so that splitting changes rounding only
+                # for the model's own dropout; the adapter's is seeded by row, so that splitting changes rounding only
                 torch.manual_seed(seed_for(self.config.seed, number, position, count, "dropout"))
                 size = shapes_of(inputs)
                 with self.blocks.call(size):
-                    can_split = _rows(part) > 1 and not self.config.shard
+                    can_split = row_count(part) > 1 and not self.config.shard
                     self.graphs.run(size, partial(self.micro_step, inputs), can_split=can_split)
 
     def _seed_dropout(self, row_seeds: torch.Tensor | None) -> None:
@@ -280,7 +276,7 @@ class Step:
             branch.row_seeds = row_seeds
 
     def _retry_split(self, work: Callable[[], None], batches: Sequence[Tensors]) -> None:
-        """Do ``work``, with micro-batches split further each time that memory runs out, and eagerly if compiling fails."""
+        """Do ``work``, splitting micro-batches further each time memory runs out, and eagerly if compiling fails."""
         while True:
             try:
                 return work()
@@ -289,7 +285,7 @@ class Step:
                 if not memory and not self.blocks.compiling:
                     raise
                 reason = " ".join(str(error).split())
-            # outside of the handler: the error holds its frames, and they hold what was computed
+            # outside of the handler: the error holds its frames, and they hold the computed tensors
             if not memory:
                 self.blocks.stop(reason)
                 self.graphs.clear()
@@ -298,7 +294,7 @@ class Step:
                 raise MemoryBudgetError(
                     f'out of memory; set gradient_checkpointing = "full", or lower batch_size or resolution ({reason})'
                 )
-            largest = max(_rows(batch) for batch in batches)
+            largest = max(row_count(batch) for batch in batches)
             self.flat.zero_grads()
             self.inputs.clear()
             self.graphs.clear()
@@ -306,7 +302,8 @@ class Step:
                 torch.cuda.empty_cache()
             if self.split >= largest:
                 raise MemoryBudgetError(
-                    f'out of memory with one example at a time; set gradient_checkpointing = "full" or lower resolution ({reason})'
+                    'out of memory with one example at a time; set gradient_checkpointing = "full" or lower resolution '
+                    f"({reason})"
                 )
             self.split *= 2
 
@@ -346,22 +343,4 @@ class Step:
             self.scaler.load(part("scaler."))
         self.skipped.copy_(tensors["skipped"])
         self.skipped_in_a_row.copy_(tensors["skipped_in_a_row"])
-        self.split = int(tensors["split"])  # another split adds up in another order
-
-
-def shapes_of(batch: Tensors) -> tuple[object, ...]:
-    """What decides which buffers, and which graph, a batch uses."""
-    return tuple((name, tuple(value.shape), value.dtype) for name, value in batch.items())
-
-
-def _rows(batch: Tensors) -> int:
-    return len(next(iter(batch.values())))
-
-
-def _split(batch: Tensors, parts: int) -> list[tuple[Tensors, float]]:
-    """Split a batch along its first axis; with each part, its fraction of the batch."""
-    if parts == 1:
-        return [(batch, 1.0)]
-    chunks = {name: value.chunk(parts) for name, value in batch.items()}
-    split = [{name: rows[i] for name, rows in chunks.items()} for i in range(len(next(iter(chunks.values()))))]
-    return [(part, _rows(part) / _rows(batch)) for part in split]
+        self.split = int(tensors["split"])  # another split would add up in another order

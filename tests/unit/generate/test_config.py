@@ -113,4 +113,4 @@ def test_fields_under_the_names_of_other_programs() -> None:
 
 def test_a_prompt_may_be_empty() -> None:
     for prompt in ("", "  ", "<lora:pixel:1>"):
-        assert GenerateConfig(prompt=prompt).parsed_prompts()[0].pieces == ()
+        assert GenerateConfig(prompt=prompt).prompts[0].pieces == ()

@@ -104,7 +104,7 @@ def test_brackets_and_and_of_comfyui_are_text(tmp_path: Path) -> None:
         "3": {"class_type": "CLIPTextEncode", "inputs": {"text": "a [dog:cat:0.5] AND (b:1.2)", "clip": ["2", 1]}}
     }
     settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
-    prompt = GenerateConfig(**settings.config).parsed_prompts()[0]
+    prompt = GenerateConfig(**settings.config).prompts[0]
     assert prompt.composition is None
     assert prompt.pieces == (("a [dog:cat:0.5] and", 1.0), ("b", 1.2))
 

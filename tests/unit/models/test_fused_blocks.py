@@ -21,7 +21,7 @@ from inweave.ops.conv import frozen_conv2d  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 CPU = torch.device("cpu")
 

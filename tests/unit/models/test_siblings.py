@@ -29,7 +29,7 @@ from inweave.training.memory.quantization import quantize_denoiser  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
 from inweave.training.optim.rounding import RoundedFactors, sibling_groups  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 
 class Net:

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from inweave.ops.attention import MeasuredAttention, attention, fixed_order, select  # noqa: E402
 from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
-from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels  # noqa: E402
+from inweave.training.execution.kernels import attention_to_keep, deterministic_hints, step_kernels  # noqa: E402
 from inweave.training.memory.checkpointing import _STORED  # noqa: E402
 
 
@@ -291,8 +291,8 @@ def test_a_resumed_run_notices_the_package_only_where_bits_have_to_repeat(monkey
     monkeypatch.setattr(select, "frontend_problem", lambda: None)  # it was installed since
     select._machine.cache_clear()
     try:
-        assert choices_to_keep(recorded, device, deterministic=False) == (recorded, [])
-        choices, notes = choices_to_keep(recorded, device, deterministic=True)
+        assert attention_to_keep(recorded, device, deterministic=False) == (recorded, [])
+        choices, notes = attention_to_keep(recorded, device, deterministic=True)
         assert choices == recorded and "frontend 1.32.0: results differ" in notes[0]
     finally:
         select._machine.cache_clear()

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from safetensors.torch import save_file
 from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.loop import Run
-from inweave.training.output.metadata import base_hashes
 from inweave.training.output.result import DONE, STOPPED
 from inweave.training.output.samples import SampleImage
-from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
+from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, config, file_bits, log, make_run, state_bits, tiny
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -50,19 +48,18 @@ def test_a_run_resumed_after_any_step_is_the_straight_one(optimizer: str, tmp_pa
 def test_the_steps_change_something_and_so_does_every_source_of_randomness(tmp_path: Path) -> None:
     """What the test above compares is not constant."""
     adapters = [file_bits(tiny(tmp_path / "all", **EVERYTHING).train().path)]
-    for number, other in enumerate(
-        (
-            {"dropout": 0.0},
-            {"hidden_dropout": 0.2},
-            {"rank_dropout": 0.2},
-            {"dropout": 0.0, "hidden_dropout": 0.2},  # on its own
-            {"ema_decay": 0.0},
-            {"caption_dropout": 0.0},
-            {"seed": 1},
-            {"gradient_accumulation": 1},
-            {"lr_scheduler": "constant"},
-        )
-    ):
+    others: tuple[dict[str, Any], ...] = (
+        {"dropout": 0.0},
+        {"hidden_dropout": 0.2},
+        {"rank_dropout": 0.2},
+        {"dropout": 0.0, "hidden_dropout": 0.2},  # on its own
+        {"ema_decay": 0.0},
+        {"caption_dropout": 0.0},
+        {"seed": 1},
+        {"gradient_accumulation": 1},
+        {"lr_scheduler": "constant"},
+    )
+    for number, other in enumerate(others):
         adapters.append(file_bits(tiny(tmp_path / str(number), **{**EVERYTHING, **other}).train().path))
     assert len({tuple(sorted(bits.items())) for bits in adapters}) == len(adapters)
 
@@ -76,7 +73,7 @@ def test_no_random_value_is_sampled_twice(tmp_path: Path) -> None:
         numbers.extend(inputs["noise"].flatten().tolist())
         return inputs
 
-    run.task.sample_batch = sample_batch  # type: ignore[method-assign]
+    run.task.sample_batch = sample_batch  # type: ignore[method-assign, assignment]
     run.train()
     assert len(numbers) > 500 and len(set(numbers)) > 0.999 * len(numbers)
 
@@ -116,7 +113,7 @@ def interrupting(run: Run, at: int, times: int) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
         return original(*arguments)
 
-    run.task.sample_batch = sample_batch  # type: ignore[method-assign]
+    run.task.sample_batch = sample_batch  # type: ignore[method-assign, assignment]
 
 
 def test_one_interrupt_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -200,7 +197,13 @@ def test_half_precision_scales_the_loss_and_reports_what_it_skips(tmp_path: Path
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_step_that_does_not_fit_is_split_into_micro_batches(limit: int, tmp_path: Path) -> None:
-    settings = {"batch_size": 4, "gradient_accumulation": 2, "steps": 4, "learning_rate": 1e-3, "save_every": 2}
+    settings: dict[str, Any] = {
+        "batch_size": 4,
+        "gradient_accumulation": 2,
+        "steps": 4,
+        "learning_rate": 1e-3,
+        "save_every": 2,
+    }
     whole = tiny(tmp_path / "whole", **settings)
     losses = whole.train().losses
     small = tiny(tmp_path / "small", **settings)
@@ -302,7 +305,7 @@ def test_a_sample_that_fails_does_not_end_the_run(error: Exception, tmp_path: Pa
     plain.train()
     run = tiny(tmp_path / "failing", ema_decay=0.9, sample_every=4)
 
-    def draw(step: int) -> list[Path]:
+    def draw(step: int) -> list[SampleImage]:
         raise error
 
     assert run.train(sample=draw).reason == DONE
@@ -372,10 +375,7 @@ def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
     """They are computed in the background, and the run waits for them at the end."""
     base = tmp_path / "base.safetensors"
     save_file({"weight": torch.arange(400_000, dtype=torch.float32)}, base)
-    run = tiny(tmp_path / "out", steps=1)
-    with ThreadPoolExecutor(1) as pool:
-        run.base_hashes = pool.submit(base_hashes, base)
-        report = run.train()
+    report = make_run(config(tmp_path / "out", steps=1), base_file=base).train()
     with safe_open(report.path / "adapter_model.safetensors", "pt") as file:
         metadata = file.metadata()
     raw = base.read_bytes()

@@ -106,6 +106,11 @@ def test_a_resumed_run_reads_its_checkpoint_once(llama: Path, tmp_path: Path, mo
     train(configured("language", llama, tmp_path / "out", **settings))
     reads: list[Path] = []
     load_state = store.load_state
-    monkeypatch.setattr(store, "load_state", lambda checkpoint: (reads.append(checkpoint), load_state(checkpoint))[1])
+
+    def counted(checkpoint: Path) -> store.State:
+        reads.append(checkpoint)
+        return load_state(checkpoint)
+
+    monkeypatch.setattr(store, "load_state", counted)
     report = train(configured("language", llama, tmp_path / "out", steps=2, resume="auto", **settings))
     assert (report.step, [path.name for path in reads]) == (2, ["step-000001"])

@@ -17,13 +17,13 @@ from inweave.training.distributed.world import World
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.tasks.base import generators_for
-from tests.unit.training.pictures import fresh_model, make_set, task_on
+from tests.unit.training.image_sets import fresh_model, make_set, task_on
 from tests.unit.training.tiny import EVERYTHING, tiny
 
 NAMES = ("a", "b", "c", "d")
 RANDOM: dict[str, Any] = {  # everything that is random about an example
-    "caption_dropout": 0.3, "shuffle_tags": True, "flip": True, "dropout": 0.3, "noise_offset": 0.1, "lr_scheduler": "constant",
-    "hidden_dropout": 0.2, "rank_dropout": 0.2,
+    "caption_dropout": 0.3, "shuffle_tags": True, "flip": True, "dropout": 0.3, "noise_offset": 0.1,
+    "lr_scheduler": "constant", "hidden_dropout": 0.2, "rank_dropout": 0.2,
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def run_on(folder: Path, variant: str = "sd1.5", world: World | None = None, **s
 
 
 def gradients(run: Run, size: int = 4, split: int = 1) -> torch.Tensor:
-    """Of the first update, in micro-batches of ``size`` that are split into so many parts."""
+    """Of the first update, in micro-batches of ``size`` that are split into ``split`` parts."""
     order = replace(run.task.order, batch_size=size, _epochs={}, _positions={})
     run.step.split = split
     batches = [run._sample_batch(batch) for batch in order.step_positions(0, accumulation=4 // size)]

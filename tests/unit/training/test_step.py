@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from inweave.models.families.base import Tensors
 from inweave.training.distributed.world import World
-from inweave.training.execution.choices import optimizer_problem
+from inweave.training.execution.capture import optimizer_problem
 from inweave.training.loop import Run
-from inweave.training.tasks.base import Tensors, generators_for
+from inweave.training.tasks.base import generators_for
 from tests.unit.training.tiny import state_bits, tiny
 
 EPS = 2.0**-24  # half an ulp: what one rounding costs
@@ -49,11 +51,10 @@ def rounding_bound(run: Run, micro_batches: list[Tensors]) -> torch.Tensor:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "prodigy", "lion"])
 def test_parts_that_stopped_keep_their_values_and_have_no_part_in_the_norm(optimizer: str, tmp_path: Path) -> None:
-    """to_k stands for a text encoder: its names begin as theirs do."""
-    run = tiny(tmp_path, optimizer=optimizer, weight_decay=0.1)
+    """Here to_k takes the part of a text encoder: its names begin like theirs."""
+    run = tiny(tmp_path, optimizer=optimizer, weight_decay=0.1, train_text_encoders=True, text_encoder_stop=3)
     segments = {name.replace("model.to_k", "te1.to_k"): place for name, place in run.flat.segments.items()}
     run.flat.segments = segments
-    run.step.encoder_steps = 3
     stopped = [name for name in segments if name.startswith("te")]
     history = []
     for _ in range(6):
@@ -103,7 +104,7 @@ def test_parts_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
 
 def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients added up by hand: the same bits, dropout included."""
-    settings = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
+    settings: dict[str, Any] = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
     one = tiny(tmp_path / "one", gradient_accumulation=2, **settings)
     two = [tiny(tmp_path / str(rank), world=World(2, rank), **settings) for rank in (0, 1)]
     for number in range(3):

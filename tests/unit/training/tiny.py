@@ -1,6 +1,6 @@
 """A run so small that hundreds of them fit into a test: two linear layers behind the task protocol.
 
-Everything a real task does is there: buckets of two lengths, noise, captions that are sometimes dropped, examples held out.
+It does everything a real task does: buckets of two lengths, noise, captions that are sometimes dropped, validation.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from inweave.models.families.base import Tensors
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
 from inweave.training.loop import Run
-from inweave.training.tasks.base import Tensors
 
 WIDTH = 8
 OPTIMIZERS = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
 EVERYTHING: dict[str, Any] = {  # all that a resumed run could get wrong
-    "gradient_accumulation": 2, "ema_decay": 0.9, "dropout": 0.25, "caption_dropout": 0.5, "lr_scheduler": "cosine", "warmup": 2,
+    "gradient_accumulation": 2, "ema_decay": 0.9, "dropout": 0.25, "caption_dropout": 0.5, "lr_scheduler": "cosine",
+    "warmup": 2,
 }  # fmt: skip
 
 
@@ -87,6 +88,12 @@ class TinyTask:
         return {"inweave.texts": str(len(self.examples))}
 
 
+class TinyRun(Run):
+    """A run of a `TinyTask`."""
+
+    task: TinyTask
+
+
 def config(output: Path, **settings: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "model": "tiny", "dataset": "-", "output": str(output), "name": "t", "steps": 8, "batch_size": 2, "rank": 2,
@@ -100,25 +107,25 @@ def config(output: Path, **settings: Any) -> TrainConfig:
 
 def tiny(
     output: Path, *, world: World | None = None, dtype: torch.dtype = torch.float32, examples: int = 10, **settings: Any
-) -> Run:
+) -> TinyRun:
     """A run that has not begun."""
     return make_run(
         config(output, **settings), world, TinyTask(config(output, **settings), examples=examples, dtype=dtype)
     )
 
 
-def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None) -> Run:
+def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None, **options: Any) -> TinyRun:
     task = task or TinyTask(config)
     shapes = {name: tuple(value.shape) for name, value in task.networks["model"].state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source="tiny")
-    return Run(task, task.networks["model"], index, config, world)
+    return TinyRun(task, task.networks["model"], index, config, world, **options)
 
 
 def log(output: Path) -> list[dict[str, Any]]:
     """Every line, as strict JSON."""
 
     def refused(text: str) -> Any:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     lines = (output / "t.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line, parse_constant=refused) for line in lines]

@@ -57,7 +57,7 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
         reported_at = time.monotonic()
         emit(Event("preparing", {"activity": activity, "done": done, "total": total}))
 
-    run, sample = prepare(config, on_progress=progress, save_seconds=CHECKPOINT_SECONDS)
+    run, sample = prepare(config, on_progress=progress, checkpoint_seconds=CHECKPOINT_SECONDS)
     for event in earlier_events(Path(config.output), config.name, run.number):
         emit(event)
     announced: set[int] = set()

@@ -1,14 +1,14 @@
-"""What a checkpoint says about its run, checked before anything believes it.
+"""The facts about a run in its checkpoint, validated before they are used.
 
     step, steps, batch_size, gradient_accumulation     whole numbers        config       a table of settings
     data, base                                         digests              validation   [[step, loss], ...]
     losses                                             of the last steps, a list of numbers
     compiled                                           whether the denoiser's blocks are compiled
-    attention                                          which kernel computes which shape of it, on a GPU; a table of names
+    attention                                          the kernel for each shape, on a GPU; a table of names
     skipped, skipped_in_a_row, split                   counters, as tensors of one whole number
 
-A file can be whole, with all its checksums, and still hold something else. The tensors of parameters and optimizer are
-compared with the model's where they are loaded.
+A file can be complete, with correct checksums, and still not be a run's. The tensors of parameters and optimizer are
+compared with the model's when they are loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def ensure_run_state(state: State) -> State:
-    """Raise where a checkpoint holds what no run has written."""
+    """Raise FormatError if a checkpoint was not written by a run."""
     if problem := next(_problems(_DEFAULTS | state.facts, state.step, state.tensors), None):
         raise FormatError(f"the checkpoint of step {state.step} was not written by a run: {problem}")
     return state
@@ -80,10 +80,10 @@ def _is_names(value: object) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    """Within the range of dates."""
+    """Return whether a value is a time within the range of dates."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**37
 
 
 def _is_validation(row: object) -> bool:
-    """[step, loss]; a loss may be NaN."""
+    """Return whether a row is [step, loss]; a loss may be NaN."""
     return isinstance(row, list) and len(row) == 2 and _is_count(row[0], 0) and type(row[1]) in (int, float)

@@ -1,23 +1,23 @@
-"""Resuming: what a run starts from, and whether it is the run that wrote the checkpoint.
+"""Resuming: the checkpoint a run starts from, and whether the run is the one that wrote it.
 
-    settings   those with the fact resume="same" are, unless they have no effect (`unused_settings`)
-    steps      may be more or fewer than before, but not fewer than are done. Where the learning rate depends on the end of
-               the run, steps that are done keep the rate they had, and the others follow the schedule of the new length:
-               the log says so
-    data       the same images and captions, wherever they are
-    base       the same weights, judged by values sampled from every one of them, wherever they are
+    settings   those with the fact resume="same" must be equal, unless they have no effect (`unused_settings`)
+    steps      may be more or fewer than before, but not fewer than are done. If the learning rate depends on the length
+               of the run, steps that are done keep the rate they had, and the others follow the schedule of the new
+               length, which is logged
+    data       the same images and captions, at any path
+    base       the same weights, compared by values sampled from each of them, at any path
 
-Where data and base are the same, their paths may differ. A checkpoint without a digest of the base goes by the path.
+A checkpoint without a digest of the base is compared by the path.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from torch import nn
 
 from inweave.errors import ConfigError
@@ -33,21 +33,20 @@ from inweave.training.optim.schedules import learning_rate_at, rates
 from inweave.training.output.adapter_file import adapter_exists, remove_leftovers
 
 
-@dataclass(slots=True)
 class ResumePoint:
-    """What a run starts from. ``state``: None at step 0; ``notes``: what to report; `acquire` locks until `release`."""
+    """The checkpoint a run starts from. ``notes``: for the log; ``folder_lock``: on its folder, until `release`."""
 
-    folder: Path
-    state: State | None = None
-    notes: list[str] = field(default_factory=list)
-    _lock: TextIO | None = None
+    def __init__(
+        self, folder: Path, state: State | None = None, notes: Sequence[str] = (), folder_lock: TextIO | None = None
+    ) -> None:
+        self.folder, self.notes = folder, notes
+        self._state, self._lock = state, folder_lock
+        self.config = None if state is None else _config_of(state)
 
-    @property
-    def config(self) -> Mapping[str, Any] | None:
-        """The configuration of the run that is resumed, if one is, and the ``split`` of its batches."""
-        if self.state is None:
-            return None
-        return {**self.state.facts.get("config", {}), "split": int(self.state.tensors["split"])}
+    def take(self) -> State | None:
+        """Return the state, None at step 0, and forget it: its tensors take as much memory as the run's own."""
+        state, self._state = self._state, None
+        return state
 
     def acquire(self, world: World) -> None:
         """Lock the folder of the run, which the first process does for all."""
@@ -60,6 +59,11 @@ class ResumePoint:
             self._lock = None
 
 
+def _config_of(state: State) -> Mapping[str, Any]:
+    """Return the configuration of the run that wrote a checkpoint, and the ``split`` of its batches."""
+    return {**state.facts.get("config", {}), "split": int(state.tensors["split"])}
+
+
 def state_folder(config: TrainConfig) -> Path:
     return Path(config.output) / f"{config.name}-state"
 
@@ -67,36 +71,36 @@ def state_folder(config: TrainConfig) -> Path:
 def open_resume_point(config: TrainConfig, world: World, source: str | None = None) -> ResumePoint:
     """Read the checkpoint to resume from, once; needs no model. A folder that exists is locked and recovered first.
 
-    ``source``: as `TrainConfig.resume`, which it overrides. Outputs of another run are refused. Nothing is created: a run
-    that is refused leaves no trace.
+    ``source``: overrides `TrainConfig.resume`. Outputs of another run are refused. Nothing is created: a run that is
+    refused leaves no trace.
     """
     source = source or config.resume
     folder = state_folder(config)
-    point = ResumePoint(folder)
+    folder_lock = lock(folder) if world.first and is_folder(folder) else None
     try:
         if world.first:
-            if is_folder(folder):
-                point.acquire(world)
+            if folder_lock is not None:
                 recover(folder)
             remove_leftovers(Path(config.output), config.name)
         world.wait()
-        point.state, point.notes = _find(source, folder)
+        state, notes = _find(source, folder)
         if problem := existing_output(config, source):
             raise ConfigError(problem)
     except BaseException:
-        point.release()
+        if folder_lock is not None:
+            folder_lock.close()
         raise
-    if point.state is not None:
-        point.notes.append(f"from step {point.state.step}")
+    if state is not None:
+        notes.append(f"from step {state.step}")
     elif source != "never":
-        point.notes.append(f"there is no checkpoint in {folder}: training starts at step 0")
-    return point
+        notes.append(f"there is no checkpoint in {folder}: training starts at step 0")
+    return ResumePoint(folder, state, notes, folder_lock)
 
 
 def resumed_config(config: TrainConfig) -> Mapping[str, Any] | None:
-    """Return the configuration of the run that would be resumed; locks and changes nothing."""
-    state, notes = _find(config.resume, state_folder(config))
-    return ResumePoint(state_folder(config), state, notes).config
+    """Return the configuration of the run that would be resumed; does not lock or change anything."""
+    state, _ = _find(config.resume, state_folder(config))
+    return None if state is None else _config_of(state)
 
 
 def _find(source: str, folder: Path) -> tuple[State | None, list[str]]:
@@ -107,7 +111,7 @@ def _find(source: str, folder: Path) -> tuple[State | None, list[str]]:
 
 
 def existing_output(config: TrainConfig, source: str | None = None) -> str:
-    """Why this run would overwrite an earlier one; empty if it resumes it, or if nothing is there."""
+    """Return why this run would overwrite an earlier one; empty if it resumes it, or if there is none."""
     source = source or config.resume
     folder, file = state_folder(config), Path(config.output) / f"{config.name}.safetensors"
     path = Path(source).resolve()
@@ -124,8 +128,18 @@ def existing_output(config: TrainConfig, source: str | None = None) -> str:
     return ""
 
 
+def ensure_same_step(step: int, world: World, device: torch.device) -> None:
+    """Raise unless all processes resume from one step: they would train on different data and wait for each other."""
+    least, most = world.least(step, device), -world.least(-step, device)
+    if least != most:
+        raise ConfigError(
+            f"resume: some processes have step {least} and others step {most}; all of them need the same `output`, on "
+            "a disk they share"
+        )
+
+
 def base_digest(networks: Mapping[str, nn.Module]) -> str:
-    """A digest of the weights, before adapters are attached."""
+    """Return a digest of the weights, before adapters are attached."""
     digest = hashlib.sha256()
     for folder, network in sorted(networks.items()):
         for key, value in network.state_dict().items():
@@ -140,9 +154,9 @@ def _quoted(value: Any) -> str:
 
 
 def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> list[str]:
-    """Raise where the facts of a checkpoint of ``step`` are those of another run, naming everything that differs.
+    """Raise ConfigError if the facts of a checkpoint of ``step`` are those of another run, naming every difference.
 
-    Returns what there is to say about a run that gets longer or shorter.
+    Returns notes for the log about a run that gets longer or shorter.
     """
     before, today = dict(then.get("config", {})), dict(now["config"])
     length, total = before.get("steps"), today["steps"]
@@ -160,7 +174,8 @@ def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: Tr
     if step > total:
         problems = [each for each in problems if not each.startswith("steps:")]
         problems.append(
-            f"steps: {step} steps are done, and {total} are set; set more of them, or resume an earlier checkpoint by its path"
+            f"steps: {step} steps are done, and {total} are set; set more of them, or resume an earlier checkpoint by "
+            "its path"
         )
     if not problems and then.get("data") != now["data"]:
         problems.append(
@@ -176,7 +191,7 @@ def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: Tr
 
 
 def _value(before: Mapping[str, Any], name: str) -> Any:
-    """A setting of a checkpoint; one that is newer than the checkpoint had its default."""
+    """Return a setting of a checkpoint; one that did not exist then had its default."""
     if name in before or name not in TrainConfig.model_fields:
         return before.get(name)
     default = TrainConfig.model_fields[name].get_default(call_default_factory=True)
@@ -184,7 +199,7 @@ def _value(before: Mapping[str, Any], name: str) -> Any:
 
 
 def _length_notes(config: TrainConfig, step: int, length: int, total: int) -> list[str]:
-    """What another number of steps means for the run, and for a learning rate that depends on it."""
+    """Return notes for the log about another number of steps and its effect on the learning rate."""
     change = "extended" if total > length else "shortened"
     note = f"the run is {change} from {length} to {total} steps"
     if 0 < config.text_encoder_stop < 1:
@@ -199,6 +214,7 @@ def _length_notes(config: TrainConfig, step: int, length: int, total: int) -> li
     warmup = f", warmup = {config.warmup:g}" if config.warmup else ""
     return [
         note,
-        f'lr_scheduler = "{config.lr_scheduler}"{warmup} depends on the number of steps: the {step} steps that are done followed '
-        f"the schedule of {length}, the others follow that of {total}; the learning rate goes from {last:.3g} to {following:.3g}",
+        f'lr_scheduler = "{config.lr_scheduler}"{warmup} depends on the number of steps: the {step} steps that are '
+        f"done followed the schedule of {length}, the others follow that of {total}; the learning rate goes from "
+        f"{last:.3g} to {following:.3g}",
     ]

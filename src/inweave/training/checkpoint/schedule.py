@@ -1,7 +1,7 @@
-"""When checkpoints are saved besides those of `save_every`, and which of them stay.
+"""The retention of checkpoints, and interim ones besides those of `save_every`.
 
-An interim checkpoint bounds by time what a process that is killed loses, whatever `save_every` says: it stays until the
-next checkpoint of any kind, has no adapter of its own, and counts for neither keep_last nor keep_every.
+An interim checkpoint limits the work that a killed process loses to a time, independent of `save_every`: it is kept
+until the next checkpoint of any kind, has no adapter of its own, and counts for neither keep_last nor keep_every.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@
 
 A checkpoint is written into a hidden folder, every file and the folder are flushed to the disk, and the folder is then
 renamed: a process that dies at any moment leaves the previous checkpoint complete. A checkpoint of the same step is
-moved aside first and removed last. The next run recovers what is left behind: a hidden folder that is complete takes its
-name if that is free, everything else is removed. Old checkpoints are removed only after the new one has its name; those
-that are milestones stay.
+moved aside first and removed last. The next run recovers leftovers: a complete hidden folder gets its name if that is
+free, everything else is removed. Old checkpoints are removed only after the new one has its name; milestones are kept.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _FILES = ("state.safetensors", "state.json")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``facts``: what identifies the run: configuration, digests of data and base, start time, validation losses."""
+    """``facts``: the identity of the run: configuration, digests of data and base, start time, validation losses."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -55,7 +54,7 @@ class State:
 
 
 def save_state(folder: Path, state: State, keep: int, *, keep_every: int = 0) -> Path:
-    """Write a checkpoint and remove all but the last ``keep``, 0 keeps all, and those of `milestones`."""
+    """Write a checkpoint and remove all but the last ``keep`` (0 keeps all) and the `milestones`."""
     target = folder / f"step-{state.step:06d}"
     aside = folder / f".{target.name}.{secrets.token_hex(8)}.old"
 
@@ -67,7 +66,7 @@ def save_state(folder: Path, state: State, keep: int, *, keep_every: int = 0) ->
         _write_and_rename(hidden, target, aside, state, unwritable)
     shutil.rmtree(aside, ignore_errors=True)
     existing = checkpoints(folder)
-    # the one just written is good, whatever the others are
+    # the one just written is complete, even if others are damaged
     retained_paths = {target, *existing[:keep], *milestones(existing, keep_every)} if keep else set(existing)
     for path in existing:
         if path not in retained_paths:
@@ -76,9 +75,9 @@ def save_state(folder: Path, state: State, keep: int, *, keep_every: int = 0) ->
 
 
 def milestones(existing: list[Path], every: int) -> list[Path]:
-    """The first checkpoint at or after each multiple of ``every`` steps, and before the next; 0: none.
+    """Return the first checkpoint at or after each multiple of ``every`` steps, and before the next; 0: none.
 
-    It is there when the second one of its range comes, since the newest is never removed, and stays from then on.
+    It still exists when the second one of its range is written, since the newest is never removed, and is then kept.
     """
     first: dict[int, Path] = {}
     for path in existing if every else ():  # newest first, so that the last one to be set is the earliest
@@ -118,7 +117,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_state(place: Path) -> State:
-    """Read a checkpoint, or raise what is wrong with it."""
+    """Read a checkpoint; raises FormatError if it is incomplete or damaged."""
     try:
         facts: Any = read_json(place / _FILES[1], finite=False)  # a loss may be NaN
         ensure_regular(place / _FILES[0])
@@ -129,8 +128,8 @@ def load_state(place: Path) -> State:
         raise FormatError(f"{place}: not a complete checkpoint: {error}") from None
     if version != VERSION:
         raise FormatError(
-            f"{place}: format version {for_message(version)}, expected {VERSION}; resume it with the release that wrote it, or "
-            "continue from its adapter under another name (start_from)"
+            f"{place}: format version {for_message(version)}, expected {VERSION}; resume it with the release that "
+            "wrote it, or continue from its adapter under another name (start_from)"
         )
     if total != tensor_checksum(tensors):
         raise FormatError(f"{place}: damaged: the checksum of its tensors does not match")
@@ -140,7 +139,7 @@ def load_state(place: Path) -> State:
 
 
 def load_newest(folder: Path) -> tuple[State | None, list[str]]:
-    """Return (the newest checkpoint that is complete, what is wrong with newer ones)."""
+    """Return (the newest complete checkpoint, the problems of newer ones)."""
     damaged: list[str] = []
     for place in checkpoints(folder):
         try:
@@ -165,10 +164,9 @@ def load_named(place: Path) -> tuple[State, list[str]]:
 
 
 def recover(folder: Path) -> None:
-    """Finish or remove what a process that died while writing left behind."""
-    for path in sorted(
-        folder.glob(".step-*"), key=lambda path: (path.suffix == ".old", path.name)
-    ):  # prefer the new one
+    """Finish or remove the leftovers of a process that died while writing."""
+    leftovers = sorted(folder.glob(".step-*"), key=lambda path: (path.suffix == ".old", path.name))
+    for path in leftovers:  # a new one before the old one
         match = _LEFTOVER.fullmatch(path.name)
         place = folder / match[1] if match else path
         if match and not exists(place):
@@ -180,7 +178,7 @@ def recover(folder: Path) -> None:
 
 
 def lock(folder: Path) -> TextIO:
-    """Lock the folder until the file is closed or the process ends, however it ends."""
+    """Lock the folder until the file is closed or the process ends in any way."""
 
     def unwritable(reason: str) -> ConfigError:
         return ConfigError(f"output: {folder} cannot be written to: {reason}")
@@ -192,14 +190,14 @@ def lock(folder: Path) -> TextIO:
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
-        pass  # this system has no such locks
+        pass  # this system does not have these locks
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             file.close()
             raise ConfigError(
                 f"{folder}: another process is training this run; stop it, or use another name (--name)"
             ) from None
-    return file  # a file system without locks does without
+    return file  # also on a file system without locks
 
 
 def _sum_of_facts(facts: Mapping[str, Any]) -> int:
@@ -209,7 +207,7 @@ def _sum_of_facts(facts: Mapping[str, Any]) -> int:
 
 def _flush(path: Path) -> None:
     if os.name == "nt" and path.is_dir():
-        return  # folders cannot be opened there
+        return  # Windows cannot open folders
     number = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,1 +1,1 @@
-"""A dataset on disk -> examples, buckets, captions, cached tensors."""
+"""From a dataset on disk to examples, buckets, captions and cached tensors."""

@@ -1,33 +1,34 @@
-"""The order in which a run sees its examples.
+"""The order of the examples of a run.
 
-    batches   each from one bucket, with captions of one length where padding would change them; within a bucket regularization images are interleaved evenly with the others, so
-              every batch has both in the ratio of their repeats, to within one image
-    order     a bucket's images stay in the order they were shuffled into, whatever the batch size; buckets are merged at
-              random. So images of one size come in the same order in batches of 4 and of 1
+    batches   each from one bucket, with captions of one length if padding would change them; within a bucket
+              regularization images are interleaved evenly with the others, so that every batch has both in the ratio of
+              their repeats, to within one image
+    order     a bucket's images keep their shuffled order for any batch size; buckets are merged at random. So images of
+              one size appear in the same order in batches of 4 and of 1
     m         = step * accumulation * world + j, the number of a micro-batch in the whole run; it is batch
               m % n of epoch m // n, where n is the number of batches per epoch; rank r takes m % world == r
-    position  (epoch, example, how often it came before in this epoch): what the randomness of an example depends on, and
-              not its neighbors, its micro-batch or its process
+    position  (epoch, example, its earlier appearances in this epoch): the randomness of an example depends on it alone,
+              and not on its neighbors, its micro-batch or its process
     total     = ceil(epochs * n / (accumulation * world)) steps, unless the number of steps is set
 
-An epoch's order is a function of (seed, epoch) and the list of examples, nothing else. It is the order of raw PCG64
-words, whose stream numpy guarantees, so it is the same on every platform and for every number of processes.
+An epoch's order is a function of (seed, epoch) and the list of examples alone. It is the order of raw PCG64 words,
+whose stream numpy guarantees, so it is the same on every platform and for every number of processes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from inweave.errors import ConfigError
-from inweave.training.data.buckets import BucketRules, Placement, assign
+from inweave.training.data.buckets import BucketFit, BucketRules, assign
 from inweave.training.data.types import Dataset, Subset
 
-Position = tuple[int, int, int]  # epoch, example, how often it came before in this epoch
+Position = tuple[int, int, int]  # epoch, example, its earlier appearances in this epoch
 
 
 def epoch_batches(
@@ -39,7 +40,7 @@ def epoch_batches(
     *,
     regularization: Sequence[bool] = (),
 ) -> list[tuple[int, ...]]:
-    """One epoch as batches of indices: example i, of bucket ``buckets[i]``, appears ``repeats[i]`` times."""
+    """Return an epoch as batches of indices: example i, of bucket ``buckets[i]``, appears ``repeats[i]`` times."""
     sizes = [batch_size] if isinstance(batch_size, int) else batch_size.values()
     if seed < 0 or epoch < 0 or min(sizes, default=1) < 1:
         raise ConfigError(f"seed {seed}, epoch {epoch}, batch size {batch_size}: expected 0, 0 and 1 or more")
@@ -70,7 +71,7 @@ def _shuffle(count: int, bits: np.random.PCG64) -> list[int]:
 
 
 def _interleave(some: list[int], others: list[int]) -> list[int]:
-    """Both lists in one, evenly: the i-th of n goes at (2 i + 1) / 2 n of the way."""
+    """Merge two lists evenly: the i-th of n goes to (2 i + 1) / 2 n of the length."""
     n, m = len(some), len(others)
     keyed = [((2 * i + 1) * m, 0, each) for i, each in enumerate(some)] if m else [(0, 0, each) for each in some]
     keyed += [((2 * j + 1) * n, 1, each) for j, each in enumerate(others)]
@@ -78,15 +79,15 @@ def _interleave(some: list[int], others: list[int]) -> list[int]:
 
 
 def position(step: int, micro: int, *, accumulation: int, world: int, batches_per_epoch: int) -> tuple[int, int]:
-    """(epoch, index) of the ``micro``-th micro-batch of an optimizer step, over all processes together."""
+    """Return (epoch, index) of the ``micro``-th micro-batch of an optimizer step, over all processes together."""
     if batches_per_epoch < 1:
-        raise ConfigError("an epoch has no batch: there are no examples")
+        raise ConfigError("an epoch has no batch: the dataset has no examples")
     return divmod(step * accumulation * world + micro, batches_per_epoch)
 
 
 @dataclass(frozen=True)
 class Order:
-    """The sequence of batches of a whole run: any step of it, for any number of processes."""
+    """The batches of a whole run, for any step and any number of processes."""
 
     buckets: tuple[Hashable, ...]
     repeats: tuple[int, ...]
@@ -95,6 +96,11 @@ class Order:
     regularization: tuple[bool, ...] = ()
     _epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
     _positions: dict[int, list[tuple[Position, ...]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def without(self, examples: Collection[int]) -> Order:
+        """Return the order without these examples, whose indices stay."""
+        repeats = tuple(0 if number in examples else count for number, count in enumerate(self.repeats))
+        return Order(self.buckets, repeats, self.batch_size, self.seed, self.regularization)
 
     def batches(self, epoch: int) -> list[tuple[int, ...]]:
         if epoch not in self._epochs:
@@ -116,7 +122,7 @@ class Order:
         return {(self.buckets[batch[0]], len(batch)) for batch in self.batches(next(iter(self._epochs), 0))}
 
     def positions(self, epoch: int) -> list[tuple[Position, ...]]:
-        """The position of every example of `batches`."""
+        """Return the position of every example of `batches`."""
         if epoch not in self._positions:
             while len(self._positions) > 1:
                 self._positions.pop(next(iter(self._positions)))
@@ -132,18 +138,16 @@ class Order:
         return self._positions[epoch]
 
     def step(self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0) -> list[tuple[int, ...]]:
-        """The micro-batches that rank ``rank`` of ``world`` processes in an optimizer step."""
+        """Return the micro-batches of rank ``rank`` of ``world`` in an optimizer step."""
         batches = self.step_positions(step, accumulation=accumulation, world=world, rank=rank)
         return [tuple(example for _, example, _ in batch) for batch in batches]
 
     def step_positions(
         self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0
     ) -> list[tuple[Position, ...]]:
-        """The same micro-batches as positions."""
+        """Return the same micro-batches as positions."""
         if not 0 <= rank < world or accumulation < 1 or step < 0:
-            raise ConfigError(
-                f"step {step}, accumulation {accumulation}, rank {rank} of {world}: there is no such step"
-            )
+            raise ConfigError(f"step {step}, accumulation {accumulation}, rank {rank} of {world}: no such step")
         batches = []
         for micro in range(rank, accumulation * world, world):
             epoch, index = position(step, micro, accumulation=accumulation, world=world, batches_per_epoch=len(self))
@@ -152,21 +156,21 @@ class Order:
 
 
 def total_steps(batches_per_epoch: int, micro_batches: int, *, steps: int | None, epochs: int | None) -> int:
-    """Optimizer steps of a run whose steps take ``micro_batches`` over all processes together."""
+    """Return the optimizer steps of a run with ``micro_batches`` per step over all processes together."""
     return steps if steps is not None else -(-(epochs or 1) * batches_per_epoch // micro_batches)
 
 
 def arrange(
     dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0, lengths: Sequence[int] = ()
-) -> tuple[list[Placement | None], Order]:
-    """(the placement of every example, None where it is too small for any bucket; the order of the run).
+) -> tuple[list[BucketFit | None], Order]:
+    """Return (how every example fits into its bucket, None if it is too small for any; the order of the run).
 
-    ``lengths``: of the captions of every example, where a batch needs them to be equal (`caption_lengths`).
+    ``lengths``: of the captions of every example, if they must be equal in a batch (`caption_lengths`).
     """
     if batch_size < 1:
         raise ConfigError(f"batch size {batch_size}: expected 1 or more")
     subset_rules = {subset: _rules_of(subset, rules) for subset in {example.subset for example in dataset.examples}}
-    placements: list[Placement | None] = []
+    placements: list[BucketFit | None] = []
     slots: list[Hashable] = []
     sizes: dict[Hashable, int] = {}
     for number, example in enumerate(dataset.examples):
@@ -184,7 +188,7 @@ def arrange(
 
 
 def _rules_of(subset: Subset, rules: BucketRules) -> BucketRules:
-    """The run's rules with the subset's own settings."""
+    """Return the run's rules with the subset's own settings."""
     own: dict[str, Any] = {"resolution": subset.resolution, "step": subset.bucket_step, "upscale": subset.upscale}
     own |= {"minimum": subset.min_bucket, "maximum": subset.max_bucket, "enabled": subset.buckets}
     if subset.resolution and subset.resolution != rules.size:  # the run's limits belong to the run's resolution

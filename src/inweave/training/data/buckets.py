@@ -1,11 +1,11 @@
-"""Aspect ratio buckets: which sizes there are, and how an image is resized and cropped into one.
+"""Aspect ratio buckets: their sizes, and how an image is resized and cropped into one.
 
 buckets   width x height <= area of the resolution; sides are multiples of `step` in minimum..maximum;
           for every width the tallest that fits, its transpose, and the square
-assign    the bucket that keeps most of the image (its aspect ratio is the closest); the image is scaled to cover
-          it and cropped evenly on both sides
-upscale   where it is off and the image would have to be enlarged, it gets a bucket of its own: its sides, scaled
-          down to the area where needed, cut to multiples of `step`
+assign    the bucket with the closest aspect ratio, which keeps most of the image; the image is scaled to cover it and
+          cropped evenly on both sides
+upscale   if it is off and the image would have to be enlarged, it gets a bucket of its own: its sides, scaled down to
+          the area if necessary, cut to multiples of `step`
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketRules:
-    """How images are put into buckets; the limits default to half and twice the resolution."""
+    """The settings of buckets; the limits default to half and twice the resolution."""
 
     resolution: int | Size
     step: int = 64
@@ -51,8 +51,8 @@ class BucketRules:
             problems.append(f"bucket minimum {low} is larger than the maximum {high}: swap them")
         if not problems and self.enabled and not buckets_for(self.size, self.step, low, high):
             problems.append(
-                f"no bucket has {width * height} pixels at most and sides from {low} to {high} in steps of {self.step}: "
-                "lower the bucket minimum, raise the maximum or make the step smaller"
+                f"no bucket has {width * height} pixels at most and sides from {low} to {high} in steps of {self.step};"
+                " lower the bucket minimum, raise the maximum or make the step smaller"
             )
         if problems:
             raise ConfigError(problems)
@@ -73,8 +73,8 @@ class BucketRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Scale the image to ``resized``, then cut ``crop`` (x, y, width, height) out of it: the bucket."""
+class BucketFit:
+    """How an image is scaled to ``resized`` and cut to ``crop`` (x, y, width, height), which has the bucket's size."""
 
     bucket: Bucket
     resized: Size
@@ -90,7 +90,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def buckets_for(resolution: int | Size, step: int, minimum: int, maximum: int) -> tuple[Bucket, ...]:
-    """All buckets, narrow ones first; none where the limits allow none."""
+    """Return all buckets, narrow ones first; none if the limits allow none."""
     width, height = (resolution, resolution) if isinstance(resolution, int) else resolution
     area = width * height
     lowest, highest = max(-(-minimum // step), 1) * step, maximum // step * step
@@ -105,8 +105,8 @@ def buckets_for(resolution: int | Size, step: int, minimum: int, maximum: int) -
     return tuple(sorted(sizes))
 
 
-def assign(size: Size, rules: BucketRules) -> Placement:
-    """The placement of an image of ``size``; without upscaling, one that is narrower than a step has none."""
+def assign(size: Size, rules: BucketRules) -> BucketFit:
+    """Return how an image of ``size`` fits into its bucket; raises ConfigError if it is too small and not upscaled."""
     width, height = size
     if width < 1 or height < 1:
         raise ConfigError(f"an image of {width}x{height} pixels has no bucket: its sides must be 1 or more")
@@ -129,8 +129,8 @@ def _own_bucket(size: Size, rules: BucketRules) -> Bucket:
     step, highest = rules.step, max(rules.limits[1] // rules.step, 1) * rules.step
     if min(size) < step:
         raise ConfigError(
-            f"an image of {size[0]}x{size[1]} pixels is smaller than one bucket step of {step} and may not be enlarged: "
-            "leave it out, make the step smaller or allow upscaling"
+            f"an image of {size[0]}x{size[1]} pixels is smaller than one bucket step of {step} and may not be enlarged;"
+            " leave it out, make the step smaller or allow upscaling"
         )
     scale = min(1.0, sqrt(rules.area / (size[0] * size[1])))
     width, height = (min(max(int(side * scale) // step * step, step), highest) for side in size)
@@ -140,11 +140,11 @@ def _own_bucket(size: Size, rules: BucketRules) -> Bucket:
     return Bucket(width, height)
 
 
-def _cover(size: Size, bucket: Bucket, own_bucket: bool) -> Placement:
+def _cover(size: Size, bucket: Bucket, own_bucket: bool) -> BucketFit:
     (width, height), (across, down) = size, (bucket.width, bucket.height)
-    if across * height >= down * width:  # the width decides; whole numbers, so that no rounding leaves a gap
+    if across * height >= down * width:  # the width decides; integers, so that no rounding leaves a gap
         resized, scale = (across, (2 * height * across + width) // (2 * width)), across / width
     else:
         resized, scale = ((2 * width * down + height) // (2 * height), down), down / height
     left, top = (resized[0] - across) // 2, (resized[1] - down) // 2
-    return Placement(bucket, resized, (left, top, across, down), scale, own_bucket)
+    return BucketFit(bucket, resized, (left, top, across, down), scale, own_bucket)

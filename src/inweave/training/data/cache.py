@@ -1,9 +1,9 @@
 """A cache of latents and text embeddings: encoded once, tensors on disk, shared between runs, safe to interrupt.
 
-    <cache>/<two digits>/<key>.safetensors      key = SHA-256 of everything that decides the numbers
+    <cache>/<two digits>/<key>.safetensors      key = SHA-256 of everything that affects the tensors
 
-A file is written under a temporary name and renamed, so a file that exists is complete; it holds a checksum of its
-tensors. One that cannot be read, or has another checksum, is computed again. The most recently used tensors stay in
+A file is written under a temporary name and renamed, so a file that exists is complete; it contains a checksum of its
+tensors. A file that cannot be read, or has another checksum, is computed again. The most recently used tensors stay in
 memory, up to a limit; the rest is read again, which the operating system's cache makes cheap. Without a folder
 everything stays in memory. Part of every key is a digest of the encoders, so that a cache never mixes models.
 """
@@ -24,20 +24,18 @@ from safetensors.torch import save as serialize
 from inweave.errors import FormatError
 from inweave.files.paths import is_file
 from inweave.files.writing import make_folder, write_atomic
-from inweave.models.families.base import ENCODERS
+from inweave.models.families.base import ENCODERS, Tensors
 from inweave.models.model import Model
 
-VERSION = 1  # raised when the same facts lead to other tensors
-MEMORY = 2 << 30  # bytes held in memory, where a folder has them too
+VERSION = 1  # incremented when the same facts lead to other tensors
+MEMORY = 2 << 30  # bytes held in memory, if they are in a folder too
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: keys of a component's configuration that do not change what it computes
 _IRRELEVANT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
 
-Tensors = dict[str, torch.Tensor]
-
 
 class TensorCache:
-    """Tensors by key; ``misses`` and ``hits`` count what `get` did."""
+    """Tensors by key; ``misses`` and ``hits`` count calls of `get`."""
 
     def __init__(self, folder: Path | None, memory: int = MEMORY) -> None:
         self._folder = folder
@@ -48,7 +46,7 @@ class TensorCache:
         self.hits = 0
 
     def get(self, facts: object, make: Callable[[], Tensors]) -> Tensors:
-        """The tensors for these facts; ``make`` computes them if they are not cached."""
+        """Return the tensors for these facts; ``make`` computes them if they are not cached."""
         key = cache_key(facts)
         tensors = self._memory.get(key)
         if tensors is None:
@@ -94,17 +92,17 @@ class TensorCache:
             raw = serialize(tensors, {"sum": str(tensor_checksum(tensors))})
             write_atomic(place, [raw], durable=False)  # other processes may be writing the same
         except FormatError as error:
-            raise FormatError(f"{error}; it is a file of the cache: set cache_dir to another folder") from None
+            raise FormatError(f"{error}; it is a cache file: set cache_dir to another folder") from None
 
 
 def cache_key(facts: object) -> str:
-    """The key of these facts; tuples count as lists, paths as text."""
+    """Return the key of these facts; tuples count as lists, paths as text."""
     text = json.dumps([VERSION, facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def tensor_checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Changes with any bit of any tensor; not cryptographic."""
+    """Compute a checksum that changes with any bit of any tensor; not cryptographic."""
     total = 0
     for name, tensor in sorted(tensors.items()):
         total = zlib.crc32(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode(), total)
@@ -117,18 +115,18 @@ def _size(tensors: Tensors) -> int:
 
 
 def tensor_bits(value: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor as a row of integers."""
+    """Return the bits of a tensor as a row of integers."""
     return value.detach().contiguous().flatten().view(_INTEGERS[value.itemsize])
 
 
 def sample_bits(bits: torch.Tensor) -> list[int]:
-    """About 64 of them, from all over: enough to tell two models apart, and read in no time."""
+    """Pick about 64 of them, evenly spaced: enough to tell two models apart, and fast to read."""
     sample: list[int] = bits[:: max(bits.numel() // 64, 1)].tolist()
     return sample
 
 
 def encoder_digests(model: Model) -> dict[str, str]:
-    """What decides the output of the VAE and of the text encoders: their configuration and their weights."""
+    """Return digests of the VAE and of the text encoders: of their configuration and their weights."""
     digests = {}
     for name, folders in (("vae", ("vae",)), ("text", ENCODERS)):
         digest = hashlib.sha256()

@@ -1,9 +1,9 @@
-"""How long captions are: a text encoder reads them in chunks, and the rows of a batch have as many.
+"""The lengths of captions: a text encoder reads them in chunks, and all rows of a batch have the same number of them.
 
 CLIP               the first `max_token_length` tokens of a caption, 75 to a chunk; 225 as in kohya's scripts. Empty
-                   chunks change what a denoiser sees, so a batch is of captions with as many chunks, and one long
-                   caption pads no other
-T5                 one sequence of the model's own length, whatever the caption is
+                   chunks change the conditioning, so the captions of a batch have the same number of chunks, and a
+                   long caption does not pad others
+T5                 one sequence of the model's own length for every caption
 language models    up to the model's own limit; a mask hides the padding from the denoiser
 """
 
@@ -20,7 +20,7 @@ from inweave.training.data.types import Dataset, Example, subset_defaults, with_
 
 
 def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
-    """The texts each example may have in the run."""
+    """Return the texts each example may have in the run."""
     defaults = subset_defaults(config)
     examples = [replace(example, subset=with_defaults(example.subset, defaults)) for example in dataset.examples]
     return [
@@ -34,25 +34,25 @@ def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
 
 
 def caption_chunks(model: Model, captions: Sequence[Sequence[str]], limit: int) -> dict[str, int]:
-    """{text: its chunks}, of all captions of a run and of the empty one; ``limit``: `max_token_length`."""
+    """Map all captions of a run, and the empty one, to their chunks; ``limit``: `max_token_length`."""
     texts = sorted({"", *(text for texts in captions for text in texts)})
     return {text: model.family.tokenize(model, ((text, 1.0),), None, limit).chunks if text else 1 for text in texts}
 
 
 def example_lengths(captions: Sequence[Sequence[str]], chunks: Mapping[str, int]) -> list[int]:
-    """The chunks of the longest caption of every example; its others, and the empty one, are padded to that."""
+    """Return the chunks of the longest caption of every example; its other captions, and "", are padded to that."""
     return [max(chunks[text] for text in texts) for texts in captions]
 
 
 def batch_lengths(model: Model, lengths: Sequence[int]) -> Sequence[int]:
-    """The lengths that have to be equal in a batch; none where a mask hides padding from the denoiser."""
+    """Return the lengths that have to be equal in a batch; none if a mask hides padding from the denoiser."""
     return () if model.family.masks_padding else lengths
 
 
 def long_caption_warnings(
     model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: Mapping[str, int], limit: int
 ) -> list[str]:
-    """A line where captions are truncated, and one where long ones make steps slow."""
+    """Return a line about truncated captions, and one about long ones that make steps slow."""
     lengths = example_lengths(captions, chunks)
     longest = max(lengths, default=1)
     truncated = [
@@ -73,17 +73,17 @@ def long_caption_warnings(
             if length > model.family.long_text
         ]
         warnings.append(
-            f"captions: the longest takes {longest} chunks of the text encoder, which makes its steps slow; shorten those "
-            f"that are long, or lower max_token_length: {listed(slow)}"
+            f"captions: the longest takes {longest} chunks of the text encoder, which makes its steps slow; shorten "
+            f"long ones, or lower max_token_length: {listed(slow)}"
         )
     return warnings
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many there are beyond them."""
+    """Join the first names, and the number of further ones."""
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def _is_truncated(model: Model, text: str, limit: int) -> bool:
-    """Whether tokenizing it warns: a plain text has no weights, so its length is all there is to warn about."""
+    """Return whether tokenizing warns: the length is the only reason for a warning about a plain text."""
     return bool(text and model.family.tokenize(model, ((text, 1.0),), None, limit).warnings)

@@ -2,19 +2,19 @@
 
     a.txt or a.png.txt next to a.png     one caption per line; empty lines do not count
                                          in UTF-8; other encodings are recognized, and reported
-    metadata.jsonl                       {"file_name": "a.png", "text": "..."}; "caption" is the same as "text"; the image
-                                         is in the folder of the file or below it
+    metadata.jsonl                       {"file_name": "a.png", "text": "..."}; "caption" is the same as "text"; the
+                                         image is in the folder of the file or below it
 
     prefix [trigger] tag, tag ||| tag, tag ||| tag suffix
            kept in front          shuffled     kept at the end
 
     |||        tags before it, and after a second one, stay in place; without it the first `keep_tokens` tags do
-    [trigger]  where the trigger word goes; a caption with neither this nor the word gets the word in front
+    [trigger]  the place of the trigger word; a caption with neither this nor the word gets the word in front
     {a|b}      wildcard: one of them; may be nested, and braces without a bar are plain text, as are those around them
     ;;;        joins tags that stay together; becomes a separator in the result
 
-Prefix, suffix and a trigger put in front are never shuffled or counted by `keep_tokens`; a tag that contains the trigger
-is never dropped. A variant is a function of (seed, its number, the caption), of nothing else. Without shuffling and
+Prefix, suffix and a trigger put in front are never shuffled or counted by `keep_tokens`; a tag that contains the
+trigger is never dropped. A variant is a function of (seed, its number, the caption) alone. Without shuffling and
 dropout the text keeps its punctuation.
 """
 
@@ -37,24 +37,19 @@ from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has
 TOGETHER, TRIGGER = ";;;", "[trigger]"
 MAX_CAPTION = 2**20  # bytes of a caption file; real ones have a few hundred
 MAX_CAPTIONS = 1000  # of one image
-MAX_METADATA, MAX_LINE = 2**28, 2**20  # bytes of metadata.jsonl, and letters in a line of it
+MAX_METADATA, MAX_LINE = 2**28, 2**20  # bytes of metadata.jsonl, and characters in a line of it
 
 
 class CaptionFile(NamedTuple):
-    """The captions of an image, and the file that holds them: None where there is none."""
+    """The captions of an image, and their file: None if there is none."""
 
     captions: tuple[str, ...] = ()
     path: Path | None = None
     encoding: str = "utf-8"
 
 
-def sidecar_captions(image: Path, names: Mapping[str, Path], extensions: Iterable[str]) -> tuple[str, ...]:
-    """The captions next to an image, of `caption_file`."""
-    return caption_file(image, names, extensions).captions
-
-
 def caption_file(image: Path, names: Mapping[str, Path], extensions: Iterable[str]) -> CaptionFile:
-    """The first file next to an image that has captions; ``names`` are the files of its folder."""
+    """Return the first file next to an image that has captions; ``names`` are the files of its folder."""
     for extension in extensions:
         for name in (image.stem + extension, image.name + extension):
             file = names.get(name) or names.get(name.lower())
@@ -72,7 +67,7 @@ def caption_file(image: Path, names: Mapping[str, Path], extensions: Iterable[st
 
 
 def read_metadata(file: Path, encodings: dict[Path, str] | None = None) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """({file name: its captions}, problems by line); ``encodings``: where to note that of the file."""
+    """Return ({file name: its captions}, problems by line); ``encodings`` receives the encoding of the file."""
     rows: dict[str, tuple[str, ...]] = {}
     problems = []
     allowed = _roots(file.parent)
@@ -83,7 +78,7 @@ def read_metadata(file: Path, encodings: dict[Path, str] | None = None) -> tuple
         if not line.strip():
             continue
         if len(line) > MAX_LINE:
-            problems.append(f"line {number} has {len(line)} letters; at most {MAX_LINE} are read")
+            problems.append(f"line {number} has {len(line)} characters; at most {MAX_LINE} are read")
             continue
         try:
             row = parse_json(line, f"line {number}")
@@ -104,7 +99,7 @@ def read_metadata(file: Path, encodings: dict[Path, str] | None = None) -> tuple
                 f"line {number}: the caption of {name} is {for_message(value)}, expected text or a list of texts"
             )
         elif SURROGATE.search("".join((name, *texts))):
-            problems.append(f"line {number} has half of a surrogate pair, which is no text; write the whole letter")
+            problems.append(f"line {number} has half of a surrogate pair, which is not text; write the whole character")
         elif len(texts) > MAX_CAPTIONS:
             problems.append(f"line {number}: {name} has {len(texts)} captions; at most {MAX_CAPTIONS} are read")
         elif name in rows:
@@ -115,14 +110,14 @@ def read_metadata(file: Path, encodings: dict[Path, str] | None = None) -> tuple
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Where the images of a folder may be: in it, or where the hub's cache keeps the files that such a folder links to."""
+    """Return where images of a folder may be: in it, or in the blobs of the Hub's cache that it links to."""
     root = folder.resolve()
     blobs = (parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")
     return (root, *blobs)
 
 
 def _is_inside(path: Path, roots: tuple[Path, ...]) -> bool:
-    """Whether a path is in one of these folders once its links are followed."""
+    """Return whether a path, with its links resolved, is in one of these folders."""
     try:
         return any(path.resolve().is_relative_to(root) for root in roots)
     except (OSError, RuntimeError, ValueError):  # a circle of links, or a name that no file can have
@@ -130,7 +125,7 @@ def _is_inside(path: Path, roots: tuple[Path, ...]) -> bool:
 
 
 def _text(file: Path, limit: int) -> tuple[str, str]:
-    """(text, its encoding)."""
+    """Return (text, its encoding)."""
     return read_foreign_text(
         file, limit, error=lambda text: FormatError(f"{file.name}: captions must be readable text: {text}")
     )
@@ -155,7 +150,7 @@ def caption_variants(
     keep_separator: str = KEEP_SEPARATOR,
     wildcards: bool = True,
 ) -> list[str]:
-    """``count`` texts, or one where nothing is random; two of them may be equal."""
+    """Return ``count`` texts, or one if nothing is random; two of them may be equal."""
     problems = []
     if count < 1:
         problems.append(f"caption variants: expected 1 or more, got {count}")
@@ -194,7 +189,7 @@ def caption_variants(
 
 
 def example_variants(example: Example, *, trigger: str = "", count: int = 1, seed: int = 0) -> list[str]:
-    """The variants of all captions of an example, by the settings of its subset; what those leave open is off."""
+    """Return the variants of all captions of an example, by the settings of its subset; open settings are off."""
     settings = example.subset
     return [
         text
@@ -217,16 +212,16 @@ def example_variants(example: Example, *, trigger: str = "", count: int = 1, see
 
 
 def choose_caption(variants: Sequence[str], dropout: float, step_random: float, pick: float) -> str:
-    """The text of a step: empty with probability ``dropout``, else one variant; both random numbers are in [0, 1)."""
+    """Return the text of a step: empty with probability ``dropout``, else a variant; both numbers are in [0, 1)."""
     if not variants or step_random < dropout:
         return ""
     return variants[min(int(pick * len(variants)), len(variants) - 1)]
 
 
 def tag_frequency(examples: Iterable[Example]) -> dict[str, dict[str, int]]:
-    """{folder: {tag: images}}, as `ss_tag_frequency` has it: lower case, repeats not counted.
+    """Return {folder: {tag: images}} for `ss_tag_frequency`: in lower case, repeats not counted.
 
-    A tag that appears several times in one caption counts as often; of several captions the largest count is used.
+    A tag counts as often as it appears in a caption; of several captions the largest count is used.
     """
     frequency: dict[str, Counter[str]] = {}
     for example in examples:

@@ -2,8 +2,8 @@
 
     [general] < [[datasets]] < [[datasets.subsets]]      an inner table overrides the outer ones
 
-A field made with `toml_field` carries its name in TOML, the values it accepts, and the tables it may appear in.
-`parse_table` applies one table to an instance and collects every problem, with its place in the file.
+A field made with `toml_field` has a name in TOML, a kind of values, and the tables it may appear in. `parse_table`
+applies one table to an instance and collects every problem, with its place in the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ValueKind(NamedTuple):
 
 
 def normalize_extension(extension: str) -> str:
-    """txt and .txt are the same."""
+    """Return an extension with its dot: txt and .txt are the same."""
     return "." + extension.strip().removeprefix(".")
 
 
@@ -48,32 +48,34 @@ KINDS = {
     "text": ValueKind("text", lambda value: isinstance(value, str)),
     "separator": ValueKind("text of one character or more", lambda value: isinstance(value, str) and value != ""),
     "extension": ValueKind(
-        'a file extension such as ".txt"', lambda value: isinstance(value, str), lambda value: (normalize_extension(value),)
+        'a file extension such as ".txt"', lambda v: isinstance(v, str), lambda v: (normalize_extension(v),)
     ),
-    "size": ValueKind("a side or [width, height] in pixels", _is_size, lambda v: (v, v) if isinstance(v, int) else tuple(v)),
+    "size": ValueKind(
+        "a side or [width, height] in pixels", _is_size, lambda v: (v, v) if isinstance(v, int) else tuple(v)
+    ),
 }  # fmt: skip
 
 
-#: kohya's settings that are not supported: the values at which they ask for nothing
+#: kohya's settings that are not supported -> the values that change nothing
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "color_aug": (False,), "face_crop_aug_range": (None, "", 0), "token_warmup_min": (0, 1), "token_warmup_step": (0,),
-    "secondary_separator": ("",), "caption_dropout_every_n_epochs": (0,), "validation_split": (0,), "network_multiplier": (1,),
-    "custom_attributes": ({},), "skip_image_resolution": ("", 0), "metadata_file": ("",), "conditioning_data_dir": ("",),
-    "in_json": ("",),
+    "secondary_separator": ("",), "caption_dropout_every_n_epochs": (0,), "validation_split": (0,),
+    "network_multiplier": (1,), "custom_attributes": ({},), "skip_image_resolution": ("", 0), "metadata_file": ("",),
+    "conditioning_data_dir": ("",), "in_json": ("",),
 }  # fmt: skip
-#: kohya's settings that change nothing that is trained
+#: kohya's settings that do not affect training
 _HARMLESS = frozenset({"cache_info", "validation_seed", "resize_interpolation", "debug_dataset", "num_workers"})
 
 
 def toml_field(name: str, default: Any, kind: str, tables: str = "gds") -> Any:
-    """A dataclass field that a dataset file may set, in the tables whose initials are given."""
+    """Return a dataclass field that a dataset file may set, in the ``tables`` of these initials."""
     return field(default=default, metadata={"name": name, "kind": KINDS[kind], "tables": tables})
 
 
 def parse_table(
     table: Any, level: str, where: str, base: T, problems: list[str], other_keys: tuple[str, ...] = ()
 ) -> T:
-    """``base`` with the values of a table; ``other_keys`` are read by the caller, ``problems`` are added to."""
+    """Return ``base`` with the values of a table; skips ``other_keys``, and appends to ``problems``."""
     if not isinstance(table, dict):
         problems.append(f"{where}: expected a table of settings, got {for_message(table)}")
         return base
@@ -106,7 +108,7 @@ def parse_table(
 def iter_tables(
     data: dict[str, Any], name: str, prefix: str, problems: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place in the file, table) of every table in a list of tables."""
+    """Yield (place in the file, table) for a list of tables."""
     tables = data.get(name)
     if not isinstance(tables, list) or not tables or not all(isinstance(each, dict) for each in tables):
         problems.append(

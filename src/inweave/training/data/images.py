@@ -1,4 +1,4 @@
-"""Images and masks: probed when a dataset is read, loaded when a step needs them.
+"""Images and masks: probed when a dataset is read, loaded to be encoded.
 
     file ──upright──► RGB on white ──resize──► covers its bucket ──crop──► the bucket ──flip──► -1..1
     mask ─────────────────────────────────────── the same ────────────────────────────────────► 0..1
@@ -8,8 +8,9 @@
     mask    grayscale, in the shape of its image: sides within 1 % or a pixel of it. A mask of exactly the size that an
             image rotated by EXIF has in its file is rotated with it
 
-Of an animation or a file of several pages the first frame is used. 16-bit images and masks are scaled to 8 bits. A random crop is one of a few positions chosen by the image's own hash, so
-that each of them can be encoded once. torch is imported where tensors are made: checking a dataset does not need it.
+Of an animation or a file of several pages the first frame is used. 16-bit images and masks are scaled to 8 bits. A
+random crop is one of a few positions chosen by the image's own hash, so that each of them can be encoded once. torch is
+imported in the functions that make tensors: checking a dataset does not need it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from inweave.files.images import DATASET_FORMATS, has_more_frames, open_image, r
 from inweave.files.paths import printable_path
 from inweave.files.reading import read_bytes
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.buckets import Placement
+from inweave.training.data.buckets import BucketFit
 from inweave.training.data.types import Example
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _TRANSPOSES = {number: Image.Transpose[name] for number, name in enumerate(_TRAN
 
 
 class ImageInfo(NamedTuple):
-    """What probing an image or a mask found."""
+    """Properties of an image or a mask."""
 
     size: tuple[int, int]  # upright
     sha256: str  # of all pixels
@@ -55,7 +56,7 @@ class ImageInfo(NamedTuple):
 
 
 def probe_image(path: Path, mask: bool = False) -> ImageInfo | str:
-    """A file decoded to the last pixel, or the reason why it cannot be read."""
+    """Decode a file to the last pixel; returns the reason as text if it cannot be read."""
     try:
         upright, stored_size, orientation = read_image(path, formats=DATASET_FORMATS)
         if upright.mode == "F":
@@ -76,7 +77,7 @@ def probe_image(path: Path, mask: bool = False) -> ImageInfo | str:
 
 
 def to_grayscale(image: Image.Image) -> Image.Image:
-    """In 8 bits; of 16 the upper ones, since a plain conversion would clip everything above 255."""
+    """Convert to 8 bits; of 16 bits the upper ones, since a plain conversion would clip everything above 255."""
     if not image.mode.startswith("I"):
         return image.convert("L")
     deep = np.asarray(image).astype(np.int64)
@@ -84,8 +85,8 @@ def to_grayscale(image: Image.Image) -> Image.Image:
 
 
 def mask_orientation(mask: ImageInfo, image: ImageInfo) -> int | None:
-    """The EXIF orientation that aligns a mask with its image; None where their shapes differ."""
-    if mask.orientation == 1 and mask.stored_size == image.stored_size != image.size:  # made from the file as stored
+    """Return the EXIF orientation that aligns a mask with its image; None if their shapes differ."""
+    if mask.orientation == 1 and mask.stored_size == image.stored_size != image.size:  # made from the pixels as stored
         return image.orientation
     (across, down), (width, height) = mask.size, image.size
     ours, theirs = across * height, down * width
@@ -94,9 +95,9 @@ def mask_orientation(mask: ImageInfo, image: ImageInfo) -> int | None:
 
 
 def load_image(
-    example: Example, place: Placement, crop: Box, *, flip: bool, masked: bool
+    example: Example, place: BucketFit, crop: Box, *, flip: bool, masked: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(pixels (3, height, width) in -1..1, mask (height, width) in 0..1); without a mask all of it is 1."""
+    """Return (pixels (3, height, width) in -1..1, mask (height, width) in 0..1); without a mask all of it is 1."""
     import torch
 
     left, top, width, height = crop
@@ -111,8 +112,8 @@ def load_image(
     return pixels, torch.from_numpy(np.asarray(mask, dtype=np.float32) / 255)
 
 
-def crop_box(place: Placement, number: int, key: str) -> Box:
-    """The center crop (0), or one of a few positions that the image's own hash decides."""
+def crop_box(place: BucketFit, number: int, key: str) -> Box:
+    """Return the center crop (0), or one of a few positions chosen by the image's own hash."""
     if number == 0:
         return place.crop
     _, _, width, height = place.crop
@@ -122,12 +123,12 @@ def crop_box(place: Placement, number: int, key: str) -> Box:
 
 
 def uses_mask(config: TrainConfig, example: Example) -> bool:
-    """Whether the loss of an image is masked."""
+    """Return whether the loss of an image is masked."""
     return config.masked_loss or (example.subset.alpha_mask and example.mask is not None)
 
 
 def mask_key(example: Example) -> str:
-    """What of an image's mask decides numbers: the content of its file and how it is read, or that it is alpha."""
+    """Return the cache key of an image's mask: the content of its file and how it is read, or "alpha"."""
     if not isinstance(example.mask, Path):
         return str(example.mask)
     key = hashlib.sha256(read_bytes(example.mask, MAX_FILE)).hexdigest()
@@ -137,7 +138,7 @@ def mask_key(example: Example) -> str:
 
 
 def _on_white(upright: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """(RGB, alpha if there is one)."""
+    """Return (RGB on white, alpha if there is one)."""
     if upright.mode.startswith("I"):
         return to_grayscale(upright).convert("RGB"), None
     if not upright.has_transparency_data:

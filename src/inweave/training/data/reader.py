@@ -1,15 +1,15 @@
-"""Reads a dataset of images from disk, and checks all of it before anything is trained.
+"""Reading a dataset of images from disk, and checking all of it before training.
 
     folder/  a.png  a.txt  a-masklabel.png   images; captions next to them, one variant per line; masks
-    folder/  10_name class/  a.png           10 repeats; "name class" is the caption where no file has one
+    folder/  10_name class/  a.png           10 repeats; "name class" is the caption if no file has one
     folder/  metadata.jsonl                  {"file_name": "a.png", "text": "..."} per line; only listed images are read
     folder/  reg/                            regularization images, in any of these forms
     set.toml                                 [general] < [[datasets]] < [[datasets.subsets]], paths from its folder
 
-Examples are ordered by name. Every image is decoded fully; its size is the upright one, its hash that of its upright
-pixels; of an animation it is the first frame. A file that cannot be read, or a mask of another shape than its image, stops everything, unless unreadable files
-are to be skipped: then they are listed. What looks as if it belonged to the dataset and does not is listed too: images
-in folders that are not read or in unsupported formats, masks and captions without an image.
+Examples are ordered by name. Every image is decoded fully; its size and hash are those of its upright pixels, of an
+animation those of the first frame. A file that cannot be read, or a mask of another shape than its image, is an error,
+unless unreadable files are to be skipped: then they are listed. Files that look as if they belonged to the dataset are
+listed too: images in folders that are not read or in unsupported formats, masks and captions without an image.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from inweave.training.data.images import ImageInfo, mask_orientation, probe_imag
 from inweave.training.data.types import Dataset, Example, ReadReport, Subset
 
 IMAGES = (
-    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".tif", ".tiff", ".gif", ".heic", ".heif", ".hif", ".jfif", ".jpe",
-    ".apng",
+    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".tif", ".tiff", ".gif", ".heic", ".heif", ".hif", ".jfif",
+    ".jpe", ".apng",
 )  # fmt: skip
 UNSUPPORTED = (
-    ".jxl", ".psd", ".svg", ".jp2", ".j2k", ".tga", ".ico", ".ppm", ".pgm", ".exr", ".hdr", ".dng", ".cr2", ".cr3", ".nef",
-    ".arw", ".raf", ".xcf", ".kra",
+    ".jxl", ".psd", ".svg", ".jp2", ".j2k", ".tga", ".ico", ".ppm", ".pgm", ".exr", ".hdr", ".dng", ".cr2", ".cr3",
+    ".nef", ".arw", ".raf", ".xcf", ".kra",
 )  # fmt: skip
 MASK = "-masklabel.png"
 METADATA = "metadata.jsonl"
@@ -78,9 +78,9 @@ def read_dataset(
     unusable |= mask_problems
     if unusable and not skip_unreadable:
         lines = [
-            f"{printable_path(path)}: {len(unusable)} files cannot be used; repair or remove them, or leave them out with "
+            f"{printable_path(path)}: {len(unusable)} files cannot be used; repair or remove them, or skip them with "
             "--skip-unreadable (skip_unreadable = true)"
-        ]  # fmt: skip
+        ]
         lines += [f"  {printable_path(file)}: {why}" for file, why in list(unusable.items())[:20]]
         raise FormatError("\n".join(lines) + (f"\n  and {len(unusable) - 20} more" if len(unusable) > 20 else ""))
     examples, ambiguous = [], []
@@ -123,7 +123,7 @@ def read_dataset(
 
 
 def _mask_problem(example: Example, infos: Mapping[Path, ImageInfo | str]) -> str | None:
-    """What is wrong with the shape of an image's mask; files that cannot be read are reported elsewhere."""
+    """Return what is wrong with the shape of an image's mask; unreadable files are reported elsewhere."""
     image, mask = infos[example.path], infos[example.mask] if isinstance(example.mask, Path) else ""
     if isinstance(image, str) or isinstance(mask, str) or mask_orientation(mask, image) is not None:
         return None
@@ -132,13 +132,13 @@ def _mask_problem(example: Example, infos: Mapping[Path, ImageInfo | str]) -> st
     stored = "x".join(map(str, image.stored_size))
     upright = f" once upright ({stored} in its file)" if image.stored_size != image.size else ""
     return (
-        f"its mask {printable_path(Path(example.mask.name))} is {mask_size} and the image {image_size}{upright}, which is "
-        "another shape; save the mask in the image's size, or remove it"
+        f"its mask {printable_path(Path(example.mask.name))} is {mask_size} and the image {image_size}{upright}, which "
+        "is another shape; save the mask in the image's size, or remove it"
     )
 
 
 def _same_captions(scanner: _Scanner) -> tuple[tuple[Path, ...], ...]:
-    """Groups of images with the same captions from different places."""
+    """Group images with the same captions from different places."""
     shared = [set(users) for users in scanner.caption_users.values()]
     groups = [group for group in scanner.written.values() if len(group) > 1 and set(group) not in shared]
     return tuple(tuple(group) for group in groups)
@@ -155,14 +155,14 @@ def _ensure_trainable(path: Path, scanner: _Scanner, examples: list[Example]) ->
     if not any(example.captions for example in subjects):
         extensions = dict.fromkeys(extension for each in subjects for extension in each.subset.caption_extensions)
         raise ConfigError(
-            f"{printable_path(path)}: none of {len(subjects)} images has a caption; looked for {', '.join(extensions)} files "
-            f'next to {printable_path(subjects[0].path)} and the others, for "text" or "caption" in {METADATA}, and for words '
-            "in folder names like '10_name'; write captions, or set `caption`, one for all images"
-        )  # fmt: skip
+            f"{printable_path(path)}: none of {len(subjects)} images has a caption; looked for {', '.join(extensions)} "
+            f'files next to {printable_path(subjects[0].path)} and the others, for "text" or "caption" in {METADATA}, '
+            "and for words in folder names like '10_name'; write captions, or set `caption`, one for all images"
+        )
 
 
 class _Scanner:
-    """Finds what belongs to a dataset, before any image is opened."""
+    """Finds the files of a dataset, before any image is opened."""
 
     def __init__(self) -> None:
         self.examples: list[Example] = []
@@ -173,8 +173,8 @@ class _Scanner:
         self.other_files: list[Path] = []
         self.encodings: dict[Path, str] = {}  # of caption files
         self.caption_users: dict[Path, dict[Path, None]] = {}  # images by the file their captions are from
-        self.written: dict[tuple[str, ...], dict[Path, None]] = {}  # images by the captions that were written for them
-        self.folders: dict[Path, bool] = {}  # True where a metadata file lists what of it belongs to the dataset
+        self.written: dict[tuple[str, ...], dict[Path, None]] = {}  # images by their own captions
+        self.folders: dict[Path, bool] = {}  # True if a metadata file lists its part of the dataset
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
         listed = self.scan_folder(folder, subset)
@@ -183,12 +183,12 @@ class _Scanner:
             if sub.name == "reg" and not subset.regularization:
                 self.scan_tree(sub, replace(subset, regularization=True))
             elif listed:
-                continue  # the metadata file says what of the subfolders belongs to the dataset
+                continue  # the metadata file lists the images of subfolders too
             elif numbered and int(numbered[1]):
                 self.scan_folder(sub, replace(subset, repeats=int(numbered[1]), class_tokens=numbered[2].strip()))
 
     def scan_folder(self, folder: Path, subset: Subset) -> bool:
-        """The images of one folder; True where a metadata file lists them."""
+        """Add the images of one folder; returns whether a metadata file lists them."""
         files, folder_name = _entries(folder)[0], folder.resolve().name
         names = {path.name.lower(): path for path in files} | {path.name: path for path in files}
         rows: dict[Path, tuple[str, ...] | None] = {path: None for path in files if _is_image(path)}
@@ -235,7 +235,7 @@ class _Scanner:
         return captions
 
     def note_unread_folders(self) -> None:
-        """Folders with images below those that were read: the topmost of each branch, judged by file names alone."""
+        """List folders with images below those that were read: the topmost of each branch, by file names alone."""
         known = {folder.resolve() for folder in self.folders}
         below = [sub for folder, listed in self.folders.items() if not listed for sub in _entries(folder)[1]]
         for top in below:
@@ -249,7 +249,7 @@ class _Scanner:
                 folders[:] = sorted(name for name in folders if name[0] != ".")
 
     def scan_toml(self, file: Path, base: Subset) -> None:
-        """A dataset file; inner tables override outer ones."""
+        """Read a dataset file; inner tables override outer ones."""
         try:
             data = parse_toml(read_text_file(file), printable_path(file))
         except ConfigError as error:
@@ -257,7 +257,7 @@ class _Scanner:
         self.scan_tables(data, file.parent, base, printable_path(file))
 
     def scan_tables(self, data: dict[str, Any], root: Path, base: Subset, where_from: str) -> None:
-        """The tables of a dataset file, whose paths start at ``root``."""
+        """Read the tables of a dataset file, whose paths start at ``root``."""
         known = ("general", "datasets")
         problems = [
             f"{key}: there is no such table; known are {' and '.join(known)}" for key in data if key not in known
@@ -289,14 +289,14 @@ def _is_image(path: Path, extensions: tuple[str, ...] = IMAGES) -> bool:
 
 
 def _orphan_captions(files: Iterable[Path], images: Iterable[Path], extensions: Sequence[str]) -> list[Path]:
-    """Files with a caption's extension that belong to no image."""
+    """Return files with a caption's extension that belong to no image."""
     endings = tuple(extension.lower() for extension in extensions)
     expected = {(name + ending).lower() for path in images for name in (path.stem, path.name) for ending in endings}
     return [path for path in files if path.name.lower().endswith(endings) and path.name.lower() not in expected]
 
 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(files, folders) ordered by name, without hidden ones; a broken link counts as a file."""
+    """Return (files, folders) ordered by name, without hidden ones; a broken link counts as a file."""
     try:
         paths = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=lambda path: path.name)
     except OSError as error:

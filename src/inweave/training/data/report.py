@@ -1,16 +1,16 @@
-"""A dataset as a run will see it: buckets, crops, steps, and everything worth a look before training."""
+"""The report on a dataset: buckets, crops, steps, and everything worth checking before training."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from inweave.errors import ConfigError
 from inweave.files.paths import printable_path
 from inweave.training.data.batches import arrange, total_steps
-from inweave.training.data.buckets import BucketRules, Placement
+from inweave.training.data.buckets import BucketFit, BucketRules
 from inweave.training.data.types import Dataset, Example
 
 
@@ -50,11 +50,11 @@ class DatasetReport:
     other_files: list[str]  # neither images nor captions
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people: numbers first, then what is worth a look."""
+        """Return the report as lines of text: numbers first, then warnings."""
         first = f"{self.images} images, {self.repeated} per epoch with repeats"
         first += f"; {self.regularization} of them for regularization" if self.regularization else ""
         first += f"; {self.masks} with masks" if self.masks else ""
@@ -67,14 +67,16 @@ class DatasetReport:
             *_path_line("cropped most", [f"{name} ({part:.0%})" for name, part in self.most_cropped.items()], 10),
             *([f"enlarged to fill their bucket: {self.upscaled}"] if self.upscaled else []),
             *_path_line("smaller than their bucket, in one of their own", self.own_bucket),
-            *_path_line("masks taken as upright, although EXIF rotates the image and they fit either way", self.ambiguous_masks),
+            *_path_line(
+                "masks taken as upright, although EXIF rotates the image and they fit either way", self.ambiguous_masks
+            ),
             *_path_line("the same caption, word for word", [_short_group(group) for group in self.same_captions]),
             *_path_line("not part of the dataset, neither images nor captions", self.other_files, 10),
             *self.warnings(),
         ]  # fmt: skip
 
     def warnings(self) -> list[str]:
-        """What is there and is not trained on, or not as intended: one line for each kind that occurs."""
+        """Return a line for each kind of file that is not trained on, or not as intended."""
         reasons = [f"{name} ({why})" for name, why in self.unreadable.items()]
         shared = [f"{file} ({', '.join(images)})" for file, images in self.shared_captions.items()]
         kinds = (
@@ -98,7 +100,7 @@ class DatasetReport:
 
 
 def _path_line(what: str, names: list[str], limit: int = 5) -> list[str]:
-    """One line, or none."""
+    """Return a line with the first names; nothing without names."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return [f"{what}: {len(names)}: {', '.join(names[:limit])}{more}"] if names else []
 
@@ -107,8 +109,8 @@ def _short_group(names: list[str]) -> str:
     return " = ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _most_cropped(pairs: list[tuple[Example, Placement]]) -> dict[str, float]:
-    """An image that is trained at several resolutions counts where it loses the most."""
+def _most_cropped(pairs: list[tuple[Example, BucketFit]]) -> dict[str, float]:
+    """Map images to the cropped share of their area; of several resolutions the largest share counts."""
     cropped: dict[str, float] = {}
     for example, place in sorted(pairs, key=lambda pair: -pair[1].cropped_fraction):
         if place.cropped_fraction > 0.10:
@@ -126,21 +128,20 @@ def check_dataset(
     steps: int | None = None,
     masked_loss: bool | None = None,
     lengths: Sequence[int] = (),
-    held_out: Callable[[list[Placement | None]], Collection[int]] = lambda places: (),
+    held_out: Callable[[list[BucketFit | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
-    """The dataset as a run with these settings sees it; ``accumulation`` counts micro-batches of all processes.
+    """Return the report on a dataset in a run of these settings; ``accumulation``: micro-batches of all processes.
 
-    Without ``masked_loss`` unused masks are not reported; ``lengths``: as in `arrange`.
+    Without ``masked_loss`` unused masks are not reported; ``lengths``: see `arrange`.
     """
     if accumulation < 1 or (epochs is None) == (steps is None) or (epochs or steps or 0) < 1:
         raise ConfigError(
-            f"accumulation {accumulation}, epochs {epochs}, steps {steps}: expected accumulation of 1 or more, and either "
-            "epochs or steps, of 1 or more"
-        )  # fmt: skip
+            f"accumulation {accumulation}, epochs {epochs}, steps {steps}: expected accumulation of 1 or more, and "
+            "either epochs or steps, of 1 or more"
+        )
     examples = dataset.examples
     placements, order = arrange(dataset, rules, batch_size=batch_size, lengths=lengths)
-    out = set(held_out(placements))
-    order = replace(order, repeats=tuple(0 if n in out else count for n, count in enumerate(order.repeats)), _epochs={})
+    order = order.without(held_out(placements))
     pairs = [(example, place) for example, place in zip(examples, placements, strict=True) if place]
     cropped = [place.cropped_fraction for _, place in pairs]
     report = dataset.report

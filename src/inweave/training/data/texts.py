@@ -1,4 +1,4 @@
-"""Texts for language models: how they are read from a file, and what a run would see of them.
+"""Texts for language models: reading them from a file, and the report on them.
 
 .txt     one text per paragraph (blank lines between)
 .jsonl   {"text": "..."} per line, or {"prompt": "...", "completion": "..."}: the loss covers the completion only
@@ -16,11 +16,11 @@ from inweave.files.documents import parse_json
 from inweave.files.reading import read_text
 from inweave.training.config.toml import SURROGATE
 
-MAX_FILE, MAX_LINE = 2**30, 2**24  # bytes, all of them held in memory, and letters in a line of JSON
+MAX_FILE, MAX_LINE = 2**30, 2**24  # bytes, all held in memory, and characters in a line of JSON
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:
-    """(prompt, text to train on) of every text."""
+    """Return (prompt, text to train on) of every text."""
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"dataset: {path}: a language model is trained on a .txt or .jsonl file of texts")
     raw = read_text(path, MAX_FILE, error=lambda text: FormatError(f"{text} (not a readable text file)"))
@@ -31,7 +31,7 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
         if not line.strip():
             continue
         if len(line) > MAX_LINE:
-            problems.append(f"{path}, line {number}: has {len(line)} letters; at most {MAX_LINE} are read")
+            problems.append(f"{path}, line {number}: has {len(line)} characters; at most {MAX_LINE} are read")
             continue
         try:
             row = parse_json(line, "")
@@ -48,7 +48,7 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class TextReport:
-    """What a run would see of its texts."""
+    """The texts of a run."""
 
     texts: int
     examples: int
@@ -63,7 +63,8 @@ class TextReport:
 
     def lines(self) -> list[str]:
         return [
-            f"{self.texts} texts, {self.examples} examples of {self.tokens:,} tokens; the loss covers {self.loss_tokens:,}",
+            f"{self.texts} texts, {self.examples} examples of {self.tokens:,} tokens; the loss covers "
+            f"{self.loss_tokens:,}",
             f"{self.held_out} examples are held out for validation",
             f"steps: {self.batches_per_epoch} batches per epoch, {self.total_steps} steps in total",
         ]

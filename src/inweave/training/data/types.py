@@ -1,6 +1,6 @@
-"""What a dataset of images is made of: subsets with their settings, examples, and what reading them found.
+"""The parts of a dataset of images: subsets with their settings, examples, and the findings of reading them.
 
-A subset leaves a setting open with None; the run's own value counts then (`with_defaults`).
+A setting of a subset that is None is open; the run's own value counts then (`with_defaults`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Subset:
 
 
 def subset_defaults(config: TrainConfig) -> dict[str, Any]:
-    """The run's values for what a subset may leave open, by the names of a subset's fields."""
+    """Return the run's values for the settings that a subset may leave open, by the names of its fields."""
     return {
         "shuffle_tags": config.shuffle_tags, "keep_tokens": config.keep_tokens, "tag_separator": config.tag_separator,
         "caption_dropout": config.caption_dropout, "tag_dropout": config.tag_dropout, "flip": config.flip,
@@ -56,12 +56,12 @@ def subset_defaults(config: TrainConfig) -> dict[str, Any]:
 
 
 def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
-    """The settings that count for a subset: its own, and the run's where it has none (`subset_defaults`)."""
+    """Return a subset with its open settings filled in from the run's (`subset_defaults`)."""
     return replace(subset, **{name: value for name, value in defaults.items() if getattr(subset, name) is None})
 
 
 def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a subset as a fingerprint of the data holds them: those that count."""
+    """Return the settings of a subset, with the run's filled in, for a fingerprint of the data."""
     fields = asdict(with_defaults(subset, defaults))
     del fields["numbered"]  # says where images are, not what they are
     return fields
@@ -79,14 +79,14 @@ class Example:
     regularization: bool
     sha256: str
     subset: Subset
-    folder: str  # the name its tags are counted under
+    folder: str  # the name under which its tags are counted
     mask_orientation: int = 1  # EXIF orientation that aligns the mask's file with the image
     mask_is_black: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What reading a dataset noticed besides its examples."""
+    """The findings of reading a dataset, besides its examples."""
 
     unreadable: tuple[tuple[Path, str], ...] = ()  # with the reason
     duplicates: tuple[tuple[Path, ...], ...] = ()  # groups of images with the same pixels

@@ -2,7 +2,7 @@
 
     {a|b}      one of them; may be nested. Braces without a bar are plain text, as are braces around plain ones
 
-The text is read once, whatever its braces are: a caption comes from somebody else.
+Captions are untrusted, so the text is read once, without recursion.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class CaptionRandom:
         return [tag for _, tag in sorted(((self.unit(), tag) for tag in tags), key=lambda entry: entry[0])]
 
 
-class _Group:
-    """A pair of braces: where it is, where the bars of its own are, and the pairs directly inside of it."""
+class _Braces:
+    """A pair of braces: its position, the positions of its own bars, and the pairs directly inside of it."""
 
     __slots__ = ("bars", "end", "height", "inner", "is_wildcard", "option", "start")
 
     def __init__(self, start: int) -> None:
         self.start, self.end = start, -1
         self.bars: list[int] = []
-        self.inner: list[_Group] = []
+        self.inner: list[_Braces] = []
         self.height, self.is_wildcard, self.option = 1, False, 0
 
     def close(self, end: int) -> None:
@@ -44,14 +44,14 @@ class _Group:
         self.is_wildcard = bool(self.bars) and all(group.is_wildcard for group in self.inner)
 
 
-def _groups(text: str) -> list[_Group]:
-    """All pairs of braces, inner ones first."""
-    opened: list[_Group] = []
-    groups: list[_Group] = []
+def _groups(text: str) -> list[_Braces]:
+    """Return all pairs of braces, inner ones first."""
+    opened: list[_Braces] = []
+    groups: list[_Braces] = []
     for match in re.finditer(r"[{|}]", text):
         sign, position = match[0], match.start()
         if sign == "{":
-            opened.append(_Group(position))
+            opened.append(_Braces(position))
         elif opened and sign == "|":
             opened[-1].bars.append(position)
         elif opened:
@@ -68,14 +68,14 @@ def has_wildcards(text: str) -> bool:
 
 
 def expand_wildcards(text: str, rng: CaptionRandom) -> str:
-    """One option of every wildcard; random numbers are drawn from the innermost outward, from left to right."""
+    """Choose an option of every wildcard; random numbers are drawn from the innermost outward, left to right."""
     wildcards = [group for group in _groups(text) if group.is_wildcard]
     for group in sorted(wildcards, key=lambda each: (each.height, each.start)):
         group.option = int(rng.unit() * (len(group.bars) + 1))
     starts = {group.start: group for group in wildcards}
     pieces: list[str] = []
-    ends = [len(text)]  # of what is being copied: the text, and the chosen options inside of one another
-    after: list[int] = []  # where to continue behind each of those options
+    ends = [len(text)]  # of the text, and of the nested options being copied
+    after: list[int] = []  # where to continue after each of those options
     position = 0
     braces = re.compile(r"\{")
     while ends:

@@ -1,4 +1,4 @@
-"""How this process was launched, from its environment: alone, or as one of several. Needs no torch."""
+"""Detect from the environment whether this process was launched alone or as one of several. Needs no torch."""
 
 from __future__ import annotations
 

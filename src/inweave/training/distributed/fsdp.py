@@ -1,18 +1,18 @@
-"""A frozen base too large for one process, sharded over all of them: FSDP2 for the base, nothing new for the adapters.
+"""A frozen base too large for one process, sharded over all of them: FSDP2 for the base, no change for the adapters.
 
     base       every weight is split along its first axis, and each process holds one shard
     a block    all-gathered, forward, freed; all-gathered once more for its backward pass
     adapters   replicated on every process, in the flat buffers: sums, optimizer, checkpoints and files do not change
 
-The base comes from host memory and goes to the device block by block, so that no device ever holds more than its shards
-and the blocks being computed. It is frozen: it has no gradients to reduce.
+The base is moved from host memory to the device block by block, so that no device ever holds more than its shards and
+the blocks being computed. It is frozen: it has no gradients to reduce.
 
-The adapter is the same as with a replicated base, bit for bit on the CPU; where the input of a block is also used
+The adapter is the same as with a replicated base, bit for bit on the CPU; if the input of a block is also used
 elsewhere (the skip connections of UNets), gradients add up in another order, and it is the same up to rounding.
 
 A block is gathered from all processes at once, so all of them run the network equally often:
 
-    a step       has as many micro-batches everywhere, and is never split by one process that ran out of memory
+    a step       has as many micro-batches on each process, and is never split by one that ran out of memory
     validation   in rounds; a process without a batch in the last one evaluates one that does not count (`World.turns`)
     samples      all processes generate, the first one writes
 """
@@ -32,15 +32,15 @@ from inweave.training.distributed.world import World
 
 
 def check_shard(config: TrainConfig, world: World) -> None:
-    """Refuse `shard` with a single process."""
+    """Raise ConfigError if `shard` is set in a single process."""
     if config.shard and world.size == 1:
         raise ConfigError(
-            "shard: there is only one process to hold the base; start several (inweave train --gpus 2), or leave shard out"
+            "shard: there is only one process to hold the base; start several (inweave train --gpus 2), or leave it out"
         )
 
 
 def shard_model(model: Model, trained: Mapping[str, nn.Module], world: World) -> str:
-    """Shard the denoiser; the other trained networks are small, and go to the device as a whole."""
+    """Shard the denoiser; the other trained networks are small, and are moved to the device as a whole."""
     model.release_weaver()
     for network in trained.values():
         if network is not model.denoiser:
@@ -49,15 +49,15 @@ def shard_model(model: Model, trained: Mapping[str, nn.Module], world: World) ->
 
 
 def shard_base(network: nn.Module, world: World, device: torch.device) -> str:
-    """Leave each process its shard of every frozen weight of ``network``, on ``device``; returns what to report.
+    """Leave each process its shard of every frozen weight of ``network``, on ``device``; returns a note for the log.
 
-    Trainable parameters have to be on the device already, and stay as they are.
+    Trainable parameters have to be on the device already, and do not change.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # fully_shard takes the current one
+        torch.cuda.set_device(device)  # fully_shard uses the current device
     mesh = init_device_mesh(device.type, (world.size,))
     whole = {weight for weight in network.parameters() if weight.requires_grad or weight.ndim == 0}
     for weight in whole:
@@ -69,7 +69,7 @@ def shard_base(network: nn.Module, world: World, device: torch.device) -> str:
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
-    """Return what is gathered at once: the smallest modules the library does not split, else the items of its module lists."""
+    """Return the modules to gather: the smallest that the library does not split, else the items of module lists."""
     kinds = set(getattr(network, "_no_split_modules", None) or ())
     modules = [module for module in network.modules() if type(module).__name__ in kinds and module is not network]
     if not modules:
@@ -79,7 +79,7 @@ def blocks(network: nn.Module) -> list[nn.Module]:
 
 
 def _list_items(network: nn.Module) -> list[nn.Module]:
-    """Return what the outermost module lists contain."""
+    """Return the items of the outermost module lists."""
     items: list[nn.Module] = []
     for child in network.children():
         items += list(child) if isinstance(child, nn.ModuleList) else _list_items(child)

@@ -1,4 +1,4 @@
-"""Stopping a run on request: one process may be asked, and all of them have to agree on the step."""
+"""Stopping a run on request: one process may get the request, and all of them have to agree on the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from inweave.training.distributed.world import World
 
-POLL_SECONDS = 4.0  # how often several processes ask each other: launchers kill after 30 seconds
+POLL_SECONDS = 4.0  # between two votes of several processes: launchers kill after 30 seconds
 
 
 class StopVote:
@@ -20,12 +20,12 @@ class StopVote:
         self._next_poll, self._last_poll = 0, (0, time.perf_counter())
 
     def request(self) -> int:
-        """Stop after the current step; returns how often this was called."""
+        """Request a stop after the current step; returns the number of calls."""
         self._requests += 1
         return self._requests
 
     def agreed(self, step: int) -> bool:
-        """Whether to stop before ``step``; several processes ask each other every few seconds only."""
+        """Return whether to stop before ``step``; several processes vote only every few seconds."""
         if self._world.size > 1:
             if step < self._next_poll:
                 return False

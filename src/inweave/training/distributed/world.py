@@ -1,11 +1,11 @@
 """The processes of a run: one, or several that sum their gradients.
 
-accelerate reads how the process was launched and joins the group, with NCCL on GPUs and gloo on CPUs:
+accelerate detects how the process was launched and joins the group, with NCCL on GPUs and gloo on CPUs:
 
     inweave train --gpus 2 ...                                        the shortest
     torchrun --nproc-per-node 2 -m inweave train ...
     accelerate launch --multi_gpu --num_processes 2 -m inweave train ...
-    mpirun -n 2 python -m inweave train ...                           on CPUs, with MASTER_ADDR set; also through accelerate
+    mpirun -n 2 python -m inweave train ...                           on CPUs, with MASTER_ADDR set
 
 All gradients are one buffer, so a step needs one all-reduce.
 """
@@ -24,7 +24,7 @@ from inweave.errors import ConfigError, LostPeerError
 from inweave.training.distributed.env import launched
 from inweave.training.execution.oom import out_of_memory
 
-#: how long processes wait for the first one, which encodes the data and generates the samples
+#: the longest wait for the first process, which encodes the data and generates the samples
 PATIENCE = timedelta(hours=24)
 
 
@@ -38,7 +38,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this process writes the files."""
         return self.rank == 0
 
     def device(self, setting: str | None) -> str | None:
@@ -50,7 +50,7 @@ class World:
         return f"cuda:{self.local_rank}"
 
     def turns(self, count: int, *, together: bool = False) -> Iterator[tuple[int, bool]]:
-        """Yield (number, whether it counts) for this process's share of ``count`` items, dealt out in turn.
+        """Yield (number, whether it counts) for this process's share of ``count`` items, which are dealt out in turn.
 
         ``together``: every process gets equally many, so that none waits for one that has none left.
         """
@@ -66,7 +66,7 @@ class World:
                 torch.distributed.all_reduce(tensor)
 
     def any(self, condition: bool, device: torch.device) -> bool:
-        """Whether it holds on at least one process; all of them get the same answer."""
+        """Return whether the condition is true on at least one process, the same on all of them."""
         if self.size == 1:
             return condition
         votes = torch.tensor(float(condition), device=device)
@@ -83,7 +83,7 @@ class World:
             return int(smallest)
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait for all processes."""
         if self.size > 1:
             with _peers():
                 torch.distributed.barrier()
@@ -95,7 +95,7 @@ class World:
 
 @contextmanager
 def _peers() -> Iterator[None]:
-    """Turn a failed collective into an error that says that another process is gone."""
+    """Turn a failed collective into a LostPeerError."""
     try:
         yield
     except RuntimeError as error:
@@ -112,8 +112,8 @@ def join(device: str | None = None) -> World:
         if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
             raise ConfigError(
                 "accelerate launch started one process instead of several: on CPUs it needs MPI "
-                "(--mpirun_hostfile). Use inweave train --gpus 2, or torchrun --nproc-per-node 2 -m inweave train; for one "
-                "process, --num_processes 1 and no MASTER_ADDR"
+                "(--mpirun_hostfile). Use inweave train --gpus 2, or torchrun --nproc-per-node 2 -m inweave train; for "
+                "one process, --num_processes 1 and no MASTER_ADDR"
             )
         return World()
     try:
@@ -126,13 +126,14 @@ def join(device: str | None = None) -> World:
     state = PartialState(cpu=cpu, timeout=PATIENCE)
     if state.num_processes != size:
         raise ConfigError(
-            f"{size} processes were started and {state.num_processes} joined; start them with inweave train --gpus {size}"
+            f"{size} processes were started and {state.num_processes} joined; start them with "
+            f"inweave train --gpus {size}"
         )
     return World(state.num_processes, state.process_index, state.local_process_index)
 
 
 def _on_cpu(setting: str | None) -> bool:
-    """Whether the configuration chooses the CPU, or leaves it open and `accelerate launch --cpu` does."""
+    """Return whether the configuration chooses the CPU, or leaves it open and `accelerate launch --cpu` does."""
     return setting == "cpu" or (
         setting in (None, "auto")
         and os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y")

@@ -1,1 +1,1 @@
-"""How a training step runs: recorded as CUDA graphs, compiled, with which kernels."""
+"""How a training step runs: CUDA graphs, compiled blocks, kernels, running out of memory."""

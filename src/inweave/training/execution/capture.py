@@ -1,14 +1,16 @@
-"""CUDA graphs of an update: its kernels recorded once per shape and replayed, without Python in between.
+"""CUDA graphs of an update: its kernels are recorded once per shape and replayed, without Python in between.
 
     micro-batch    forward and backward, one graph per shape of its inputs
-    update         clipping, optimizer, loss scale, EMA: one graph, unless the optimizer is another library's
+    update         clipping, optimizer, loss scale, EMA: one graph, unless the optimizer comes from a library
 
-Work runs eagerly the first time it comes with a shape: libraries choose their kernels and Triton compiles its own. The second
-time it is recorded, which computes nothing, and from then on replayed. All graphs share one memory pool: one runs at a time, and
-what they leave behind lies outside of it. Dropout needs no care: a replay reads the seed that the generator has then.
+Work runs eagerly the first time a shape appears: libraries choose their kernels and Triton compiles its own. The second
+time it is recorded, which computes nothing, and from then on it is replayed. All graphs share one memory pool: one runs
+at a time, and their results are stored outside of the pool. Dropout needs no special care: a replay reads the current
+seed of the generator.
 
-Work that cannot be recorded (it asks the device for a number, say) runs eagerly from then on, and says why. Where memory runs out while
-it is recorded, a batch that can be split is: half of it, recorded, is several times as fast as all of it, eagerly.
+Work that cannot be recorded (because it reads a number from the device, say) runs eagerly from then on, and the reason
+is logged. If memory runs out while recording, a batch that can be split is split: half of it, recorded, is several
+times as fast as all of it, run eagerly.
 """
 
 from __future__ import annotations
@@ -20,7 +22,41 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from inweave.training.config.schema import TrainConfig
 from inweave.training.execution.oom import out_of_memory
+from inweave.training.optim.adamw import OWN_OPTIMIZERS, AdamW, AdamW8bit
+from inweave.training.optim.third_party import LibraryOptimizer
+
+SHORTEST_RECORDED_RUN = 20  # steps
+REPLAYS_OF_A_SIZE = 10  # recording a batch size takes about as long as three eager steps on it
+
+
+def capture_problems(config: TrainConfig, device: torch.device) -> list[str]:
+    """Return why forward and backward passes of this run cannot be captured in CUDA graphs; empty if they can."""
+    problems = []
+    if device.type != "cuda":
+        problems.append(f"device {device}: only CUDA devices have graphs")
+    if config.shard:
+        problems.append("shard: the base is gathered by hooks on the host")
+    return problems
+
+
+def optimizer_problem(config: TrainConfig) -> str | None:
+    """Return why the optimizer runs eagerly, after a recorded backward pass; None if it is recorded too."""
+    optimizer: type[AdamW | AdamW8bit | LibraryOptimizer] = OWN_OPTIMIZERS.get(config.optimizer, LibraryOptimizer)
+    return None if optimizer.capturable else f"{config.optimizer}: {optimizer.capture_problem}"
+
+
+def recording_pays(steps: int, micro_batches: int, sizes: int) -> bool:
+    """Return whether a run is long enough to make up for recording each of its ``sizes`` of batches."""
+    return steps >= SHORTEST_RECORDED_RUN and micro_batches >= REPLAYS_OF_A_SIZE * sizes
+
+
+def is_recorded(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether the settings of a run lead to recorded steps; the sizes of its batches are not known yet."""
+    if config.graph == "off" or capture_problems(config, device):
+        return False
+    return config.graph == "on" or config.steps is None or config.steps >= SHORTEST_RECORDED_RUN
 
 
 class StepGraphs:
@@ -44,7 +80,7 @@ class StepGraphs:
     def run(self, key: Hashable, work: Callable[[], None], *, can_split: bool = False) -> None:
         """Do ``work``, which must be the same on every call with this ``key``, at fixed addresses.
 
-        ``can_split``: the caller has smaller work for the case that memory runs out, so that error is raised; no graph is left then.
+        ``can_split``: the caller can retry with smaller batches, so running out of memory is raised; no graph is kept.
         """
         if not self.enabled:
             work()
@@ -60,7 +96,7 @@ class StepGraphs:
             work()
 
     def new_problem(self) -> str | None:
-        """Why recording was given up, told once."""
+        """Return why recording was given up, once; None afterwards."""
         reported, self._reported = self._reported, self.problem
         return self.problem if reported is None else None
 
@@ -74,7 +110,7 @@ class StepGraphs:
             torch.cuda.empty_cache()
 
     def _eager(self, work: Callable[[], None]) -> None:
-        """On the stream and in the memory of the graphs: libraries get their handles there, and nothing is held twice."""
+        """Do ``work`` on the graphs' stream and in their pool, so that handles and memory are not held twice."""
         stream, pool = self._side_stream(), self._shared_pool()
         stream.wait_stream(torch.cuda.current_stream(self._device))
         number = self._number()
@@ -94,7 +130,8 @@ class StepGraphs:
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._shared_pool(), stream=self._side_stream()):  # type: ignore[arg-type]
+            pool, stream = self._shared_pool(), self._side_stream()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
                 work()
         except Exception as error:  # whatever the model does that cannot be recorded
             del graph
@@ -110,7 +147,7 @@ class StepGraphs:
         return graph
 
     def _end_recording(self) -> None:
-        """After a failure the generator still believes that it is recorded, and would refuse to draw; its copy does not."""
+        """Reset the CUDA generator from a cloned state: a failed capture leaves it in capture mode."""
         generator = torch.cuda.default_generators[self._number()]
         generator.graphsafe_set_state(generator.clone_state())
 
@@ -118,7 +155,7 @@ class StepGraphs:
         return torch.cuda.current_device() if self._device.index is None else self._device.index
 
     def _shared_pool(self) -> tuple[int, int]:
-        """The memory of all graphs; an empty graph keeps it while there is no other."""
+        """Return the memory pool of all graphs; an empty graph keeps it alive while there is no other."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._keeper = torch.cuda.CUDAGraph()

@@ -1,18 +1,19 @@
-"""The denoiser's repeated blocks, compiled: one block is traced and fused by torch.compile, and all blocks like it share that.
+"""The denoiser's repeated blocks, compiled: torch.compile traces and fuses one block, and all equal blocks share it.
 
     blocks     those the library lists as repeated: a UNet's transformer blocks, all blocks of a transformer
-    per size   every size of a batch is compiled by itself, when it comes first; kernels are cached by torch, between runs too
+    per size   every batch size is compiled separately when it first appears; torch caches the kernels, between runs too
                (TORCHINDUCTOR_CACHE_DIR; by default torchinductor_<user> in the folder for temporary files)
     eager      validation and samples: their sizes, without gradients, would have to be compiled too
     recorded   a compiled block is recorded in a CUDA graph like any other (`inweave.training.execution.capture`)
 
-`auto` compiles where it pays:   saved seconds > seconds of compiling
+`auto` compiles if it pays:   saved seconds > seconds of compiling
 
-    saved      = `Family.compile_saving`, seconds per example of the model's own size * share of that size * examples of the run
-    compiling  = COMPILE_SECONDS * sizes of batches
+    saved      = `Family.compile_saving` (seconds per example of the model's own size) * (resolution / own size)^2
+                 * examples of the run
+    compiling  = COMPILE_SECONDS * number of batch sizes
 
-Compiled sums are rounded in another order. So the choice belongs to the run: a resumed one keeps it, unless the setting is
-"on" or "off". What cannot be compiled runs eagerly, and says why.
+Compiled kernels add up in another order, which changes rounding. So the choice belongs to the run: a resumed run keeps
+it, unless the setting is "on" or "off". Blocks that cannot be compiled run eagerly, and the reason is logged.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from torch import nn
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 
-#: to compile all blocks of a denoiser for one size of a batch, forward and backward; measured on one H200: 15 to 40
+#: seconds to compile all blocks of a denoiser for one batch size, forward and backward; on one H200: 15 to 40
 COMPILE_SECONDS = 30.0
-#: versions of a block that torch keeps before it gives up: kinds of block times sizes of a batch
+#: versions of a block that torch keeps before it gives up: kinds of blocks times batch sizes
 MOST_VERSIONS = 1024
 DENOISER = "unet"  # the component, whichever class it has
 
 
 def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, device: torch.device) -> list[str]:
-    """Why the blocks of this run cannot be compiled; empty if they can."""
+    """Return why the blocks of this run cannot be compiled; empty if they can."""
     problems = []
     if DENOISER not in networks:
         problems.append("only the blocks of a denoiser that is trained are compiled, and this run trains none")
@@ -49,14 +50,14 @@ def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, dev
         problems.append("shard: the base is gathered by hooks on the host")
     if config.gradient_checkpointing == "selective":
         problems.append(
-            'gradient_checkpointing = "selective" chooses among single operations, and a compiled block has none; set "off", '
-            'where compiled blocks recompute what is cheap by themselves, or "full"'
+            'gradient_checkpointing = "selective" chooses among single operations, and a compiled block has none; set '
+            '"off", where compiled blocks recompute cheap operations by themselves, or "full"'
         )
     return [*problems, *device_problems(device)]
 
 
 def device_problems(device: torch.device) -> list[str]:
-    """What torch.compile lacks for this device."""
+    """Return what torch.compile lacks for this device."""
     if device.type != "cuda":
         return [f"device {device}: blocks are compiled for CUDA devices"]
     problems = []
@@ -66,13 +67,13 @@ def device_problems(device: torch.device) -> list[str]:
         problems.append("Triton is not installed")
     compiler = os.environ.get("CC")
     if not any(map(shutil.which, [compiler] if compiler else ["gcc", "clang", "cc"])):
-        missing = f"CC={compiler} is not there" if compiler else "there is none"
+        missing = f"CC={compiler} does not exist" if compiler else "none was found"
         problems.append(f"Triton needs a C compiler, and {missing}; install gcc")
     return problems
 
 
 def saves_time(model: Any, order: Order, config: TrainConfig, steps: int) -> bool:
-    """Whether compiling saves a run of so many steps more time than it takes; a family without a number saves nothing."""
+    """Return whether compiling saves a run of ``steps`` more time than it takes; not for a model without a family."""
     family = getattr(model, "family", None)
     if family is None:
         return False
@@ -82,33 +83,35 @@ def saves_time(model: Any, order: Order, config: TrainConfig, steps: int) -> boo
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
-    """The blocks diffusers lists as repeated, or else those it never splits over devices (Stable Diffusion 3)."""
+    """Return the blocks diffusers lists as repeated, else those it never splits over devices (Stable Diffusion 3)."""
     names = getattr(network, "_repeated_blocks", None) or getattr(network, "_no_split_modules", None) or ()
     # a fused block (`inweave.models.fused.blocks`) is a subclass of the one that is listed
     return [module for module in network.modules() if any(kind.__name__ in names for kind in type(module).__mro__)]
 
 
 def inductor_options(*, deterministic: bool) -> dict[str, Any]:
-    """Kernels that add up rows are also made so that they hold a whole row, and the faster of the two is used.
+    """Let Inductor also generate reductions that hold a whole row, and use the faster kernel of the two.
 
-    By itself Inductor holds rows of up to 1,024 numbers, and reads longer ones twice: the layer norms of transformers take 1.6 times
-    as long. Where bits have to repeat nothing is timed: how a kernel splits a sum would differ from run to run.
+    By default Inductor holds rows of up to 1,024 numbers and reads longer ones twice, which makes the layer norms of
+    transformers 1.6 times as slow. In deterministic runs nothing is timed: the chosen order of a sum would differ from
+    run to run.
 
-    Kernels that come from Inductor's cache with its own launcher have lost the lock that finding the faster one again needs, so that a
-    second run failed to compile (torch 2.11 to 2.13); Triton's launcher loads them anew. A recorded step launches nothing anyway.
+    Kernels that Inductor's static launcher loads from its cache lack the lock that this timing needs, so that a second
+    run failed to compile (torch 2.11 to 2.13); Triton's launcher loads them anew. A recorded step launches nothing
+    anyway.
     """
     return {"deterministic": True} if deterministic else {"triton.multi_kernel": 1, "use_static_cuda_launcher": False}
 
 
 class CompiledBlocks:
-    """The blocks of one run; eager until `start`. ``backend``: torch.compile's; ``deterministic``: see `inductor_options`."""
+    """The blocks of one run; eager until `start`. ``backend``: of torch.compile; ``deterministic``: no timing."""
 
     def __init__(
         self, networks: Mapping[str, nn.Module], backend: str = "inductor", *, deterministic: bool = False
     ) -> None:
         self.blocks = repeated_blocks(networks[DENOISER]) if DENOISER in networks else []
         self.active = False
-        self.compiling = False  # a size that is new: whatever fails may be the compiler
+        self.compiling = False  # during the first step of a size: an error may come from the compiler
         self.problem: str | None = None  # why compiling was given up
         self.seconds = 0.0  # spent on first steps of a size
         self._backend = backend
@@ -135,7 +138,7 @@ class CompiledBlocks:
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Inside the block of code nothing is compiled."""
+        """Run the blocks eagerly inside the context."""
         self._set([None] * len(self._calls))
         try:
             yield
@@ -145,7 +148,7 @@ class CompiledBlocks:
 
     @contextmanager
     def call(self, size: Hashable) -> Iterator[None]:
-        """Around a step on a batch of this size: the first of a size compiles."""
+        """Enter a step on a batch of this size: the first step of a size compiles."""
         if not self.active:
             yield
             return
@@ -160,11 +163,11 @@ class CompiledBlocks:
             self._sizes.add(size)
             seconds = time.perf_counter() - start
             self.seconds += seconds
-            text = f"{len(self.blocks)} blocks were compiled for a size of batch, its first step took {seconds:.1f} s"
+            text = f"{len(self.blocks)} blocks were compiled for a batch size; its first step took {seconds:.1f} s"
             self._events.append({"event": "compile", "text": text})
 
     def new_events(self) -> list[dict[str, Any]]:
-        """What there is to log, once."""
+        """Return the events that were not logged yet."""
         events, self._events = self._events, []
         return events
 
@@ -174,7 +177,7 @@ class CompiledBlocks:
 
 
 def choose(setting: str, problems: Sequence[str], *, saves: bool, before: bool | None) -> tuple[bool, list[str]]:
-    """(whether to compile, what to say about it); ``before``: the choice of the run that is resumed."""
+    """Return (whether to compile, notes for the log); ``before``: the choice of the run that is resumed."""
     preferred = {"off": False, "on": True}.get(setting, saves if before is None else before)
     chosen = preferred and not problems
     if before is None or chosen == before:

@@ -1,12 +1,12 @@
-"""Which kernels the libraries use while a step is computed.
+"""The kernels of the libraries while a step is computed.
 
-    attention     the fastest kernel for each shape (`inweave.ops.attention`); what that cannot serve is torch's, without cuDNN, whose
-                  backward pass reads out of bounds where layouts differ; with `deterministic`, torch's plain formula, since the
-                  backward passes of its kernels add in any order
+    attention     the fastest kernel for each shape (`inweave.ops.attention`); shapes it does not support use torch's
+                  kernels except cuDNN, whose backward pass reads out of bounds if layouts differ; with `deterministic`,
+                  torch's plain formula, since the backward passes of its kernels add in any order
     convolutions  with `deterministic`, kernels that add in a fixed order
 
-On other devices than a GPU nothing changes. The choices for attention belong to the run: a checkpoint has them, and a resumed run
-keeps them, whatever this machine has stored since.
+Only GPUs are affected. The choices for attention belong to the run: a checkpoint stores them, and a resumed run keeps
+them, even if this machine has measured others since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.
 
 @contextmanager
 def step_kernels(device: torch.device, *, deterministic: bool) -> Iterator[None]:
-    """The context in which forward passes, recomputed ones too, and their backward passes run."""
+    """Enter the context in which forward passes, recomputed ones too, and their backward passes run."""
     if device.type != "cuda":
         yield
         return
@@ -41,19 +41,19 @@ def step_kernels(device: torch.device, *, deterministic: bool) -> Iterator[None]
 
 
 def deterministic_hints(dtype: torch.dtype) -> list[str]:
-    """What would make a run on a GPU with `deterministic` faster; ``dtype``: of its activations."""
+    """Return hints on making a deterministic run on a GPU faster; ``dtype``: of its activations."""
     if dtype == torch.float32 or torch.version.hip is not None or (problem := frontend_problem()) is None:
         return []
     return [
-        "deterministic = true: gradients of attention take two to three times as long in a fixed order; with cuDNN's Python package they "
-        f"take 1.1 to 1.7 times as long, but {problem}"
+        "deterministic = true: the backward pass of attention takes 2-3x as long in a fixed order, and 1.1-1.7x with "
+        f"cuDNN's Python package, but {problem}"
     ]
 
 
-def choices_to_keep(
+def attention_to_keep(
     recorded: Mapping[str, str], device: torch.device, *, deterministic: bool
 ) -> tuple[dict[str, str], list[str]]:
-    """(the choices for attention that a resumed run keeps, what there is to say about others); ``recorded``: its checkpoint's."""
+    """Return (the ``recorded`` attention choices of a checkpoint that the resumed run keeps, notes for the log)."""
     choices = {key: name for key, name in recorded.items() if name in ALL}
     machines, here = {key.partition(": ")[0] for key in choices}, machine_name(device, deterministic)
     before = "attention of the steps that are done was computed"

@@ -11,7 +11,7 @@ from inweave.errors import MemoryBudgetError
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means it, or was raised on the way out of one that does: a GPU raises its own class, a CPU a text."""
+    """Return whether an error, or one it was raised from, means out of memory: a class on a GPU, a text on a CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
         return True
     return error.__context__ is not None and out_of_memory(error.__context__)
@@ -19,7 +19,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def oom_hint(what: str, advice: str) -> Iterator[None]:
-    """Turn running out of memory inside the block into a `MemoryBudgetError` that says at what, and what helps."""
+    """Turn running out of memory inside the block into a `MemoryBudgetError` that names the work and a remedy."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,1 +1,1 @@
-"""What a step needs, and how it is fitted into a limit."""
+"""The memory of a step, and how a run is fitted into a limit."""

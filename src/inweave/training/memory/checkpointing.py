@@ -1,14 +1,14 @@
 """Gradient checkpointing: recompute activations in the backward pass instead of storing them.
 
 off         every activation is stored
-selective   products with frozen weights and attention are stored, a LoRA's part in the same operation among them; everything
-            cheap, the adapters' own products included, is recomputed, and so is the widening product of a feed-forward part,
-            whose result is the largest thing that a block stores
+selective   products with frozen weights and attention are stored, including a LoRA computed in the same operation;
+            cheap operations, the adapters' own products included, are recomputed, and so is the widening product of
+            a feed-forward part, whose result is the largest activation of a block
 full        only the inputs of blocks are stored, everything inside is recomputed
 
-The libraries' own switches are used. diffusers takes the function to checkpoint with. transformers checkpoints a layer only
-in training mode, which would also switch on the dropout of the base: the layer alone is put into training mode, and back
-into evaluation mode while it computes.
+The libraries' own switches are used. diffusers accepts the checkpointing function. transformers checkpoints a layer
+only in training mode, which would also enable the dropout of the base: only the layer itself is put into training mode,
+and back into evaluation mode while it computes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-#: what selective stores -> which argument is the weight, where it has one
+#: operation that selective checkpointing stores -> the index of its weight, if it has one
 _STORED = {
-    "mm": 1, "addmm": 2, "fp8_linear": 1, "fp8_product": 2, "lora_linear": 1, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
+    "mm": 1, "addmm": 2, "fp8_linear": 1, "fp8_product": 2, "lora_linear": 1, "bmm": None, "baddbmm": None,
+    "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip
@@ -43,9 +44,10 @@ def apply_checkpointing(
     *,
     random: bool = True,
 ) -> None:
-    """Enable gradient checkpointing in every network that supports it; dropout of the base stays as it is.
+    """Enable gradient checkpointing in every network that supports it; the dropout of the base does not change.
 
-    ``random``: whether a block reads torch's generator, whose state is then kept for the recomputation. ``recompute_in``: a context for recomputations, which run inside of autograd, where function modes are not active.
+    ``random``: whether a block reads torch's generator, whose state is then kept for the recomputation.
+    ``recompute_in``: a context for recomputations, which run inside of autograd, where function modes are not active.
     """
     if mode == "off":
         return
@@ -69,7 +71,9 @@ def _contexts(
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return the contexts of a block's forward pass and of its recomputation."""
     forward, recompute = (
-        create_selective_checkpoint_contexts(_policy) if mode == "selective" else (nullcontext(), nullcontext())  # type: ignore[no-untyped-call]
+        create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+        if mode == "selective"
+        else (nullcontext(), nullcontext())
     )
     return forward, _both(recompute, recompute_in())
 
@@ -108,8 +112,10 @@ def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> Ch
 
 
 def _widens(name: str, weight: torch.Tensor) -> bool:
-    """Whether a product's result has many times the columns of its input. Half of what SDXL stores are such results, and a
-    ninth of a step's operations makes them."""
+    """Return whether a product's result has many times the columns of its input.
+
+    Such results are half of SDXL's stored activations, and computing them takes a ninth of a step's operations.
+    """
     if weight.dim() != 2:
         return False
     out, into = weight.shape if name in _OUTPUTS_FIRST else weight.shape[::-1]

@@ -1,12 +1,12 @@
-"""The memory a run needs, and what it computes: how long that takes is in `inweave.training.memory.speed`.
+"""The memory of a run, and the operations of a step; their time is predicted in `inweave.training.memory.speed`.
 
     a step      = weights + 8 bytes per trainable parameter (fp32 master weight, gradient) + optimizer state
-                  + 2 bytes per trainable parameter on a GPU, for its copy in the model's precision of 16 bits
+                  + 2 bytes per trainable parameter on a GPU, for its copy in the model's 16-bit precision
                   + batch size * activation memory of one example
-                  + with `deterministic`, where cuDNN computes attention in a fixed order: 2 bytes per score of the largest attention
-                  that takes no more than `MAX_WORKSPACE`
-    caching     = weights + what the VAE needs to encode one image
-    total       = the larger of the two + what CUDA and its libraries reserve
+                  + with `deterministic`, if cuDNN computes attention in a fixed order: 2 bytes per score of the largest
+                  attention within `MAX_WORKSPACE`
+    caching     = weights + the VAE's memory to encode one image
+    total       = the larger of the two + the memory that CUDA and its libraries reserve
 
     staged      the networks are on the device one after the other: VAE, text encoders, then the denoiser
 
@@ -31,23 +31,24 @@ from inweave.ops.attention import MAX_WORKSPACE, frontend_version
 from inweave.ops.tensors.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.meta import FusedAttention, Measured, measure
+from inweave.training.memory.meta import Measured, MetaAttention, measure
 from inweave.training.memory.speed import KERNELS, PASSES
 
-CONTEXT = 768 << 20  # what CUDA takes outside of the allocator: its context and kernels; 758 MiB on an H200
-RESERVE = CONTEXT + (256 << 20)  # and inside of it, besides activations: workspaces of cuBLAS and cuDNN
+CONTEXT = 768 << 20  # CUDA's memory outside of the allocator: context and kernels; 758 MiB on an H200
+RESERVE = CONTEXT + (256 << 20)  # and inside of it: workspaces of cuBLAS and cuDNN
 GIB = 1 << 30
 
-#: per trained parameter; 8 of those that are not listed
+#: optimizer -> bytes of its state per trained parameter; 8 for the others
 _STATE_BYTES = {
     "adamw8bit": 2.03, "prodigy": 16.0, "adafactor": 4.0, "lion": 4.0, "came": 5.0, "torch.optim.SGD": 4.0,
-    "torch.optim.Adagrad": 4.0, "torch.optim.RMSprop": 4.0, "torch.optim.Muon": 4.0, "dadapt_adam": 12.0, "dadapt_adan": 20.0, "dadapt_adagrad": 16.0,
+    "torch.optim.Adagrad": 4.0, "torch.optim.RMSprop": 4.0, "torch.optim.Muon": 4.0, "dadapt_adam": 12.0,
+    "dadapt_adan": 20.0, "dadapt_adagrad": 16.0,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelSpec:
-    """A language model, in place of a blueprint: its precision, and how one example of it is measured."""
+    """The counterpart of a blueprint for a language model: its precision, and a function that measures one example."""
 
     dtype: torch.dtype
     measure: Callable[[TrainConfig, torch.dtype, Callable[[Mapping[str, nn.Module]], None]], Measured]
@@ -65,7 +66,7 @@ def estimate(
     side: int | None = None,
     chunks: int = 1,
 ) -> dict[str, Any]:
-    """Return bytes by kind and their sum at the peak of the run; ``side``, ``chunks``: as in `plan_memory`."""
+    """Return bytes by kind and their sum at the peak of the run; ``side``, ``chunks``: see `plan_memory`."""
     return sum_up(Measurements(model, config, side, chunks), config, staged=staged) | {"steps": steps}
 
 
@@ -89,7 +90,7 @@ class Measurements:
     def at(self, config: TrainConfig) -> Measured:
         key = self.dtype(config), config.gradient_checkpointing
         if key not in self._cache:
-            checkpoint = partial(apply_checkpointing, mode=config.gradient_checkpointing, recompute_in=FusedAttention)
+            checkpoint = partial(apply_checkpointing, mode=config.gradient_checkpointing, recompute_in=MetaAttention)
             if self._language is not None:
                 self._cache[key] = self._language.measure(config, key[0], checkpoint)
                 return self._cache[key]

@@ -1,9 +1,9 @@
-"""The activation memory of a step, measured without using any: the model's own networks, run on the meta device.
+"""The activation memory of a step, measured without allocating it: the model's own networks run on the meta device.
 
     blueprint ──networks without weights──► adapters ──one example forward (and backward)──► peak memory, operations
 
-Attention is assumed to be fused, as it is on every GPU: on the meta device torch would choose the plain implementation,
-which stores tokens x tokens.
+Attention is assumed to be fused, which is true on every GPU: on the meta device torch would choose the plain
+implementation, which stores tokens x tokens.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _META = torch.device("meta")
 class Measured:
     """Bytes; ``activations``: of one example, at the peak; ``encoding``: of one image in the VAE.
 
-    ``operations``: additions and multiplications of one example, forward; ``launches``: operations that make a tensor there;
-    ``scores``: of one example in each attention, heads * queries * keys, without repetitions.
+    ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
+    make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example.
     """
 
     weights: Mapping[str, int]
@@ -59,9 +59,9 @@ def measure(
     chunks: int = 1,
     fused: bool = False,
 ) -> Measured:
-    """Run one example forward; ``backward``: and backward, which adds memory only where activations are recomputed.
+    """Run one example forward; ``backward``: and backward, which adds memory only if activations are recomputed.
 
-    ``chunks``: how many chunks of the text encoder a caption takes. ``fused``: with the blocks that train on a GPU.
+    ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU.
     """
     model = blank(blueprint, dtype)
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
@@ -88,7 +88,7 @@ def measure_network(
     checkpoint: Callable[[Mapping[str, nn.Module]], None],
     loss: Callable[[], torch.Tensor],
 ) -> Measured:
-    """Do the same for one network on the meta device and the loss of one example, forward and backward.
+    """Measure one network on the meta device with the loss of one example, forward and backward.
 
     In a language model the gradient of the logits is the peak of a step.
     """
@@ -113,9 +113,7 @@ def _attach(
     networks: Mapping[str, nn.Module], config: TrainConfig, checkpoint: Callable[[Mapping[str, nn.Module]], None]
 ) -> int:
     """Attach the adapters; returns the number of trainable parameters."""
-    dora = (
-        config.network == "dora"
-    )  # it starts from the norms of weights, and there are none: magnitudes are added afterwards
+    dora = config.network == "dora"  # it would read weights, which do not exist: magnitudes are added afterwards
     settings = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}), check=False)
     attach_adapters(networks, settings)
     for network in networks.values():
@@ -125,7 +123,7 @@ def _attach(
 
 
 def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
-    """Return the model in a precision, without weights; its weight files are not read."""
+    """Return the model in a precision without weights; its weight files are not read."""
     networks: dict[str, nn.Module] = {}
     for folder, part in blueprint.parts.items():
         wide = folder == "vae" and part.config.get("force_upcast")
@@ -135,11 +133,13 @@ def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
 
 def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Convert without diffusers' warnings about `.to(dtype)`."""
-    return network._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call, no-any-return]
+    cast: Any = network._apply
+    converted: nn.Module = cast(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return converted
 
 
 def _finish(network: nn.Module, *, dora: bool) -> None:
-    """Move adapters to the meta device too; their gradients exist already, as in a run."""
+    """Move adapters to the meta device too, with gradients, which a run allocates before its first step."""
     network._apply(lambda tensor: tensor.to(_META))  # type: ignore[no-untyped-call]
     for layer in lora_layers(network).values():
         for term in layer.adapters.values():
@@ -169,20 +169,20 @@ def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: Wo
 
 
 def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
-    """Return the most bytes alive at once during ``work``, without what exists before it."""
+    """Return the peak of bytes allocated during ``work``, not counting earlier tensors."""
     memory = PeakMemory()
     for network in networks:
         for tensor in (*network.parameters(), *network.buffers()):
             memory.ignore(tensor)
             if tensor.grad is not None:
                 memory.ignore(tensor.grad)
-    with FusedAttention(), memory:
+    with MetaAttention(), memory:
         work()
     return memory.peak
 
 
 class WorkCounter(TorchDispatchMode):
-    """Counts additions and multiplications, operations that make a tensor (views of others launch nothing), and scores of attention."""
+    """Counts additions and multiplications, operations that make a tensor (not views), and attention scores."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -214,8 +214,8 @@ class WorkCounter(TorchDispatchMode):
         return result
 
 
-class FusedAttention(TorchFunctionMode):
-    """Attention on the meta device stores its inputs, its result and one number per row; elsewhere it is what it was."""
+class MetaAttention(TorchFunctionMode):
+    """Lets attention on the meta device store its inputs, its result and one number per row, like fused attention."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}

@@ -1,7 +1,7 @@
 """Peak memory of a piece of work, on the meta device or for real, and of one step of a run.
 
-Every tensor that an operation makes is counted from the moment it is made until its storage is freed, so activations that
-autograd stores, that gradient checkpointing drops, and that it recomputes are all seen.
+Every tensor that an operation makes is counted until its storage is freed, so activations that autograd stores, that
+gradient checkpointing drops, and that it recomputes are all included.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PeakMemory(TorchDispatchMode):
         self._known: dict[int, Any] = {}
 
     def ignore(self, tensor: torch.Tensor) -> None:
-        """Leave out a tensor that existed before."""
+        """Exclude a tensor that existed before."""
         self._known[tensor.untyped_storage()._cdata] = None
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,26 +55,27 @@ class PeakMemory(TorchDispatchMode):
 
 
 class StepMeter:
-    """Measures the second step of a run, and compares it with the plan; the first one also allocates what stays."""
+    """Measures the second step of a run and compares it with the plan; the first also allocates permanent tensors."""
 
     def __init__(self, device: torch.device, expected: int) -> None:
         self._device, self._expected, self._calls = device, expected, 0
 
     def __call__(self, step: Callable[[], None]) -> dict[str, Any] | None:
-        """Do a step; returns what to log about its memory, once."""
+        """Do a step; returns a log record about its memory after the second call, else None."""
         self._calls += 1
         if self._calls != 2:
             step()
             return None
         retries = self._retries()
         measured = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
-        text = f"a step uses {measured / 2**30:.2f} GiB of activation memory; the estimate was {self._expected / 2**30:.2f} GiB"
+        measured_text, expected_text = (f"{size / 2**30:.2f} GiB" for size in (measured, self._expected))
+        text = f"a step uses {measured_text} of activation memory; the estimate was {expected_text}"
         if (retried := self._retries() - retries) > 0:
             text += f"; the allocator emptied its cache {retried} times to fit, which is slow: raise vram a little"
         return {"event": "memory", "text": text, "measured_bytes": measured, "expected_bytes": self._expected}
 
     def _retries(self) -> int:
-        """How often the allocator emptied its cache because it had reached the limit."""
+        """Return how often the allocator emptied its cache because it had reached the limit."""
         if self._device.type != "cuda":
             return 0
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))

@@ -1,9 +1,9 @@
-"""Staying within `vram`: what to change so that a run fits, without changing a run that is resumed.
+"""Staying within `vram`: the changes that make a run fit, without changing the results of a resumed run.
 
-A run that fits is not changed. Otherwise encoders leave the device, and of all ways to split batches into parts and to
-checkpoint gradients that fit, the fastest is taken (`inweave.training.memory.speed`): few large parts that recompute, or many
-small ones that do not, whichever the device does sooner. Of those within 3 % of it, the one that changes least. Last comes the
-precision, the only change to results beyond rounding. What cannot be made to fit is an error that says what would help.
+A run that fits is not changed. Otherwise encoders leave the device, and of all combinations of splitting batches and
+gradient checkpointing that fit, the fastest is chosen (`inweave.training.memory.speed`): few large parts that
+recompute, or many small ones that do not. Of those within 3 % of the fastest, the one that changes least is chosen. The
+precision comes last: it is the only change to results beyond rounding. If nothing fits, the error says what would help.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from inweave.training.memory.estimate import CONTEXT, GIB, RESERVE, Measurable, 
 from inweave.training.memory.speed import Speed
 
 MODES = ("off", "selective", "full")
-SAME_TIME = 1.03  # predictions this close are the same
+SAME_TIME = 1.03  # predictions within this ratio are considered equal
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """``config`` with ``changes`` made, why, and what it then needs.
+class MemoryPlan:
+    """``config`` with ``changes`` applied, the reasons for them, and the estimate of its memory.
 
-    ``split``: into how many parts each batch is split; ``staged``: networks take turns on the device.
+    ``split``: the number of parts each batch is split into; ``staged``: networks take turns on the device.
     """
 
     config: TrainConfig
@@ -50,10 +50,10 @@ def plan_run(
     processes: int = 1,
     side: int | None = None,
     chunks: int = 1,
-) -> Plan:
-    """Plan a new run, or one that is resumed with the settings ``resumed``: those that decide results stay.
+) -> MemoryPlan:
+    """Plan a new run, or one that resumes a run of the settings ``resumed``: those that affect results are kept.
 
-    ``limit``, ``speed``: the same on all processes, so that they plan alike. ``side``, ``chunks``: as in `plan_memory`.
+    ``limit``, ``speed``: the same on all processes, so that they plan alike. ``side``, ``chunks``: see `plan_memory`.
     """
     settings = {name: resumed[name] for name in ("batch_size", "precision") if resumed and name in resumed}
     if resumed and "gradient_accumulation" in resumed:  # a checkpoint counts that of all processes
@@ -82,12 +82,12 @@ def plan_memory(
     split: int | None = None,
     side: int | None = None,
     chunks: int = 1,
-) -> Plan:
-    """Return the configuration that stays within a limit and takes least time.
+) -> MemoryPlan:
+    """Return the fastest configuration that stays within a limit.
 
-    ``split``: that of the run that is resumed; nothing may then change results, not even by rounding.
-    ``side``: of the largest images, where the dataset has others than the configuration says.
-    ``chunks``: how many chunks of the text encoder the longest caption takes.
+    ``split``: of the resumed run; then nothing may change results, not even by rounding.
+    ``side``: of the largest images, if the dataset overrides the resolution of the configuration.
+    ``chunks``: the text encoder's chunks of the longest caption.
     """
     measurements = Measurements(model, config, side, chunks)
     original = sum_up(measurements, config, staged=False)
@@ -110,22 +110,22 @@ def plan_memory(
                 n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
             }
             reasons = tuple(_reasons(config, chosen, original, needs, limit_bytes, staged, size))
-            return Plan(chosen, changes, reasons, needs, staged, limit_bytes, -(-config.batch_size // size))
+            return MemoryPlan(chosen, changes, reasons, needs, staged, limit_bytes, -(-config.batch_size // size))
     assert least is not None
     raise MemoryBudgetError(_refusal(config, least, limit_bytes, images=measurements.blueprint is not None))
 
 
 def limit_for(config: TrainConfig, device: torch.device) -> int | None:
-    """Return the bytes a run may use: `vram`, what is free if that is "auto", or None without a limit."""
+    """Return the bytes a run may use: `vram`, the free memory if that is "auto", or None without a limit."""
     if config.vram != "auto":
         return config.vram_bytes
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
 
 def enforce(limit_bytes: int, device: torch.device) -> None:
-    """Make allocations beyond the limit fail, instead of taking what others may need; until `remove_limit`."""
+    """Make allocations beyond the limit fail until `remove_limit`."""
     if device.type == "cuda":
-        gc.collect()  # what earlier runs of this process left behind counts too
+        gc.collect()  # garbage of earlier runs of this process counts too
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(device).total_memory
         share = max(limit_bytes - CONTEXT, 0) / total
@@ -133,13 +133,13 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
 
 
 def remove_limit(device: torch.device) -> None:
-    """Remove the limit: the process lives on after the run."""
+    """Remove the limit: the process may go on after the run."""
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(1.0, _device_number(device))
 
 
 def _device_number(device: torch.device) -> int:
-    """Return the GPU's number; the call above needs one."""
+    """Return the index of the GPU, which `set_per_process_memory_fraction` needs."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
@@ -148,7 +148,7 @@ def _candidates(
 ) -> Iterator[list[tuple[TrainConfig, bool, int]]]:
     """Yield groups of (configuration, staged, examples at a time), each from the least change to the smallest need.
 
-    A group is tried only where nothing of those before it fits.
+    A group is tried only if nothing in the groups before it fits.
     """
     whole = config.batch_size
     sizes = [size for size in range(whole, 0, -1) if whole % size == 0] if split is None else [-(-whole // split)]
@@ -190,7 +190,11 @@ def _reasons(
     if size != before.batch_size:
         yield f"batches of {before.batch_size} are computed {size} at a time: the same update, but for rounding"
     if after.gradient_checkpointing != before.gradient_checkpointing:
-        yield f'gradient_checkpointing "{after.gradient_checkpointing}": the activation memory of a step is {_gib(needs["activation_bytes"])}, and it takes longer'
+        memory = _gib(needs["activation_bytes"])
+        yield (
+            f'gradient_checkpointing "{after.gradient_checkpointing}": the activation memory of a step is {memory}, '
+            "and it takes longer"
+        )
     if after.precision != before.precision:
         yield f"precision {after.precision}: half the bytes per number; this changes results slightly"
     yield f"the run then needs {_gib(needs['total_bytes'])}"
@@ -214,8 +218,8 @@ def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int, *, image
             advice.append("set train_text_encoders = false")
         advice.append("raise the limit (vram)")
     return (
-        f"vram: {_gib(limit)} is not enough; with batch size 1, gradient checkpointing and all encoders offloaded the run needs "
-        f"{_gib(least['total_bytes'])} ({listed}); " + "; ".join(advice)
+        f"vram: {_gib(limit)} is not enough; with batch size 1, gradient checkpointing and all encoders offloaded the "
+        f"run needs {_gib(least['total_bytes'])} ({listed}); " + "; ".join(advice)
     )
 
 

@@ -1,12 +1,12 @@
 """The denoiser's frozen weights in 8-bit floating point (`quantize = "fp8"`).
 
-    which      the linear layers of attention and feed-forward parts, which see every token, where both sides are large enough
-               (`inweave.ops.fp8`); with and without an adapter
+    which      the linear layers of attention and feed-forward parts, which see every token, if both sides are large
+               enough (`inweave.ops.quantized`); with and without an adapter
     when       after adapters are attached: their factors start from, and stay in, full precision
-    memory     both copies of a weight in 8 bits have the bytes of one in 16: a plan is the same with and without
+    memory     the two fp8 copies of a weight have the bytes of one in 16 bits, so plans do not change
 
-What is trained is relative to the original weights, and files are as ever. The run itself, with its samples and validation, computes
-with the quantized ones.
+The adapter is relative to the original weights, and files do not change. The run itself, with its samples and
+validation, computes with the quantized weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inweave.training.config.schema import TrainConfig
 
 
 def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.device) -> list[str]:
-    """Why a run cannot have what `quantize` asks for; the denoiser needs no weights."""
+    """Return why a run cannot be quantized; the denoiser needs no weights."""
     if config.quantize == "off":
         return []
     format = FORMATS[config.quantize]
@@ -42,7 +42,7 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
 
 
 def quantize_denoiser(model: Any, format: str, device: torch.device) -> str:
-    """Quantize a loaded model's denoiser in place; returns what to report."""
+    """Quantize a loaded model's denoiser in place; returns a note for the log."""
     kind = FORMATS[format]
     model.release_weaver()  # it holds the original weights
     layers = {name: layer for name, layer in token_layers(model.denoiser).items() if isinstance(layer, nn.Linear)}
@@ -55,4 +55,5 @@ def quantize_denoiser(model: Any, format: str, device: torch.device) -> str:
             for layer in group:
                 kind.quantize(layer, device=device)
     rest = "" if len(chosen) == len(layers) else "; the others are small"
-    return f"{len(chosen)} of the {len(layers)} linear layers that see every token are multiplied in 8 bits ({format}){rest}"
+    count = f"{len(chosen)} of the {len(layers)} linear layers that see every token"
+    return f"{count} are multiplied in 8 bits ({format}){rest}"

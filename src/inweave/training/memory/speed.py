@@ -1,20 +1,20 @@
-"""How long a step takes, predicted from what it computes and from how often it has to be launched.
+"""The time of a step, predicted from its operations and its kernel launches.
 
     operations   passes * operations of one example's forward pass * examples
                  passes: off 2 (frozen weights need no gradients of their own), selective 2.3, full 2.8
     launches     kernels * tensors that one forward pass makes * micro-batches, whatever the size of a micro-batch
                  kernels: off 1.5, selective 1.85, full 2.1
 
-    recorded     operations / rate + launches * 3 us        replayed from a CUDA graph: a kernel ends before the next one starts
-    eager        max(operations / rate, launches * 45 us)   Python launches while the device computes: the slower one counts
+    recorded     operations / rate + launches * 3 us        CUDA graph: a kernel ends before the next one starts
+    eager        max(operations / rate, launches * 45 us)   Python launches while the device computes
 
-The rate is 0.58 of a GPU's in large products, which small and uneven operations reach (0.4 on a CPU). Against an SDXL UNet on an H200
-(1024 pixels, rank 32 on attention): recorded, batch 1 and 4, 51 and 140 ms predicted, 50.5 and 143 measured; with full checkpointing 71 and
-196 predicted, 72.2 and 193 measured. Eager, four one by one and two by two with full checkpointing: 1.32 and 0.93 s predicted, 1.33 to
-1.67 and 1.15 to 1.38 measured on two hosts.
+The rate is 0.58 (on a CPU 0.4) of the rate of large products, because many operations are small or uneven. Compared
+with an SDXL UNet on an H200 (1024 pixels, rank 32 on attention): recorded, batch 1 and 4, 51 and 140 ms predicted, 50.5
+and 143 measured; with full checkpointing 71 and 196 predicted, 72.2 and 193 measured. Eager, four one by one and two by
+two with full checkpointing: 1.32 and 0.93 s predicted, 1.33 to 1.67 and 1.15 to 1.38 measured on two hosts.
 
-A plan has to be the same on every process and in every run of one configuration, so it takes the rate from a table; the
-estimate that people read has it measured.
+A plan has to be the same on every process and in every run of one configuration, so it uses a table of rates; the
+estimate for users measures the rate.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from typing import Any
 import torch
 
 from inweave.training.config.schema import TrainConfig
-from inweave.training.execution.choices import capture_problems
+from inweave.training.execution.capture import is_recorded
 
 PASSES = {"off": 2.0, "selective": 2.3, "full": 2.8}
 KERNELS = {"off": 1.5, "selective": 1.85, "full": 2.1}
 GPU_UTILIZATION, CPU_UTILIZATION = 0.58, 0.4
 RECORDED_LAUNCH, EAGER_LAUNCH = 3e-6, 45e-6
-SHORTEST_RECORDED_RUN = 20  # steps
-REPLAYS_OF_A_SIZE = 10  # recording a size of batch takes about as long as three eager steps on it
 
 #: compute capability -> operations per second of one multiprocessor in large bf16 products; 1e12 for others
 _MULTIPROCESSOR = {(8, 0): 2.3e12, (8, 6): 0.7e12, (8, 9): 1.0e12, (9, 0): 6.0e12, (10, 0): 12e12, (12, 0): 1.0e12}
@@ -49,14 +47,14 @@ class Speed:
     recorded: bool = False
 
     def seconds(self, needs: Mapping[str, Any]) -> float:
-        """Of a step with these `operations_per_step` and `launches_per_step`."""
+        """Return the seconds of a step with these `operations_per_step` and `launches_per_step`."""
         compute: float = needs["operations_per_step"] / self.rate
         launching: float = needs["launches_per_step"] * self.launch
         return compute + launching if self.recorded else max(compute, launching)
 
 
 def speed_of(device: torch.device, config: TrainConfig, *, measured: bool = False) -> Speed:
-    """How fast a device does the steps of a run; ``measured``: its rate is timed, not looked up."""
+    """Return the speed of a device on the steps of a run; ``measured``: time its rate instead of looking it up."""
     recorded = is_recorded(config, device)
     launch = 0.0 if device.type != "cuda" else RECORDED_LAUNCH if recorded else EAGER_LAUNCH
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(config.precision, torch.bfloat16)
@@ -65,20 +63,8 @@ def speed_of(device: torch.device, config: TrainConfig, *, measured: bool = Fals
     return Speed(utilization * rate, launch, recorded)
 
 
-def recording_pays(steps: int, micro_batches: int, sizes: int) -> bool:
-    """Whether a run with batches of so many sizes is long enough to make up for recording each of them."""
-    return steps >= SHORTEST_RECORDED_RUN and micro_batches >= REPLAYS_OF_A_SIZE * sizes
-
-
-def is_recorded(config: TrainConfig, device: torch.device) -> bool:
-    """Whether the steps of this run will be replayed from CUDA graphs, as far as its settings say: sizes of batches are not known yet."""
-    if config.graph == "off" or capture_problems(config, device):
-        return False
-    return config.graph == "on" or config.steps is None or config.steps >= SHORTEST_RECORDED_RUN
-
-
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Additions and multiplications per second in a large matrix product: the best of a few."""
+    """Measure the additions and multiplications per second in a large matrix product: the best of a few."""
     side = 8192 if device.type == "cuda" else 768
     factor = torch.randn(side, side, device=device).to(dtype)
     best = float("inf")

@@ -25,13 +25,11 @@ from inweave.ops import adam8bit
 from inweave.training.config.fields import OPTIMIZERS
 from inweave.training.optim.flat import FlatParameters, restore
 
-NAMES = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")  # those that need no further library
-
 
 class Optimizer(Protocol):
     """Updates flat parameters in place.
 
-    ``capturable``: whether a step can be captured in a CUDA graph; if not, ``capture_problem`` says why, and it runs eagerly.
+    ``capturable``: whether a step can be captured in a CUDA graph; if not, ``capture_problem`` says why.
     """
 
     @property
@@ -44,17 +42,17 @@ class Optimizer(Protocol):
         """Move the parameters along ``grad_scale * grads``; where ``ok`` is 0 nothing changes. All are 0-dim."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything but the parameters, as plain tensors (live ones: the next step changes them)."""
+        """Return everything but the parameters, as plain tensors (live ones: the next step changes them)."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue exactly where `state` was called."""
+        """Load what `state` returned, and continue exactly from there."""
 
     def eval_weights(self) -> AbstractContextManager[None]:
-        """Inside the block the parameters are those to evaluate and to save; after it, those to train, bit for bit."""
+        """Switch to the parameters to evaluate and save inside the block; after it, training continues bit for bit."""
 
 
 class _Adam:
-    """What both flat Adams share: settings, the step counter and the saved state."""
+    """The common part of both flat Adams: settings, the step counter and the saved state."""
 
     capturable: ClassVar[bool] = True
     capture_problem: ClassVar[str] = ""
@@ -94,8 +92,9 @@ class AdamW(_Adam):
         for place, multiplier in flat.runs:
             x, grad, m, v = ([each[place]] for each in (flat.values, flat.grads, self._m, self._v))
             adamw(
-                x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=found_inf, amsgrad=False,
-                beta1=beta1, beta2=beta2, lr=lr * multiplier, weight_decay=self._decay, eps=self._epsilon, maximize=False,
+                x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=found_inf,
+                amsgrad=False, beta1=beta1, beta2=beta2, lr=lr * multiplier, weight_decay=self._decay,
+                eps=self._epsilon, maximize=False,
             )  # fmt: skip
         self._count.add_(ok.bool())
 
@@ -145,7 +144,7 @@ def make_optimizer(
 ) -> Optimizer:
     """Build the optimizer called ``name``; ``args`` are further options of a third-party one.
 
-    ``learning_rate``: that of the configuration, which some libraries want to know at the beginning.
+    ``learning_rate``: that of the configuration, which some libraries need at the start.
     """
     args = dict(args or {})
     problems = [] if name in OPTIMIZERS else [f"unknown optimizer {name!r}; choose one of {', '.join(OPTIMIZERS)}"]

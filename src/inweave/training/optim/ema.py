@@ -25,19 +25,19 @@ class Ema:
 
     @torch.no_grad()
     def update(self, ok: torch.Tensor) -> None:
-        """Call after every step; a skipped one leaves the average bit for bit."""
+        """Update the average after a step; a skipped step leaves it bit for bit."""
         for shadow, values in row_chunks(self.values, self._flat.values):
             torch.where(ok.bool(), torch.lerp(shadow, values, 1 - self._decay), shadow, out=shadow)
 
     @contextmanager
     def eval_weights(self) -> Iterator[None]:
-        """Inside the block the parameters are the average; after it they have their own bits again."""
+        """Replace the parameters by the average inside the block, and restore their bits after it."""
         with preserve_values(self._flat):
             self._flat.values.copy_(self.values)
             yield
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Live tensors: the next update changes them."""
+        """Return the average as live tensors: the next update changes them."""
         return {"ema": self.values, "layout": self._flat.layout}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -5,12 +5,13 @@
 
 A segment starts at a multiple of 64 values (256 bytes, which suits every wide load); parameters that share a
 learning-rate multiplier are contiguous, and each such run starts at a multiple of 256, so every block of 256 has one
-multiplier. The padding between segments is 0 and stays 0: a zero with a zero gradient is a fixed point of every optimizer.
+multiplier. The padding between segments is 0 and stays 0: a zero with a zero gradient is a fixed point of every
+optimizer.
 
-`rounded` is a copy of all values in another dtype, made by one kernel, also at addresses that never change. It is right at
-the moment it is asked for and says nothing about later ones: ask again after any change of the values.
+`rounded` is a copy of all values in another dtype, made by one kernel, also at addresses that never change. It is not
+updated when the values change: call it again.
 
-Norms, clipping, AdamW and EMA are therefore a handful of kernel launches however many parameters there are, at addresses
+Norms, clipping, AdamW and EMA are therefore a handful of kernel launches for any number of parameters, at addresses
 that never change.
 """
 
@@ -35,7 +36,7 @@ ROWS = 1 << 14
 
 
 class Segment(NamedTuple):
-    """Where a parameter lies in the flat buffers."""
+    """The place of a parameter in the flat buffers."""
 
     place: slice
     shape: torch.Size
@@ -102,22 +103,22 @@ class FlatParameters:
         self._attach()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients by name: the memory of `grads`, with a version counter for each, so that none is a change of another."""
+        """Return the gradients by name: views of `grads` with separate version counters for autograd."""
         return {name: view.data for name, view in self._grads.items()}
 
     @torch.no_grad()
     def rounded(self, dtype: torch.dtype) -> torch.Tensor:
-        """All values as they are now, rounded to ``dtype``; every call writes the same buffer."""
+        """Return all current values rounded to ``dtype``; every call writes the same buffer."""
         if dtype not in self._rounded:
             self._rounded[dtype] = torch.zeros_like(self.values, dtype=dtype)
         return self._rounded[dtype].copy_(self.values)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The parameters by name, as views: the next step changes them."""
+        """Return the parameters by name, as views: the next step changes them."""
         return {name: self.values[place].view(shape) for name, (place, shape) in self.segments.items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy all values from what `state` returned, bit for bit where they are float32."""
+        """Copy all values from what `state` returned, bit for bit if they are float32."""
         check_state(state, {name: tuple(shape) for name, (_, shape) in self.segments.items()}, "the trained parameters")
         for name, value in state.items():
             if not value.is_floating_point():
@@ -132,7 +133,7 @@ class FlatParameters:
 
 
 def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Refuse a saved state whose names or shapes differ from ``shapes``, before anything is overwritten."""
+    """Raise FormatError if names or shapes of a saved state differ from ``shapes``, before anything is overwritten."""
     if missing := sorted(shapes.keys() - state.keys()):
         raise FormatError(f"the saved state lacks {missing[0]!r} ({len(missing)} missing) of {what}")
     if unknown := sorted(state.keys() - shapes.keys()):
@@ -160,7 +161,7 @@ def restore(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], 
 @contextmanager
 @torch.no_grad()
 def hold(flat: FlatParameters, component: str) -> Iterator[None]:
-    """Leave the parameters of components that begin so as they are, whatever momentum and weight decay would do."""
+    """Keep the parameters of components with this prefix unchanged, in spite of momentum and weight decay."""
     places = [place for name, (place, _) in flat.segments.items() if name.startswith(component)]
     values = [flat.values[place].clone() for place in places]
     for place in places:
@@ -172,9 +173,9 @@ def hold(flat: FlatParameters, component: str) -> Iterator[None]:
 
 @contextmanager
 def collect_gradients(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Around a backward pass: what autograd has for each leaf is added to its `.grad` at the end, by a few kernels for all.
+    """Add the gradients of a backward pass to the leaves' `.grad` when the block ends, by a few kernels for all.
 
-    Without it there is a kernel per parameter, hundreds in a step of compiled blocks.
+    Otherwise there would be a kernel per parameter, hundreds in a step of compiled blocks.
     """
     totals = [(leaf, leaf.grad) for leaf in leaves if leaf.grad is not None]
     added: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -193,7 +194,7 @@ def collect_gradients(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def preserve_values(flat: FlatParameters) -> Iterator[None]:
-    """Whatever the block writes into the parameters, they have their bits back after it."""
+    """Restore the bits of the parameters after the block."""
     original = flat.values.clone()
     try:
         yield

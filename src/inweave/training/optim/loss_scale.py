@@ -1,4 +1,4 @@
-"""Gradient clipping and dynamic loss scaling, without a number coming to the host.
+"""Gradient clipping and dynamic loss scaling, without reading a number on the host.
 
 clip        norm = |grads| / loss_scale;  ok = norm is finite;  grad_scale = min(1, max_norm / norm) / loss_scale
 LossScaler  scale * 2 after 2000 finite steps in a row, scale / 2 after a skipped one, within 1 .. 2^24
@@ -20,8 +20,8 @@ def clip(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (grad_scale, ok, norm), all 0-dim on the gradients' device; the gradients themselves are not changed.
 
-    ``norm`` is that of the unscaled gradients. Without a ``max_norm`` nothing is clipped. Where ok is False,
-    grad_scale is undefined.
+    ``norm`` is that of the unscaled gradients. Without a ``max_norm`` nothing is clipped. If ok is False, grad_scale is
+    undefined.
     """
     if max_norm is not None and not max_norm > 0:
         raise ConfigError(f"max_norm must be a positive number, got {max_norm!r}; leave it out to clip nothing")
@@ -43,7 +43,7 @@ class LossScaler:
 
     @torch.no_grad()
     def update(self, ok: torch.Tensor) -> None:
-        """Call after every step, skipped or not."""
+        """Update the scale after a step, skipped or not."""
         finite = ok.bool()
         good = torch.where(finite, self.good + 1, 0)
         grow = good >= self._interval

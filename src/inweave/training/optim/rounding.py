@@ -1,15 +1,15 @@
-"""Factors in the dtype of the model, for one micro-batch: all of them are rounded by one kernel, and layers read the copies.
+"""Factors in the dtype of the model, for one micro-batch: one kernel rounds all of them, and layers read the copies.
 
-    each layer        `Branch.rounded`: copies of its factors, and where their gradients are added up
-    several layers    `Siblings.factors`: the same for layers of one input, whose factors lie side by side in the flat buffers
+    each layer        `Branch.rounded`: copies of its factors, and the buffers of their gradients
+    several layers    `Siblings.factors`: the same for layers of one input, whose factors are adjacent in memory
 
-Layers that read one tensor in many places (`SharedSiblings`) compute before all blocks; not where a block is computed again in the
-backward pass, when their outputs are gone, or compiled, since it would be compiled for each place.
+Layers that read one tensor in many places (`SharedSiblings`) compute before all blocks; not if blocks are recomputed in
+the backward pass, when their outputs are gone, or compiled, since they would be compiled for each place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from operator import is_not
@@ -25,7 +25,7 @@ from inweave.training.optim.flat import FlatParameters
 
 
 class RoundedFactors:
-    """The copies of one run's factors; they are made again whenever `active` is entered."""
+    """The copies of one run's factors, which are made whenever `active` is entered."""
 
     def __init__(self, flat: FlatParameters, networks: Mapping[str, nn.Module], dtype: torch.dtype) -> None:
         self._flat, self._networks, self._dtype = flat, networks, dtype
@@ -38,20 +38,20 @@ class RoundedFactors:
             for layer in lora_layers(network).values()
             for branch in map(layer.branch, layer.adapters)
         ]
-        self._groups: list[_Group] | None = None
+        self._groups: list[_SiblingGroup] | None = None
 
     @contextmanager
     def active(self, *, shared: bool) -> Iterator[None]:
-        """Inside the block layers compute with the copies. ``shared``: some also for many places at once.
+        """Let layers compute with the copies inside the block. ``shared``: some also for many places at once.
 
         Gradients of the factors are added to the flat gradients; the parameters must not change inside.
         """
         self._flat.rounded(self._dtype)
-        if self._groups is None:  # blocks are fused after the step is made
-            self._groups = [_Group(each) for network in self._networks.values() for each in sibling_groups(network)]
+        if self._groups is None:  # not earlier: blocks are fused after the step is made
+            siblings = [each for network in self._networks.values() for each in sibling_groups(network)]
+            self._groups = [_SiblingGroup(each, self._of_group) for each in siblings]
         for each in self._groups:
-            if each.is_new():
-                each.factors = self._of_group(each.siblings)
+            each.renew()
         groups = [
             (each.siblings, each.factors)
             for each in self._groups
@@ -70,7 +70,7 @@ class RoundedFactors:
                 group.factors = None
 
     def leaves(self) -> list[torch.Tensor]:
-        """Factors of several layers by rows, which are no parameters and have gradients."""
+        """Return the stacked factors of several layers, which are not parameters but have gradients."""
         stacks = [each.factors for each in self._groups or () if each.factors is not None]
         return [leaf for factors in stacks for leaf in (factors.down, factors.up)]
 
@@ -90,7 +90,7 @@ class RoundedFactors:
         return None if down is None or up is None else SiblingFactors(down[0], up[0], scale, down[1], up[1])
 
     def _stack(self, names: Sequence[str | None]) -> tuple[torch.Tensor, Rounded] | None:
-        """Trained factors by rows, as one tensor that has a gradient, and its copy; None unless they lie side by side."""
+        """Return trained factors stacked by rows as one leaf tensor, and its copy; None unless they are adjacent."""
         segments = [self._flat.segments[name] for name in names if name is not None]
         shapes = {segment.shape for segment in segments}
         if len(segments) != len(names) or len(shapes) != 1 or len(segments[0].shape) != 2:
@@ -108,20 +108,22 @@ class RoundedFactors:
         return leaf, Rounded(copy, grads.data)
 
 
-class _Group:
-    """Layers of one input, and their factors by rows: None where each layer computes for itself."""
+class _SiblingGroup:
+    """Layers of one input, and their stacked ``factors`` from ``make``: None if each layer computes separately."""
 
-    def __init__(self, siblings: Siblings) -> None:
+    def __init__(self, siblings: Siblings, make: Callable[[Siblings], SiblingFactors | None]) -> None:
         self.siblings = siblings
         self.factors: SiblingFactors | None = None
+        self._make = make
         self._acting: list[object] = []
 
-    def is_new(self) -> bool:
-        """Whether other adapters act on a layer than when it was last asked, or at other strengths."""
+    def renew(self) -> None:
+        """Make the factors again if other adapters act on a layer than before, or at other strengths."""
         before, self._acting = self._acting, [layer.acting for layer in self.siblings.layers]
-        return len(before) != len(self._acting) or any(map(is_not, before, self._acting))
+        if len(before) != len(self._acting) or any(map(is_not, before, self._acting)):
+            self.factors = self._make(self.siblings)
 
 
 def sibling_groups(network: nn.Module) -> list[Siblings]:
-    """What `inweave.models.siblings.stack_siblings` has put there."""
+    """Return the groups that `inweave.models.siblings.stack_siblings` made."""
     return [group for module in network.modules() for group in module.__dict__.get("siblings", {}).values()]

@@ -41,15 +41,14 @@ def learning_rate(
     if kind == "constant":
         return 1.0
     if kind == "cosine":
-        u = (
-            done * restarts % left / left if done < left else 1.0
-        )  # in whole numbers: a restart must not be missed by an ulp
+        # integers up to the division: a restart must not be missed by an ulp
+        u = done * restarts % left / left if done < left else 1.0
         return 0.5 + 0.5 * math.cos(math.pi * u)
     return math.pow(1 - done / left, power if kind == "polynomial" else 1.0)
 
 
 def warmup_steps(total: int, warmup: int | float) -> int:
-    """Return ``warmup`` in whole steps, or refuse it."""
+    """Return ``warmup`` in whole steps; raises ConfigError if it leaves no steps to train."""
     if total < 1:
         raise ConfigError(f"there must be at least 1 step, got {total}")
     if not math.isfinite(warmup) or (warmup != int(warmup) and not 0 < warmup < 1):
@@ -65,7 +64,7 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
     if kind not in KINDS:
         problems.append(f"unknown schedule {kind!r}; choose one of {', '.join(KINDS)}")
     if not 0 <= step <= total:
-        problems.append(f"step must lie in 0 .. {total}, got {step}")
+        problems.append(f"step must be in 0 .. {total}, got {step}")
     if restarts < 1:
         problems.append(f"restarts must be 1 or more, got {restarts}")
     if not (math.isfinite(power) and power > 0):

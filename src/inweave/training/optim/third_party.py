@@ -4,17 +4,17 @@
     schedulefree  schedulefree.AdamWScheduleFree    trains y, evaluates the average x; needs no decaying schedule
     adafactor     torch.optim.Adafactor             second moments as row and column sums
     lion          lion_pytorch.Lion                 the sign of a momentum: Chen et al., arXiv 2302.06675
-    came          came_pytorch.CAME                 factored second moments with a confidence: Luo et al., arXiv 2307.02047
+    came          came_pytorch.CAME                 factored moments with a confidence: Luo et al., arXiv 2307.02047
     dadapt_*      dadaptation.DAdaptAdam, ...       estimate the learning rate: Defazio and Mishchenko, arXiv 2301.07733
     torch.optim.RAdam, ...
 
-An optimizer gets those of lr, betas, eps and weight_decay that its class has, and `optimizer_args`; CAME and DAdaptAdan have
-three betas, the third their own, and CAME two epsilons of its own.
+An optimizer gets those of lr, betas, eps and weight_decay that its class has, and `optimizer_args`; CAME and DAdaptAdan
+have three betas, the third their own, and CAME two epsilons of its own.
 
-They know nothing of device-side decisions: `step` reads lr and ok on the host (one synchronization per step), scales the
-gradients in place, and does nothing when ok is 0. A step that reads numbers on the host cannot be captured.
+They do not support decisions on the device: `step` reads lr and ok on the host (one synchronization per step), scales
+the gradients in place, and does nothing when ok is 0. A step that reads numbers on the host cannot be captured.
 
-A state is tensors alone, so that a safetensors file holds it:
+A state consists of tensors alone, so that it fits into a safetensors file:
 
     <parameter>:<key>    the library's tensors
     numbers              JSON as bytes: every number the library changes on its own, exactly as Python prints it
@@ -65,11 +65,11 @@ _PACKAGES = {
     "came_pytorch": ("came-pytorch", "optimizers"),
     "dadaptation": ("dadaptation", "optimizers"),
 }
-#: numbers that a parameter group gets in its first step, and that a new optimizer does not have yet
-#: their library's own rate stands until the first step sets it
+#: optimizers that keep their library's default rate until the first step sets it
 _OWN_RATE = ("prodigy", "schedulefree", "adafactor")
 #: state that torch keeps on the host unless a graph is captured
 _ON_HOST = ("step", "mu_product")
+#: numbers that a parameter group gets in its first step, and that a new optimizer does not have yet
 _FROM_FIRST_STEP = {"prodigy": {"d_denom": 0.0, "d_hat": 0.0}, "dadapt_sgd": {"g0_norm": 0.0}}
 
 
@@ -104,7 +104,7 @@ class LibraryOptimizer:
             group["lr"] = rate * multiplier
         try:
             self._inner.step()
-        except Exception as error:  # whatever a library does with numbers that it did not write
+        except Exception as error:  # a library may fail in any way on a state that it did not write
             if self._untried and not isinstance(error, torch.OutOfMemoryError | MemoryError):
                 raise FormatError(f"optimizer {self._name}: the saved state does not fit: {error!r}") from None
             raise
@@ -168,7 +168,7 @@ class LibraryOptimizer:
 
 
 def _alike(own: object, saved: object) -> bool:
-    """Whether a saved number is of the kind the library has there; JSON has one kind of list, and no tuples."""
+    """Return whether a saved number has the library's type; JSON has lists instead of tuples."""
     if isinstance(own, bool) or own is None or isinstance(own, str):
         return type(own) is type(saved)
     if isinstance(own, tuple | list):
@@ -177,7 +177,7 @@ def _alike(own: object, saved: object) -> bool:
 
 
 class ScheduleFree(LibraryOptimizer):
-    """The parameters are y = (1 - beta1) z + beta1 x while training; x, the average, is what evaluates well."""
+    """The parameters are y = (1 - beta1) z + beta1 x while training; the average x is used for evaluation."""
 
     def __init__(self, flat: FlatParameters, settings: Mapping[str, Any]) -> None:
         super().__init__("schedulefree", flat, settings)
@@ -192,7 +192,7 @@ class ScheduleFree(LibraryOptimizer):
 
     @contextmanager
     def eval_weights(self) -> Iterator[None]:
-        """The library's own way back (y from x and z) rounds; a copy of the bits does not."""
+        """Switch to x inside the block; y is restored from a copy, since the library would compute and round it."""
         with preserve_values(self._flat):
             self._inner.eval()
             try:
@@ -202,7 +202,7 @@ class ScheduleFree(LibraryOptimizer):
 
 
 def require_library(name: str) -> None:
-    """Refuse an optimizer whose library is not installed."""
+    """Raise ConfigError if the optimizer's library is not installed."""
     if name in _CLASSES:
         _optimizer_class(name)
 
@@ -210,7 +210,7 @@ def require_library(name: str) -> None:
 def make(
     name: str, flat: FlatParameters, common: Mapping[str, Any], args: Mapping[str, Any] | None = None
 ) -> LibraryOptimizer:
-    """Build the third-party optimizer called ``name``: the ``common`` settings its class has, and ``args``."""
+    """Build the third-party optimizer called ``name`` with ``args`` and the ``common`` settings its class has."""
     settings = {**_accepted(name, common), **(args or {})}
     if name == "schedulefree":
         return ScheduleFree(flat, settings)
@@ -222,7 +222,7 @@ def make(
 
 
 def _accepted(name: str, common: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the common settings that the class takes, in the form it takes them."""
+    """Return the common settings that the class accepts, in its own form."""
     parameters = inspect.signature(_optimizer_class(name)).parameters
     settings = {key: value for key, value in common.items() if key in parameters}
     if name in _OWN_RATE:

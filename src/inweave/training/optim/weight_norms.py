@@ -1,11 +1,11 @@
 """Max-norm regularization of adapters (`scale_weight_norms`): after a step no module's change is larger than a limit.
 
-    norm    = |scale * product|        Frobenius; the product of the module's factors, as it is merged
+    norm    = |scale * product|        Frobenius; the product of the module's factors that is merged
     ratio   = min(1, limit / norm)
     factors *= ratio^(1/n)             each of the n factors alike, so that the product is multiplied by the ratio
 
-Srebro and Shraibman, "Rank, Trace-Norm and Max-Norm", 2005; Hinton et al., arXiv 1207.0580. A DoRA's magnitudes stay as they are.
-The factors are all that changes, at fixed addresses and without a number on the host: it can be part of a CUDA graph.
+Srebro and Shraibman, "Rank, Trace-Norm and Max-Norm", 2005; Hinton et al., arXiv 1207.0580. A DoRA's magnitudes do not
+change. Only the factors change, in place and without a number on the host, so it can be part of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inweave.layers.branch import Branch
 
 @torch.no_grad()
 def limit_norms(branches: Iterable[Branch], limit: float, ok: torch.Tensor) -> None:
-    """Scale the factors of every branch whose change is beyond ``limit``; where ``ok`` is 0 nothing changes."""
+    """Scale the factors of every branch whose norm exceeds ``limit``; if ``ok`` is 0 nothing changes."""
     for branch in branches:
         roles = branch.roles().values()
         norm = branch.product_norm() * abs(branch.scale)

@@ -1,1 +1,1 @@
-"""What a run writes: adapter files, metadata, logs, samples."""
+"""The files of a run: adapters, metadata, logs, samples."""

@@ -3,7 +3,7 @@
 The file is written under a temporary name, opened again, every tensor is resolved on the base model, and every value is
 checked. Only then is it renamed: a run whose file does not pass is not finished, and an earlier good file is not lost.
 
-What was trained stays whatever the check says: a file that does not pass, or that the dialect cannot hold after all, is
+Trained weights are never lost: a file that does not pass, or that cannot be expressed in the dialect after all, is
 written as `<name>.unverified.safetensors`, and the error names it.
 """
 
@@ -56,15 +56,10 @@ def save_adapter(
                 if not folder:
                     _add_hashes(temporary)
                 verify(temporary, index, typed)
-            except (
-                TargetError,
-                ValueError,
-                LookupError,
-                TypeError,
-            ) as error:  # whatever the check says, nothing is lost
+            except (TargetError, ValueError, LookupError, TypeError) as error:  # nothing that was trained is lost
                 reason = str(error).replace(str(temporary), str(target))
                 raise TargetError(f"{reason}; what was trained is in {_keep(temporary, target, typed)}") from error
-            if folder and is_folder(target):  # what else is in it stays
+            if folder and is_folder(target):  # other files in it stay
                 for part in sorted(temporary.iterdir()):
                     part.replace(target / part.name)
             else:
@@ -79,7 +74,7 @@ def save_adapter(
 
 
 def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
-    """Give what was written a name that says it was not verified; where nothing was, write the tensors as they are."""
+    """Rename the written file to show that it was not verified; if there is none, write the tensors unchanged."""
     unverified = target.with_name(f"{target.name.removesuffix('.safetensors')}.unverified{target.suffix}")
     if is_file(written):
         written.replace(unverified)
@@ -93,7 +88,7 @@ def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
 
 
 def adapter_exists(path: Path) -> bool:
-    """Whether there is an adapter of this name, as a file or as a PEFT folder."""
+    """Return whether there is an adapter of this name, as a file or as a PEFT folder."""
     return is_file(path) or is_file(path.with_suffix("") / "adapter_model.safetensors")
 
 
@@ -156,7 +151,7 @@ def _changed_rows(plan: Plan) -> dict[tuple[str, str, int], Placement | None]:
 
 
 def _same_change(one: Placement, other: Placement) -> bool:
-    """Whether both change the same rows alike: a dialect may order the halves of a module's rows differently."""
+    """Return whether both make the same change: a dialect may order the halves of a module's rows differently."""
     if one.swap == other.swap:
         return _equal(one.factors, other.factors)
     turned = one.factors.swapped()
@@ -164,7 +159,7 @@ def _same_change(one: Placement, other: Placement) -> bool:
 
 
 def _equal(one: Factors, other: Factors) -> bool:
-    """Whether both hold the same numbers; factors that a dialect fuses have another kind or shape, and pass."""
+    """Return whether both hold the same numbers; factors that a dialect fuses have another kind or shape, and pass."""
     if type(one) is not type(other) or one.shape() != other.shape():
         return True
     ours, theirs = one.tensors(), other.tensors()
@@ -175,7 +170,7 @@ def _equal(one: Factors, other: Factors) -> bool:
 
 
 def _add_hashes(path: Path) -> None:
-    """Add kohya's two hashes: of the data, and of a window of the file as it would be with the ss_* metadata alone."""
+    """Add kohya's two hashes: of the data, and of a window of the file with the ss_* metadata alone."""
     container, raw = open_container(path), path.read_bytes()
     kohya = {name: value for name, value in container.metadata.items() if name.startswith("ss_")}
     as_kohya = serialize({name: decode(tensor) for name, tensor in container.tensors.items()}, kohya)
@@ -187,7 +182,7 @@ def _add_hashes(path: Path) -> None:
 
 
 def cast(adapter: Adapter, dtype: torch.dtype) -> Adapter:
-    """Return the adapter in another precision; alphas and other scalars stay as they are."""
+    """Return the adapter in another precision; alphas and other scalars do not change."""
     converted: dict[int, Tensor] = {}
 
     def convert(tensor: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """The log of a run: one JSON record per line; TensorBoard and Weights & Biases if enabled (`trackers`).
 
-    <output>/<name>.jsonl      {"step": 10, "loss": 0.1, "lr": 1e-4, "grad_norm": 0.5, "steps_per_second": 3.2, "skipped_steps": 0, ...}
-                               {"step": 10, "event": "sample", "path": "..."}
+    <output>/<name>.jsonl           {"step": 10, "loss": 0.1, "lr": 1e-4, "grad_norm": 0.5, "skipped_steps": 0, ...}
+                                    {"step": 10, "event": "sample", "path": "..."}
     <output>/<name>-tensorboard/    the numbers and sample images of every record: tensorboard --logdir <output>
 
-Steps never go back: a run resumed from step n drops the records after n, because those steps are trained again. A number that is not finite is null. Speeds leave out
-the first steps, which are slower than all others.
+Steps never go back: a run resumed from step n drops the records after n, because those steps are trained again. A
+number that is not finite is null. Speeds leave out the first steps, which are slower than all others.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TrainLog:
             self._on_record(clean)
 
     def close(self) -> None:
-        """Close the files; whatever could not be written was reported by `write`."""
+        """Close the files; `write` has already raised any error."""
         with suppress(OSError):
             self._file.close()
         for tracker in self._trackers:
@@ -104,12 +104,12 @@ def _unwritable(path: Path, reason: str | None) -> FormatError:
 
 
 def finite(value: Any) -> Any:
-    """Return the value as JSON can express it."""
+    """Return the value, or None if it is a number that JSON cannot express."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _records_until(path: Path, since: int) -> list[tuple[dict[str, Any], bytes]]:
-    """Return the records of an earlier log up to step ``since``, with their lines; one that a crash cut short is dropped."""
+    """Return the records of an earlier log up to step ``since``, with their lines; truncated ones are dropped."""
     lines = []
     for line in read_bytes(path, MAX_LOG).splitlines() if since and is_file(path) else ():
         try:

@@ -1,6 +1,6 @@
-"""The metadata of a trained file: what other programs look for (kohya's ss_*, modelspec.*), and our configuration.
+"""The metadata of a trained file: keys that other programs read (kohya's ss_*, modelspec.*), and the configuration.
 
-Nothing in it says where the data, the model or the output are on the machine that trained it.
+It contains no path of the data, the model or the output on the machine that trained it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ def training_metadata(
     started: float,
     data: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the metadata of an adapter; ``steps``: (done, in total, per epoch); ``data``: what the task says of its data."""
+    """Return the metadata of an adapter; ``steps``: (done, in total, per epoch); ``data``: the task's own metadata."""
     step, total, epoch = steps
     prediction = getattr(model, "prediction", "")
     family = getattr(model, "family", None)
     version, architecture = family.file_labels(model.blueprint.variant, prediction) if family else ("llm", "llm")
+    encoder_rate = (
+        f"{config.text_encoder_learning_rate or config.learning_rate:g}" if config.train_text_encoders else "None"
+    )
     metadata = {
         "ss_output_name": config.name,
         "ss_base_model_version": version,
@@ -51,7 +54,7 @@ def training_metadata(
         "ss_gradient_accumulation_steps": str(config.gradient_accumulation),
         "ss_learning_rate": f"{config.learning_rate:g}",
         "ss_unet_lr": f"{config.learning_rate:g}" if config.train_denoiser else "None",
-        "ss_text_encoder_lr": f"{config.text_encoder_learning_rate or config.learning_rate:g}" if config.train_text_encoders else "None",
+        "ss_text_encoder_lr": encoder_rate,
         "ss_optimizer": config.optimizer,
         "ss_lr_scheduler": config.lr_scheduler,
         "ss_mixed_precision": config.precision if config.precision in ("bf16", "fp16") else "no",
@@ -78,12 +81,12 @@ def training_metadata(
         metadata["modelspec.resolution"] = "x".join(sides)
     if prediction in ("epsilon", "v_prediction"):
         metadata["modelspec.prediction_type"] = "v" if prediction == "v_prediction" else "epsilon"
-    # a file name may have bytes that are no text, and nothing of that may keep a trained file from being written
+    # a file name may have bytes that are not text, which must not keep a trained file from being written
     return {key: value.encode("utf-8", "backslashreplace").decode() for key, value in (metadata | dict(data)).items()}
 
 
 def _network(shape: Shape) -> dict[str, str]:
-    """Describe the network as kohya's scripts do, or LyCORIS for DoRA, LoHa and LoKr."""
+    """Describe the network in the terms of kohya's scripts, or of LyCORIS for DoRA, LoHa and LoKr."""
     lycoris = {"lora", "locon"}.isdisjoint(shape.kinds)
     arguments = {
         "algo": shape.network if lycoris and "dora" not in shape.kinds else "lora",

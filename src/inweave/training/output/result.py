@@ -1,4 +1,4 @@
-"""The end of a run: why it ended, and what it leaves behind."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ DONE, STOPPED = "all steps are done", "stopped on request"
 
 @dataclass(slots=True)
 class TrainResult:
-    """The end of a run. ``path``: the adapter; ``reason``: why it ended; ``losses``: of the steps since it started or resumed."""
+    """The result of `inweave.train`.
+
+    Args:
+        path: The adapter: a file, or a folder in the "peft" dialect.
+        step: The number of steps done, including those of the runs it resumed.
+        losses: The loss of every step since the run started or resumed.
+        reason: Why the run ended: "all steps are done", "stopped on request", or no better validation loss.
+        seconds: How long the run took, without its preparation.
+        skipped_steps: Steps whose loss or gradients were not finite.
+        validation: (step, validation loss) of every validation.
+    """
 
     path: Path
     step: int

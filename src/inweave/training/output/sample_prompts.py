@@ -12,13 +12,13 @@ A prompt is its text followed by flags, as kohya's scripts read them, in any ord
     --n TEXT  negative prompt        --d SEED   0 or more              --s STEPS
     --w, --h  width and height       --l SCALE  of the guidance        --ss SAMPLER
 
-The text may be empty: such a sample shows what the adapter does by itself.
+The text may be empty: such a sample shows the effect of the adapter by itself.
 
-A flag begins where two dashes, after a space or at the beginning, are followed by a letter, and it extends to the next
-flag. So `well--lit` and `day -- night` are text, and `--ar 3:2` is an unknown flag: it is refused, not generated.
+A flag begins with two dashes, after a space or at the beginning, that are followed by a letter, and it extends to the
+next flag. So `well--lit` and `day -- night` are text, and `--ar 3:2` is an unknown flag, which is an error.
 
-The seed, steps and guidance of a line override sample_seed, sample_steps and sample_guidance of the configuration, which
-override the model's defaults. Everything is checked before the first step.
+The seed, steps and guidance of a line override sample_seed, sample_steps and sample_guidance of the configuration,
+which override the model's defaults. Everything is checked before the first step.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ KEYS = {
 FILES = (".txt", ".toml", ".json")
 _FLAG = re.compile(r"(?:^|\s+)--(?=[A-Za-z])")
 
-Fields = dict[str, tuple[str, Any]]  # field of a request -> (its name where it was set, its value)
+Fields = dict[str, tuple[str, Any]]  # field of a request -> (the name the user wrote, its value)
 
 
 def sample_requests(config: TrainConfig) -> list[tuple[str, GenerateConfig]]:
-    """Return (where it was written, the request) for every prompt; all problems are raised in one error."""
+    """Return (its place, the request) for every prompt; all problems are raised in one error."""
     if not config.sample_prompts:
         name = "sample_every" if config.sample_every else "sample_every_epochs"
         raise ConfigError(f"{name} is set, but there are no sample_prompts")
@@ -101,7 +101,7 @@ def read_line(line: str) -> Fields:
 
 
 def _read_table(table: Mapping[str, Any]) -> Fields:
-    """Parse a prompt as kohya's .toml and .json files write it."""
+    """Parse a prompt of one of kohya's .toml and .json files."""
     fields: Fields = {"prompt": ("prompt", "")}
     problems: list[str] = []
     for name, value in table.items():
@@ -115,7 +115,7 @@ def _read_table(table: Mapping[str, Any]) -> Fields:
 
 
 def _put(fields: Fields, field: str, label: str, value: Any, problems: list[str]) -> None:
-    """Store a value, as text or as a table has it, if it is of the right kind."""
+    """Store a value, from text or from a table, if it is of the right kind."""
     expected = (
         "a whole number of 0 or more" if field in ("width", "height", "seed", "steps") else "a number of 0 or more"
     )
@@ -134,7 +134,7 @@ def _put(fields: Fields, field: str, label: str, value: Any, problems: list[str]
 
 
 def _request(fields: Fields) -> GenerateConfig:
-    """Build a request; problems name a field as it was written where it was set."""
+    """Build a request; problems name a field as the user wrote it."""
     if parse(str(fields["prompt"][1])).tags:
         raise ConfigError("<lora:...>: a sample shows the adapter being trained and no other; remove the tag")
     try:
@@ -144,7 +144,7 @@ def _request(fields: Fields) -> GenerateConfig:
 
 
 def _file_prompts(name: str) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
-    """Yield (where it is, the line or table) for every prompt in a file."""
+    """Yield (its place, the line or table) for every prompt in a file."""
     if not is_file(name):
         raise ConfigError(f"{name}: no such file; a prompt itself cannot end in {', '.join(FILES)}")
     text = read_text_file(name)

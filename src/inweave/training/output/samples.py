@@ -1,4 +1,4 @@
-"""Samples: images generated during training, from the same prompts and seeds every time, with the adapter as it is."""
+"""Samples: images generated during training with the current adapter, from the same prompts and seeds every time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class SampleImage:
 
 
 class Sampler:
-    """Generates the configuration's prompts; what cannot be generated is an error when the sampler is made.
+    """Generates the configuration's prompts; raises ConfigError when it is made if one cannot be generated.
 
-    ``writes``: whether this process saves the images; where the base is sharded, all processes generate.
+    ``writes``: whether this process saves the images; if the base is sharded, all processes generate.
     """
 
     def __init__(self, model: Model, config: TrainConfig, *, writes: bool = True) -> None:
@@ -49,7 +49,7 @@ class Sampler:
         if problems:
             raise ConfigError(at_most(problems))
         self._folder, self._name, self._writes = Path(config.output) / "samples", config.name, writes
-        # the adapter is in none of the request's LoRAs: a sample names it, or its settings would be those of the base
+        # the adapter is not among the request's LoRAs: without this the image's settings would be those of the base
         self._training = {
             "name": config.name, "network": config.network, "rank": config.rank, "alpha": config.alpha,
         }  # fmt: skip
@@ -60,7 +60,7 @@ class Sampler:
             self._pipeline.encode(request)
 
     def __call__(self, step: int) -> list[SampleImage]:
-        # generate all before the first is written: processes that generate together must not stop where only one can fail
+        # generate all before writing: processes that generate together must not stop where only one can fail
         results = [self._pipeline(request) for request in self._requests]
         images = []
         for number, result in enumerate(results if self._writes else ()):
@@ -74,11 +74,11 @@ class Sampler:
 
 
 class _TrainingPipeline(Pipeline):
-    """A pipeline over a model whose adapters are trainable layers: there is nothing to weave."""
+    """A pipeline over a model whose adapters are trainable layers: nothing is merged."""
 
     def __init__(self, model: Model, *, cache_text: bool) -> None:
         super().__init__(model)
-        # the prompts never change, and neither does what frozen encoders make of them
+        # the prompts never change, and neither do their encodings by frozen encoders
         self._cache: dict[str, PromptConditioning] | None = {} if cache_text else None
 
     def encode(self, request: GenerateConfig) -> None:
@@ -89,7 +89,7 @@ class _TrainingPipeline(Pipeline):
             conditioning.at(step, prepared.config.steps)
 
     def _swap_in(self, request: Any) -> None:
-        pass  # the adapter is attached, and nothing else is
+        pass  # the adapter is attached already
 
     def _conditioning(self, request: Any) -> PromptConditioning:
         if self._cache is None:

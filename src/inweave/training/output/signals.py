@@ -1,4 +1,4 @@
-"""Ctrl-C (or SIGTERM) once: finish the step and save. Twice: stop now. Signals ignored so far (a shell's `&`) stay ignored."""
+"""Ctrl-C (or SIGTERM) once: finish the step and save. Twice: stop now. Ignored signals (a shell's `&`) stay ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class GracefulStop:
-    """Inside the block a signal only requests a stop: ``request`` is called and returns how often it was called."""
+    """Turns signals inside the block into calls of ``request``, which returns the number of its calls."""
 
     def __init__(self, request: Callable[[], int]) -> None:
         self._request = request
@@ -23,7 +23,7 @@ class GracefulStop:
                 if signal.getsignal(number) is not signal.SIG_IGN
             }
         except ValueError:
-            self._previous = {}  # not the main thread: whoever started it may stop it
+            self._previous = {}  # not the main thread: its owner stops it
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():

@@ -1,10 +1,10 @@
-"""Where a run is followed besides its log: TensorBoard and Weights & Biases, each through its own library.
+"""TensorBoard and Weights & Biases, each through its own library.
 
     a record with a step     its numbers are points of curves
     a sample image           an image of its step, named after its prompt's number: sample/0, sample/1, ...
 
-TensorBoard's event files cannot be cut: a run that resumes at step n tells it to purge what came after. Weights & Biases
-gets the step as a number of its own, and a resumed run is the same run there, by the id that the log holds.
+TensorBoard's event files cannot be truncated: a run that resumes at step n writes a purge of the later steps. Weights &
+Biases gets the step as a separate number, and a resumed run continues the same run there, by the id in the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inweave.training.config.fields import ACCOUNT, names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.output.metadata import public_config
 
-#: numbers of a record that make no useful curve
+#: numbers of a record that are not plotted
 _NO_CURVE = {"step", "total", "time"}
 
 
@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WandbRun:
-    """The run at Weights & Biases: its project and name, what to show as its configuration, and its id if it goes on."""
+    """The run at Weights & Biases: its project, name and configuration, and its id if it is resumed."""
 
     project: str
     name: str
@@ -48,7 +48,7 @@ class WandbRun:
 
 
 def wandb_run(config: TrainConfig) -> WandbRun | None:
-    """The run as the configuration asks for it; it shows no path of this machine."""
+    """Return the configured run, without paths of this machine; None if it is not enabled."""
     if not config.wandb:
         return None
     settings = public_config(config).model_dump(mode="json", exclude={*names_where(private=True), *ACCOUNT})
@@ -56,12 +56,12 @@ def wandb_run(config: TrainConfig) -> WandbRun | None:
 
 
 def require_tensorboard() -> None:
-    """Refuse a run that would write event files without the library that writes them."""
+    """Raise ConfigError if tensorboard is not installed."""
     _require("tensorboard", "tensorboard")
 
 
 def require_wandb() -> None:
-    """Refuse a run for Weights & Biases without its library."""
+    """Raise ConfigError if wandb is not installed."""
     _require("wandb", "Weights & Biases (wandb)")
 
 
@@ -74,7 +74,7 @@ def _require(package: str, what: str) -> None:
 
 
 class TensorBoardTracker:
-    """Event files in ``folder``; it hides what earlier ones say of the steps after ``since``."""
+    """Event files in ``folder``, which hide earlier records of the steps after ``since``."""
 
     def __init__(self, folder: Path, since: int) -> None:
         require_tensorboard()
@@ -96,7 +96,7 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A run of Weights & Biases, whose files are in ``folder``. WANDB_MODE=offline keeps it on this machine."""
+    """A run of Weights & Biases with its files in ``folder``. WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, run: WandbRun, folder: Path) -> None:
         require_wandb()
@@ -109,21 +109,21 @@ class WandbTracker:
             self._run.define_metric("*", step_metric="step")
         except Exception as error:  # no key, no network, a project that may not be written
             raise ConfigError(
-                f"wandb: the run cannot be logged to Weights & Biases: {error}; log in with `wandb login`, keep the run on "
-                "this machine with WANDB_MODE=offline, or set wandb = false"
+                f"wandb: the run cannot be logged to Weights & Biases: {error}; log in with `wandb login`, keep the "
+                "run on this machine with WANDB_MODE=offline, or set wandb = false"
             ) from None
         self.id: str = self._run.id
 
     def write(self, step: int, numbers: Mapping[str, float], images: Mapping[str, Image.Image]) -> None:
-        pictures = {name: self._library.Image(image) for name, image in images.items()}
-        self._run.log({"step": step, **numbers, **pictures})
+        uploads = {name: self._library.Image(image) for name, image in images.items()}
+        self._run.log({"step": step, **numbers, **uploads})
 
     def close(self) -> None:
         self._run.finish()
 
 
 def curve_points(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record that make a curve."""
+    """Return the numbers of a record that are plotted."""
     return {
         name: value
         for name, value in record.items()
@@ -132,7 +132,7 @@ def curve_points(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def sample_images(record: Mapping[str, Any]) -> dict[str, Image.Image]:
-    """The image of a record about a sample, under the name of its prompt."""
+    """Return the image of a sample's record under the name of its prompt; empty for other records."""
     path = record.get("path")
     if record.get("event") != "sample" or not isinstance(path, str):
         return {}

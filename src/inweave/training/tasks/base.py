@@ -1,7 +1,7 @@
 """A task, as the training loop sees it: batches of examples, randomness sampled on the host, a loss on the device.
 
-The loop knows nothing of images or texts. A task says which networks are trained, which examples make up each batch of an
-epoch, what a batch is as plain tensors (everything random included), and what the loss of such tensors is.
+The loop knows nothing of images or texts. A task defines the trained networks, the examples of each batch of an epoch,
+the tensors of a batch (everything random included), and the loss of such tensors.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from inweave.models.families.base import Tensors
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 
-Tensors = dict[str, torch.Tensor]
-
 
 class Task(Protocol):
-    """One kind of training. ``networks`` go by the component names that adapters use ("unet", "te1", "model")."""
+    """A kind of training. The keys of ``networks`` are the component names of adapters ("unet", "te1", "model")."""
 
     @property
     def networks(self) -> Mapping[str, nn.Module]: ...
@@ -30,7 +29,7 @@ class Task(Protocol):
 
     @property
     def order(self) -> Order:
-        """Which examples make up each batch of the run."""
+        """The examples of each batch of the run."""
         ...
 
     @property
@@ -39,7 +38,7 @@ class Task(Protocol):
         ...
 
     def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
-        """Return a batch as tensors on the host, everything random sampled: each example's from its own generator."""
+        """Return a batch as tensors on the host; all randomness of an example is drawn from its own generator."""
         ...
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
@@ -47,21 +46,21 @@ class Task(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a digest that changes when the data, or what is made of it, changes."""
+        """Return a digest that changes when the data, or its processing, changes."""
         ...
 
     def metadata(self) -> dict[str, str]:
-        """Return what the trained file's metadata should say about the data."""
+        """Return the metadata of the trained file about the data."""
         ...
 
 
 def generators_for(seed: int, positions: Iterable[Sequence[int]]) -> list[torch.Generator]:
-    """One generator per example: how a batch is split, or shared among processes, changes no random number."""
+    """Return one generator per example: splitting a batch, or sharing it among processes, changes no random number."""
     return [generator_for(seed, *position) for position in positions]
 
 
 def generator_for(seed: int, *position: int) -> torch.Generator:
-    """A generator that depends on the seed and the position in the run alone: a resumed run samples the same numbers."""
+    """Return a generator that depends on the seed and the position alone: a resumed run samples the same numbers."""
     return torch.Generator().manual_seed(seed_for(seed, *position))
 
 

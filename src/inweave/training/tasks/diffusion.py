@@ -1,17 +1,18 @@
 """Images and captions as a task: latents and text conditioning, encoded once, with new noise at every step.
 
-    example ──resize, crop, flip──► image ──VAE──► mean and deviation of its latents     cached by content and settings
-    caption ──shuffle, drop──────► variants ──text encoders──► conditioning              cached by tokens and model
+    example ──resize, crop, flip──► image ──VAE──► mean and std of its latents     cached by content and settings
+    caption ──shuffle, drop──────► variants ──text encoders──► conditioning        cached by tokens and model
 
-A step samples latents from each mean and deviation, so the autoencoder's own randomness is kept. Where text encoders are
-trained, captions travel as token ids and are encoded inside the step; the states of frozen encoders (T5) stay cached.
+A step samples latents from each mean and standard deviation, so the autoencoder's own randomness is kept. If text
+encoders are trained, a batch contains token ids, which are encoded inside the step; the states of frozen encoders (T5)
+are still cached.
 
 A setting in a table of the dataset's file overrides the run's for the images of that table. The loss is masked for all
-images (`masked_loss`) or for those of a table with `alpha_mask`; where it is for any, the others, and those without a
-mask, have one that is open everywhere.
+images (`masked_loss`) or for those of a table with `alpha_mask`; if it is masked for any, all images without a mask
+have one that is open everywhere.
 
-What a step does not need may leave the device (`inweave.training.tasks.offload`): `prepare(staged=True)` has one encoder
-there at a time and the denoiser last, since adapters come afterwards.
+Networks that a step does not need may leave the device (`inweave.training.tasks.offload`): `prepare(staged=True)` has
+one encoder there at a time and the denoiser last, since adapters come afterwards.
 """
 
 from __future__ import annotations
@@ -20,21 +21,19 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from inweave.errors import ConfigError
-from inweave.files.paths import printable_path
 from inweave.models import vae
-from inweave.models.families.base import ENCODERS, on_encoders
+from inweave.models.families.base import ENCODERS, Tensors, on_encoders
 from inweave.models.model import Model
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
-from inweave.training.data.buckets import BucketRules, Placement
+from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache, encoder_digests
 from inweave.training.data.caption_lengths import (
     batch_lengths,
@@ -47,14 +46,13 @@ from inweave.training.data.captions import choose_caption, tag_frequency
 from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
 from inweave.training.data.types import (
     Dataset,
-    Example,
     fingerprint_fields,
     subset_defaults,
     with_defaults,
 )
 from inweave.training.execution.oom import oom_hint
-from inweave.training.tasks.base import Tensors, generator_for
-from inweave.training.tasks.objective import Objective, make_objective
+from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
+from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
 from inweave.training.tasks.offload import Offloader
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
@@ -71,11 +69,7 @@ class DiffusionTask:
         self.networks: Mapping[str, nn.Module] = trained_networks(model, config)
         self.objective: Objective = make_objective(
             model, config.objective, model.device, timesteps=config.timestep_sampling, shift=config.timestep_shift,
-            logit_mean=config.logit_mean, logit_std=config.logit_std, min_snr_gamma=config.min_snr_gamma, sigma_weighting=config.sigma_weighting,
-            noise_offset=config.noise_offset, multires_noise_iterations=config.multires_noise_iterations,
-            multires_noise_discount=config.multires_noise_discount, debiased_estimation=config.debiased_estimation,
-            min_timestep=config.min_timestep, max_timestep=config.max_timestep, loss=config.loss, huber_c=config.huber_c,
-            huber_schedule=config.huber_schedule,
+            **{name: getattr(config, name) for name in OPTIONS},
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
         self.captions = run_captions(config, dataset)
@@ -83,14 +77,13 @@ class DiffusionTask:
         self._lengths = example_lengths(self.captions, self._chunks)
         self.chunks = max(self._lengths, default=1)
         self.batch_lengths = batch_lengths(model, self._lengths)
-        self.places, whole = arrange(
+        self.places, order = arrange(
             dataset, self.rules, batch_size=config.batch_size, seed=config.seed, lengths=self.batch_lengths
         )
         out = held_out(self.examples, self.places, config)
-        self.held_out = _batches(sorted(out), self.places, self.batch_lengths, config.batch_size)
-        repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
-        self.order = replace(whole, repeats=repeats, _epochs={}, _positions={})
-        if problems := batch_problems(model, config, self.examples, self.places, repeats):
+        self.held_out = batches_of(sorted(out), self.places, self.batch_lengths, config.batch_size)
+        self.order = order.without(out)
+        if problems := batch_problems(model, config, self.examples, self.places, self.order.repeats):
             raise ConfigError(problems)
         self._defaults = subset_defaults(config)
         self._settings = [with_defaults(example.subset, self._defaults) for example in self.examples]
@@ -107,7 +100,7 @@ class DiffusionTask:
     ) -> None:
         """Fill the caches before the first step, so that no step waits for an encoder.
 
-        ``with_encoders``: what else to do while the text encoders are on the device.
+        ``with_encoders``: called while the text encoders are on the device.
         """
         in_buckets = [number for number, place in enumerate(self.places) if place is not None]
         jobs = [(number, flip, crop) for number in in_buckets for flip, crop in self._views(number)]
@@ -132,7 +125,7 @@ class DiffusionTask:
             self.offloader.keep_only(self.needed)
 
     def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
-        """Latents, noise, times and text of a batch, on the host."""
+        """Return latents, noise, times and text of a batch, on the host."""
         latents, noises, times, masks, texts, sizes, weights = [], [], [], [], [], [], []
         for number, generator in zip(batch, generators, strict=True):
             example = self.examples[number]
@@ -163,7 +156,7 @@ class DiffusionTask:
         return inputs | {f"text.{name}": torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
-        """The denoiser's prediction against the objective's target."""
+        """Return the loss of the denoiser's prediction against the objective's target."""
         model, family = self.model, self.model.family
         latents, noise, times = inputs["latents"], inputs["noise"], inputs["times"]
         noisy, target = self.objective.noised(latents, noise, times)
@@ -176,10 +169,10 @@ class DiffusionTask:
         weights = inputs["weights"] if weights is None else weights * inputs["weights"]
         return self.objective.loss_of(prediction, target, times, weights, inputs.get("mask"))
 
-    # what is cached
+    # the caches
 
     def _views(self, number: int) -> list[tuple[bool, int]]:
-        """(mirrored, position of the crop) of all views of an example, each as likely as the others."""
+        """Return (mirrored, position of the crop) of all views of an example, which are equally likely."""
         settings, place = self._settings[number], self._place(number)
         flips = (False, True) if settings.flip else (False,)
         crops = (
@@ -189,9 +182,9 @@ class DiffusionTask:
         )
         return [(flip, crop) for crop in crops for flip in flips]
 
-    def _place(self, number: int) -> Placement:
+    def _place(self, number: int) -> BucketFit:
         place = self.places[number]
-        assert place is not None, self.examples[number].path  # those without a place are in no batch
+        assert place is not None, self.examples[number].path  # examples without a bucket are in no batch
         return place
 
     def _latents(self, number: int, flip: bool, crop: int) -> Tensors:
@@ -215,17 +208,17 @@ class DiffusionTask:
 
     @property
     def _caches_text(self) -> bool:
-        """Whether something about a text stays the same for the whole run and is cached."""
+        """Whether some encoding of a text stays the same for the whole run and is cached."""
         return bool(self.model.family.frozen_folders(self.model)) if self.trains_text else self.config.cache_text
 
     def _encoded_texts(self) -> set[tuple[str, int]]:
-        """Every text of the run with the chunks it is padded to: those of the longest caption of its image."""
+        """Return every text of the run with the chunks it is padded to: those of the longest caption of its image."""
         if self.model.family.masks_padding:
             return {(text, 1) for text in self._chunks}
         return {(text, size) for size, texts in zip(self._lengths, self.captions, strict=True) for text in ("", *texts)}
 
     def _text(self, text: str, chunks: int = 1) -> Tensors:
-        """What a step gets of a text, in ``chunks`` or more: conditioning, or token ids where encoders are trained."""
+        """Return the inputs from a text, in ``chunks`` or more: conditioning, or token ids if encoders are trained."""
         model, family, skip = self.model, self.model.family, self.config.clip_skip
         own = self._chunks[text]
         size = own if family.masks_padding else max(own, chunks)
@@ -252,11 +245,11 @@ class DiffusionTask:
             encoded = self.cache.get(key | {"clip_skip": skip}, conditioning) if self._caches_text else conditioning()
             return family.pad_text(encoded, max(own, chunks))
 
-    # what is on the device
+    # the device
 
     @property
     def needed(self) -> set[str]:
-        """The networks a step works with, by their folders."""
+        """The folders of the networks of a step."""
         trained = {folder for folder, network in self.model.networks.items() if network in self.networks.values()}
         encoders = {folder for folder in ENCODERS if folder in self.model.networks}
         if self.trains_text:
@@ -267,17 +260,17 @@ class DiffusionTask:
         return trained | encoders | vae | {self.model.blueprint.denoiser.folder}
 
     def offload_unused(self) -> None:
-        """Move what no step needs to the host; `prepare` must have filled the caches."""
+        """Move networks that no step needs to the host; `prepare` must have filled the caches."""
         self.offloader.keep_only(self.needed)
 
     def on_device(self, *more: str) -> AbstractContextManager[None]:
-        """These are on the device too inside the block, and what a step needs alone after it."""
+        """Move these to the device too inside the block, and leave the networks of a step alone there after it."""
         return self.offloader.also(self.needed, *more)
 
-    # what the run reports about its data
+    # reports about the data
 
     def notes(self) -> list[str]:
-        """What in the data makes the run slower than it need be, one line each."""
+        """Return notes on captions that are truncated or make the run slow."""
         return long_caption_warnings(
             self.model, self.examples, self.captions, self._chunks, self.config.max_token_length
         )
@@ -309,66 +302,3 @@ class DiffusionTask:
             "ss_resolution": f"({self.rules.size[0]}, {self.rules.size[1]})",
             "ss_bucket_info": json.dumps({"buckets": used}),
         }
-
-
-def bucket_rules(config: TrainConfig, model: Model) -> BucketRules:
-    """Buckets for a model; their step is a multiple of what its latents need, and never above the resolution."""
-    side = config.resolution or model.size
-    step = max(model.patch, min(config.bucket_step, side) // model.patch * model.patch)
-    return BucketRules(side, step, min(config.min_bucket, side), config.max_bucket, config.upscale, config.buckets)
-
-
-def batch_problems(
-    model: Model,
-    config: TrainConfig,
-    examples: Sequence[Example],
-    places: Sequence[Placement | None],
-    repeats: Sequence[int],
-) -> list[str]:
-    """What would only show later, or never."""
-    problems = []
-    if not sum(repeats):
-        problems.append("dataset: there is no image that can be trained on; `inweave train --check` says why")
-    uneven = {str(p.bucket) for p in places if p and (p.bucket.width % model.patch or p.bucket.height % model.patch)}
-    if uneven:
-        problems.append(
-            f"buckets of {', '.join(sorted(uneven))}: {model.name} needs sides that are multiples of {model.patch}; "
-            "change bucket_reso_steps or resolution in the dataset's file"
-        )
-    return problems + check_masks(config, examples)
-
-
-def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
-    """What is wrong with the masks of a dataset."""
-    used = [example for example in examples if example.mask is not None and uses_mask(config, example)]
-    if config.masked_loss and not used:
-        return [
-            "masked_loss: no image has a mask; put name-masklabel.png next to name.png, or set alpha_mask in the dataset's "
-            "file"
-        ]
-    if used and all(example.mask_is_black for example in used):
-        return [
-            f"masked_loss: {len(used)} images have a mask, and all of the masks are black, so nothing is trained on these "
-            f"images, the first being {printable_path(used[0].path)}; make white what is to be trained on, or turn masked_loss (or "
-            "alpha_mask in the dataset's file) off"
-        ]
-    return []
-
-
-def held_out(examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig) -> set[int]:
-    """Examples never trained on: a share of the images, chosen by the seed, never regularization images."""
-    subject = [n for n, example in enumerate(examples) if not example.regularization and places[n] is not None]
-    count = min(round(len(subject) * config.validation_split), len(subject) - 1) if config.validation_split else 0
-    shuffled = torch.randperm(len(subject), generator=generator_for(config.seed, -1)).tolist()
-    return {subject[i] for i in shuffled[: max(count, 0)]}
-
-
-def _batches(
-    numbers: Sequence[int], places: Sequence[Placement | None], lengths: Sequence[int], size: int
-) -> list[tuple[int, ...]]:
-    """Batches of examples in the same bucket, with captions of one length."""
-    by_bucket: dict[object, list[int]] = {}
-    for number in numbers:
-        if (place := places[number]) is not None:
-            by_bucket.setdefault((place.bucket, *lengths[number : number + 1]), []).append(number)
-    return [tuple(row[i : i + size]) for row in by_bucket.values() for i in range(0, len(row), size)]

@@ -1,9 +1,9 @@
-"""Preparing a run on a diffusion model: see `inweave.training.tasks.setup`."""
+"""Preparing a run on a diffusion model, see `inweave.training.tasks.setup`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
 from pathlib import Path
@@ -22,7 +22,7 @@ from inweave.targets.index import ModelIndex
 from inweave.training.adapters.targets import check_selection, trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
-from inweave.training.data.buckets import Placement
+from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache
 from inweave.training.data.caption_lengths import (
     batch_lengths,
@@ -36,14 +36,15 @@ from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
 from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
-from inweave.training.execution.choices import choice_problems
+from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.meta import blank
 from inweave.training.memory.quantization import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import no_validation
-from inweave.training.tasks.diffusion import DiffusionTask, batch_problems, bucket_rules, check_masks, held_out
+from inweave.training.tasks.diffusion import DiffusionTask
+from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
 from inweave.training.tasks.setup import PRECISIONS, OnProgress
 
 
@@ -60,8 +61,8 @@ class DiffusionSetup:
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
         if sizes and config.vram is not None:
             raise ConfigError(
-                f"vram: the dataset file sets batch_size {sizes[0]}, which cannot be changed to fit; remove it there, and "
-                "set batch_size in the configuration"
+                f"vram: the dataset file sets batch_size {sizes[0]}, which cannot be changed to fit; remove it there, "
+                "and set batch_size in the configuration"
             )
 
     def sizes(self) -> dict[str, Any]:
@@ -78,10 +79,10 @@ class DiffusionSetup:
         model, examples = self._blank(config), self.dataset.examples
         places, order = arrange(self.dataset, bucket_rules(config, model), batch_size=config.batch_size)
         validation = held_out(examples, places, config)
-        repeats = [0 if number in validation else count for number, count in enumerate(order.repeats)]
+        repeats = order.without(validation).repeats
         missing = [no_validation(config)] if config.validation_split and not validation else []
         quantized = quantize_problems(model.denoiser, config, self.device)
-        impossible = choice_problems(trained_networks(model, config), config, self.device)
+        impossible = mode_problems(trained_networks(model, config), config, self.device)
         return [*missing, *quantized, *impossible, *batch_problems(model, config, examples, places, repeats)]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:
@@ -94,7 +95,7 @@ class DiffusionSetup:
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
             where = "cpu" if staged or config.shard else self.device
             model = load_model(blueprint, device=where, dtype=config.precision, keep="file")
-        model.device = self.device  # where the work is done; staged networks come there when they are needed
+        model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
         folder = Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
@@ -104,9 +105,9 @@ class DiffusionSetup:
 
     @cached_property
     def _captions(self) -> tuple[list[int], list[str]]:
-        """Return (chunks of every example, what to report about them); only tokenizers are read."""
-        model = self._blank(self.config)
-        model.tokenizers = {folder: make() for folder, make in self.measurable.tokenizers.items()}
+        """The chunks of every example, and notes about them; only tokenizers are read."""
+        tokenizers = {folder: make() for folder, make in self.measurable.tokenizers.items()}
+        model = replace(self._blank(self.config), tokenizers=tokenizers)
         captions = run_captions(self.config, self.dataset)
         limit = self.config.max_token_length
         chunks = caption_chunks(model, captions, limit)
@@ -119,7 +120,7 @@ class DiffusionSetup:
 
 @dataclass(frozen=True, slots=True)
 class LoadedDiffusionModel:
-    """The task, and how its networks take turns on the device."""
+    """The task, and the networks that take turns on the device."""
 
     task: DiffusionTask
     model: Model
@@ -134,7 +135,7 @@ class LoadedDiffusionModel:
         return path if is_file(path) else None
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
-        """Only the first process encodes; the others read its caches."""
+        """Encode in the first process; the others read its caches."""
         offload = self._staged or self.task.config.shard
         frozen = not self.task.config.train_text_encoders
         encode_prompts = self._sampler.encode if self._sampler is not None and self._staged and frozen else None
@@ -175,7 +176,7 @@ class LoadedDiffusionModel:
 
 
 def with_defaults(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> TrainConfig:
-    """Fill in what the user left open, from the preset of the model's family, the model and the device."""
+    """Fill in the settings left open, from the preset of the model's family, the model and the device."""
     explicit = config.precision if "precision" in config.model_fields_set else "auto"
     precision = PRECISIONS[choose_dtype(None if explicit == "auto" else explicit, device)]
     return config.with_preset(blueprint.family.preset_name(blueprint)).model_copy(update={"precision": precision})
@@ -194,8 +195,8 @@ def read(config: TrainConfig) -> Dataset:
     )
 
 
-def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, Placement | None]]]:
-    """(the configuration in full, how every image is scaled and cropped); captions are not needed for that."""
+def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, BucketFit | None]]]:
+    """Return (the full configuration, how every image is scaled and cropped); needs no captions."""
     changes = {"caption": config.caption or "-", "skip_unreadable": True}
     dataset = read(config.model_copy(update=changes))
     blueprint = open_model(config.model, variant=config.variant, parts=config.parts or None)
@@ -216,9 +217,9 @@ def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) ->
 def _report(
     config: TrainConfig, dataset: Dataset, model: Model, processes: int, lengths: Sequence[int]
 ) -> DatasetReport:
-    """Return the dataset as this run sees it."""
+    """Return the report on the dataset of this run."""
 
-    def validation(places: list[Placement | None]) -> set[int]:
+    def validation(places: list[BucketFit | None]) -> set[int]:
         return held_out(dataset.examples, places, config)
 
     return check_dataset(

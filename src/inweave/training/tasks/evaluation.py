@@ -1,4 +1,4 @@
-"""What a run does with its networks besides training them: the validation loss, and sample images.
+"""Evaluation during a run: the validation loss, and sample images.
 
 Networks are in evaluation mode meanwhile, without dropout, and have the weights that are saved.
 """
@@ -19,7 +19,7 @@ Sample = Callable[[int], list[SampleImage]]
 
 @contextmanager
 def evaluation_mode(networks: Mapping[str, nn.Module], weights: AbstractContextManager[None]) -> Iterator[None]:
-    """Inside the block the networks are in evaluation mode, with ``weights``."""
+    """Put the networks into evaluation mode inside the block, within the context ``weights``."""
     modes = [(module, module.training) for network in networks.values() for module in network.modules()]
     with weights:
         for network in networks.values():
@@ -32,7 +32,7 @@ def evaluation_mode(networks: Mapping[str, nn.Module], weights: AbstractContextM
 
 
 def weighted_mean(losses: torch.Tensor, sizes: list[int]) -> float:
-    """The mean loss of batches of these sizes."""
+    """Return the mean loss per example of batches of these sizes."""
     rows = torch.tensor([float(size) for size in sizes], device=losses.device)
     return float((losses * rows).sum() / rows.sum())
 
@@ -40,11 +40,11 @@ def weighted_mean(losses: torch.Tensor, sizes: list[int]) -> float:
 def sample_events(
     sample: Sample, step: int, mode: AbstractContextManager[None], *, shard: bool
 ) -> list[dict[str, Any]]:
-    """Generate samples and return their lines of the log; one that fails is reported: it is worth less than the run."""
+    """Generate samples and return their log records; a failure is logged, because it must not end the run."""
     try:
         with mode:
             return [image.record() for image in sample(step)]
     except Exception as error:
         if shard and not isinstance(error, OSError):
-            raise  # the other processes wait inside the network for this one
+            raise  # the other processes are waiting for this one inside the network
         return [{"event": "sample failed", "text": f"{type(error).__name__}: {' '.join(str(error).split())}"}]

@@ -1,8 +1,8 @@
 """Texts as a task: a causal language model, the same loop.
 
-A text begins with the token that the model's tokenizer puts there and ends with its end-of-text token, which is trained. A
-text longer than the model's context is split. Rows of a batch are padded on the right, and padding does not count; the
-loss is the mean over rows of the mean over their trained tokens.
+A text begins with the tokenizer's begin-of-text token, if it adds one, and ends with its end-of-text token, which is
+trained. A text longer than the model's context is split. Rows of a batch are padded on the right, and padding does not
+count; the loss is the mean over rows of the mean over their trained tokens.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.models.families.base import Tensors
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
-from inweave.training.tasks.base import Tensors
 
 LENGTH = 1024  # tokens of an example, at most
 _IGNORED = -100
 
 
 class LanguageTask:
-    """See `inweave.training.tasks.base.Task`. Examples are (token ids, which of them count in the loss)."""
+    """See `inweave.training.tasks.base.Task`. Examples are (token ids, which of them count in the loss).
+
+    ``device``: where to train, if the network is not there yet.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,6 @@ class LanguageTask:
         config: TrainConfig,
         device: torch.device | None = None,
     ) -> None:
-        """``device``: where to train, if the network is not there yet."""
         self.networks: dict[str, nn.Module] = {"model": network}
         self.device, self.dtype = device or network.device, network.dtype
         self.config = config
@@ -80,7 +82,7 @@ class LanguageTask:
 
 
 def token_loss(network: nn.Module, inputs: Tensors) -> torch.Tensor:
-    """The mean over rows of the mean cross-entropy over the tokens that count."""
+    """Return the mean over rows of the mean cross-entropy over the tokens that count."""
     mask = inputs.get("attention_mask")
     predictions = network(input_ids=inputs["input_ids"], attention_mask=mask, use_cache=False).logits
     logits, labels = predictions[:, :-1].float(), inputs["labels"][:, 1:]
@@ -91,7 +93,7 @@ def token_loss(network: nn.Module, inputs: Tensors) -> torch.Tensor:
 
 
 def _tokenize(tokenizer: Any, prompt: str, text: str, length: int) -> list[tuple[list[int], list[bool]]]:
-    """Return the examples that a text makes: (token ids, which count), each of ``length`` at most."""
+    """Return the examples from a text: (token ids, which of them count), each of ``length`` at most."""
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     start = [bos] if bos is not None and tokenizer("a").input_ids[:1] == [bos] else []
     before = [*start, *(tokenizer(prompt, add_special_tokens=False).input_ids if prompt else [])]

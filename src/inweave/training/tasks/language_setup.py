@@ -1,4 +1,4 @@
-"""Preparing a run on a causal language model: see `inweave.training.tasks.setup`."""
+"""Preparing a run on a causal language model, see `inweave.training.tasks.setup`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inweave.training.data.batches import total_steps
 from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import shard_base
 from inweave.training.distributed.world import World
-from inweave.training.execution.choices import choice_problems
+from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.estimate import LanguageModelSpec
 from inweave.training.memory.meta import Measured, measure_network
@@ -34,7 +34,7 @@ from inweave.training.tasks.setup import PRECISIONS, OnProgress
 
 
 def language_model_folder(config: TrainConfig) -> Path | None:
-    """The folder of a language model, here or in the Hub's cache; None if the model is another or is no folder."""
+    """Return the folder of a language model, local or in the Hub's cache; None if the model is not one."""
     folder = expand_home(config.model)
     if not exists(folder) and config.model != embedded.NAME:
         folder = hub_folder(hub_id(config.model), config.allow_download)
@@ -42,15 +42,14 @@ def language_model_folder(config: TrainConfig) -> Path | None:
 
 
 def is_language_model(folder: Path) -> bool:
-    """Whether it is a folder with a transformers configuration and no model_index.json."""
+    """Return whether it is a folder with a transformers configuration and without model_index.json."""
     return is_folder(folder) and is_file(folder / "config.json") and not is_file(folder / "model_index.json")
 
 
 class LanguageSetup:
-    """The texts, the tokenizer and the model without weights."""
+    """The texts, the tokenizer and the model without weights; ``folder``: of the model, if its name is not the path."""
 
     def __init__(self, config: TrainConfig, device: torch.device, folder: Path | None = None) -> None:
-        """``folder``: where the model is, if its name is not the path."""
         _check_settings(config)
         self.device, self._folder = device, folder or Path(config.model)
         if not isinstance(config.dataset, str):
@@ -65,13 +64,13 @@ class LanguageSetup:
 
     @property
     def measurable(self) -> LanguageModelSpec:
-        """One example as long as the longest, on the meta device."""
+        """An example of the greatest length, on the meta device."""
         longest = max(len(tokens) for tokens, _ in self._task.examples)
 
         def measure(config: TrainConfig, dtype: torch.dtype, checkpoint: Any) -> Measured:
             network = blank_language_model(self._folder, dtype)
             row = torch.empty(1, longest, dtype=torch.int64, device="meta")
-            # the final attention mask: the library would look at the values of any other, and here are none
+            # the final attention mask: the library would read the values of any other, and the meta device has none
             mask = torch.empty(1, 1, longest, longest, dtype=torch.bool, device="meta")
             inputs = {"input_ids": row, "labels": row, "attention_mask": mask}
             return measure_network(network, config, checkpoint, lambda: token_loss(network, inputs))
@@ -86,7 +85,7 @@ class LanguageSetup:
 
     def problems(self, config: TrainConfig) -> list[str]:
         missing = config.validation_split and not self._blank_task(config).held_out
-        impossible = choice_problems(self._task.networks, config, self.device)
+        impossible = mode_problems(self._task.networks, config, self.device)
         return [*([no_validation(config)] if missing else []), *impossible]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[TextReport, list[str]]:
@@ -116,7 +115,7 @@ class LanguageSetup:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLanguageModel:
-    """A language model has no caches, samples or parts."""
+    """A language model, which has no caches or samples."""
 
     task: LanguageTask
     model: Any
@@ -130,7 +129,7 @@ class LoadedLanguageModel:
         return shard_base(self.model, world, self.task.device)
 
     def fuse_blocks(self) -> None:
-        """Their blocks have little around products and attention."""
+        """Do nothing: these blocks do little besides products and attention."""
 
     def notes(self) -> list[str]:
         return []
@@ -140,7 +139,7 @@ class LoadedLanguageModel:
 
 
 def _check_settings(config: TrainConfig) -> None:
-    """Refuse settings that are for images."""
+    """Raise ConfigError if there are settings for images."""
     explicit, problems = config.model_fields_set, []
     if "dialect" in explicit and config.dialect != "peft":
         problems.append(

@@ -1,4 +1,4 @@
-"""The loss of a prediction: an error per number, its mean per image, and the weighted mean of a batch.
+"""The loss of a prediction: an error per value, its mean per image, and the weighted mean of a batch.
 
     d = prediction - target, in float32 at least
 
@@ -7,22 +7,20 @@
     huber       2 c (sqrt(d^2 + c^2) - c)      pseudo-Huber: d^2 near 0, 2 c |d| far away
     smooth_l1   2 (sqrt(d^2 + c^2) - c)        the same divided by c: d^2 / c near 0, 2 |d| far away
 
-c is `huber_c`, and may depend on the timestep (`huber_schedule`; S is the length of the noise schedule, t = 0 .. S - 1, or
-t = 1000 s of a flow with S = 1000; sigma^2 = (1 - a_t) / a_t):
+c is `huber_c`, and may depend on the timestep (`huber_schedule`; S is the length of the noise schedule, t = 0 .. S - 1,
+or t = 1000 s of a flow with S = 1000; sigma^2 = (1 - a_t) / a_t):
 
     constant      c
     exponential   c^(t / S)                                   1 at the clean end, c at the noisy end
     snr           (1 - c) / (1 + sigma)^2 + c                 likewise, by the signal-to-noise ratio
 
-Khrapov et al., "Improving Diffusion Models's Data-Corruption Resistance using Scheduled Pseudo-Huber Loss", arXiv 2403.16728.
+Khrapov et al., "Improving Diffusion Models's Data-Corruption Resistance using Scheduled Pseudo-Huber Loss",
+arXiv 2403.16728.
 """
 
 from __future__ import annotations
 
 import torch
-
-LOSSES = ("mse", "l1", "huber", "smooth_l1")
-SCHEDULES = ("constant", "exponential", "snr")
 
 
 def image_loss(
@@ -34,7 +32,7 @@ def image_loss(
     kind: str = "mse",
     thresholds: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mean error; a mask selects where it counts, weights and thresholds (c) are one per image."""
+    """Return the mean error; a mask selects where it counts, weights and thresholds (c) are one per image."""
     wide = torch.promote_types(prediction.dtype, torch.float32)
     difference = prediction.to(wide) - target.to(wide)
     if kind == "mse":
@@ -54,17 +52,10 @@ def image_loss(
     return (each if weights is None else each * weights).mean()
 
 
-def mse_loss(
-    prediction: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """The mean squared error of `image_loss`."""
-    return image_loss(prediction, target, weights, mask)
-
-
 def huber_thresholds(
     schedule: str, c: float, times: torch.Tensor, length: int, alphas: torch.Tensor | None
 ) -> torch.Tensor:
-    """c of each image, from its timestep on a schedule of ``length``; ``alphas``: of those timesteps, for "snr"."""
+    """Return c of each image, from its timestep on a schedule of ``length``; ``alphas``: at these, for "snr"."""
     if schedule == "constant":
         return torch.full(times.shape, c, dtype=torch.float32, device=times.device)
     if schedule == "exponential":

@@ -1,13 +1,13 @@
 """Noise of an example: Gaussian, with an offset, or of several resolutions.
 
-    offset     e + noise_offset * n                      one n per channel: the mean brightness of an image is noised too
+    offset     e + noise_offset * n                      one n per channel, so that mean brightness is noised too
                N. Guttenberg, "Diffusion with Offset Noise", 2023
     multires   e' = e + sum_i discount^i up(n_i),   e' / std(e')        i = 0 .. iterations - 1
                n_i: Gaussian of (h / r_i^i, w / r_i^i), r_i uniform in 2 .. 4; up: bilinear to the whole size;
                the sum ends after an n_i whose height or width is 1
                J. Whitaker, "Multi-Resolution Noise for Diffusion Model Training", 2023
 
-The deviation is that of one example, so that its noise does not depend on the examples beside it.
+The standard deviation is that of one example, so that its noise does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def draw_noise(
     iterations: int = 0,
     discount: float = 0.3,
 ) -> torch.Tensor:
-    """Noise for one example, or for several of (count, channels, height, width) that are drawn alike."""
+    """Return noise for one example, or for several of (count, channels, height, width) from the same generator."""
     noise = torch.randn(shape, generator=generator)
     if offset:
         noise += offset * torch.randn(*shape[:2], 1, 1, generator=generator)

@@ -1,4 +1,4 @@
-"""What the denoiser is trained to predict, at which noise levels, and how much each counts.
+"""The training objective: the target of the prediction, the sampled noise levels, and their weights.
 
     diffusion   x_t = sqrt(a_t) z + sqrt(1 - a_t) e          a_t: the scheduler's own alphas, zero terminal SNR included
                 target  epsilon: e      v_prediction: sqrt(a_t) e - sqrt(1 - a_t) z
@@ -18,8 +18,8 @@
 
     min_timestep, max_timestep     a whole t from min .. max - 1; of a flow, s becomes (min + (max - min) s) / 1000
 
-The loss itself is in `losses`, noise in `noise`. Everything random is sampled on the CPU from one generator per example, before the step; the step itself is a function
-of static tensors.
+The loss itself is in `losses`, noise in `noise`. Everything random is sampled on the CPU from one generator per example
+before the step, which is a function of static tensors.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ import torch
 from inweave.errors import ConfigError
 from inweave.models.model import Model
 from inweave.models.samplers import DynamicShift, training_alphas
-from inweave.training.tasks.losses import huber_thresholds, image_loss, mse_loss
+from inweave.training.tasks.losses import huber_thresholds, image_loss
 from inweave.training.tasks.noise import draw_noise
-
-__all__ = ["KINDS", "Objective", "make_objective", "mse_loss"]
 
 KINDS = ("epsilon", "v_prediction", "flow")
 FLOW_STEPS = 1000  # a flow's timestep is its noise level times this
 MAX_DEBIASED_SNR = 1000.0
+#: fields of an `Objective` that are settings of a run under the same name
+OPTIONS = (
+    "logit_mean", "logit_std", "min_snr_gamma", "sigma_weighting", "noise_offset", "multires_noise_iterations",
+    "multires_noise_discount", "debiased_estimation", "min_timestep", "max_timestep", "loss", "huber_c",
+    "huber_schedule",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """``alphas`` is the diffusion schedule on the device; a flow has none. ``dynamic_shift`` stands in for ``shift``."""
+    """``alphas``: the diffusion schedule on the device, None for a flow; ``dynamic_shift``: if ``shift`` is None."""
 
     kind: str
     alphas: torch.Tensor | None
@@ -71,7 +75,7 @@ class Objective:
         return self.kind == "flow"
 
     def draw_times(self, count: int, tokens: int, generator: torch.Generator) -> torch.Tensor:
-        """Whole timesteps of the schedule, or noise levels of a flow in 0..1."""
+        """Sample whole timesteps of the schedule, or noise levels of a flow in 0..1."""
         if not self.flow:
             first, end = self._timestep_range
             return torch.randint(first, end, (count,), generator=generator)
@@ -90,7 +94,7 @@ class Objective:
 
     @property
     def _timestep_range(self) -> tuple[int, int]:
-        """The first timestep that is sampled, and the one after the last."""
+        """The first sampled timestep, and the one after the last."""
         end = self.schedule_length if self.max_timestep is None else self.max_timestep
         return self.min_timestep or 0, end
 
@@ -107,7 +111,7 @@ class Objective:
     def noised(
         self, latents: torch.Tensor, noise: torch.Tensor, times: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(noisy latents, target of the prediction)."""
+        """Return (noisy latents, target of the prediction)."""
         if self.flow:
             level = times.reshape(-1, 1, 1, 1).to(latents.dtype)
             return (1 - level) * latents + level * noise, noise - latents
@@ -117,11 +121,11 @@ class Objective:
         return noisy, noise if self.kind == "epsilon" else signal * noise - sigma * latents
 
     def timestep(self, times: torch.Tensor) -> torch.Tensor:
-        """The denoiser's timestep, on the scale of the scheduler."""
+        """Return the denoiser's timestep, on the scale of the scheduler."""
         return times * 1000.0 if self.flow else times
 
     def weights(self, times: torch.Tensor) -> torch.Tensor | None:
-        """The weight of each image's loss; None: all the same."""
+        """Return the weight of each image's loss; None: all the same."""
         if self.flow:
             return times.float() ** self.sigma_weighting if self.sigma_weighting else None
         if self.min_snr_gamma is None and not self.debiased_estimation:
@@ -148,7 +152,7 @@ class Objective:
         weights: torch.Tensor | None,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The loss of a batch; ``weights``: one per image, `weights` among them; a mask selects where it counts."""
+        """Return the loss of a batch; ``weights``: one per image, with `weights`; a mask selects where it counts."""
         if self.loss in ("mse", "l1"):
             return image_loss(prediction, target, weights, mask, kind=self.loss)
         alphas = self._alphas_at(times) if self.huber_schedule == "snr" else None
@@ -163,7 +167,7 @@ class Objective:
 
 
 def make_objective(model: Model, objective: str, device: torch.device, **options: Any) -> Objective:
-    """The objective a model was trained with, or the one that is set where that is possible."""
+    """Return the objective a model was trained with, or the configured one; raises ConfigError if it does not fit."""
     own = "flow" if model.flow else model.prediction
     kind = own if objective == "auto" else objective
     if kind not in KINDS:
@@ -185,7 +189,7 @@ def make_objective(model: Model, objective: str, device: torch.device, **options
 
 
 def _ensure_possible(objective: Objective, model: Model) -> Objective:
-    """Refuse what the model's schedule cannot do."""
+    """Raise ConfigError if the model's schedule does not support the settings."""
     problems: list[str] = []
     first, end = objective._timestep_range
     if not 0 <= first < end <= objective.schedule_length:
@@ -202,8 +206,8 @@ def _ensure_possible(objective: Objective, model: Model) -> Objective:
         and float(objective.alphas[first:end].min()) <= 0
     ):
         problems.append(
-            "debiased_estimation: its weight 1 / sqrt(SNR) is infinite at the last timestep of a schedule with zero terminal "
-            f"SNR, which {model.name} has; set max_timestep = {end - 1}, or debiased_estimation = false"
+            "debiased_estimation: its weight 1 / sqrt(SNR) is infinite at the last timestep of a schedule with zero "
+            f"terminal SNR, which {model.name} has; set max_timestep = {end - 1}, or debiased_estimation = false"
         )
     if problems:
         raise ConfigError(problems)

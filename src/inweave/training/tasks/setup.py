@@ -1,7 +1,7 @@
-"""Preparing a run, whatever it trains on: what is known without weights (`Setup`), and what is there with them (`Loaded`).
+"""Preparing a run of any task, before (`Setup`) and after (`LoadedTask`) weights are read.
 
-Setup    dataset read, model identified, settings complete; can be checked, estimated and planned
-Loaded   the task on a loaded model, its caches, its samples
+Setup        dataset read, model identified, settings complete; can be checked, estimated and planned
+LoadedTask   the task on a loaded model, its caches, its samples
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from inweave.training.memory.estimate import Measurable
 from inweave.training.output.samples import SampleImage
 from inweave.training.tasks.base import Task
 
-OnProgress = Callable[[str, int, int], None]  # (what, done, of)
+OnProgress = Callable[[str, int, int], None]  # (activity, done, total)
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class Report(Protocol):
-    """What a run would see of its dataset."""
+class DataReport(Protocol):
+    """The dataset of a run."""
 
     @property
     def batches_per_epoch(self) -> int: ...
@@ -37,7 +37,7 @@ class Report(Protocol):
     def lines(self) -> list[str]: ...
 
 
-class Loaded(Protocol):
+class LoadedTask(Protocol):
     """A task on a loaded model."""
 
     @property
@@ -45,37 +45,37 @@ class Loaded(Protocol):
 
     @property
     def model(self) -> Any:
-        """What `base_digest` and the metadata describe."""
+        """The base that `base_digest` and the metadata describe."""
         ...
 
     @property
     def index(self) -> ModelIndex:
-        """The base, under the names of files."""
+        """The base, with the tensor names of files."""
         ...
 
     @property
     def base_file(self) -> Path | None:
-        """The checkpoint of the base, if it is one file."""
+        """The checkpoint of the base, if it is a single file."""
         ...
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
-        """Encode what no step should wait for."""
+        """Encode images and texts before the first step."""
         ...
 
     def shard(self, world: World) -> str:
-        """Shard the frozen base over all processes; returns what to report."""
+        """Shard the frozen base over all processes; returns a note for the log."""
         ...
 
     def fuse_blocks(self) -> None:
-        """Give the trained networks blocks with fewer passes over memory, for a GPU; adapters are attached already."""
+        """Replace blocks of the trained networks by fused ones, for a GPU; adapters are attached already."""
         ...
 
     def notes(self) -> list[str]:
-        """What to report about the dataset."""
+        """Return notes for the log about the dataset."""
         ...
 
     def sampler(self) -> Callable[[int], list[SampleImage]] | None:
-        """What generates samples, if any are wanted."""
+        """Return the function that generates samples; None if none are configured."""
         ...
 
 
@@ -84,7 +84,7 @@ class Setup(Protocol):
 
     @property
     def config(self) -> TrainConfig:
-        """With every open setting decided by the model's preset and the device."""
+        """The configuration with every open setting filled in from the model's preset and the device."""
         ...
 
     @property
@@ -94,21 +94,21 @@ class Setup(Protocol):
     def measurable(self) -> Measurable: ...
 
     def sizes(self) -> dict[str, Any]:
-        """The ``side`` and ``chunks`` of the largest example, for `plan_run` and `estimate`."""
+        """Return the ``side`` and ``chunks`` of the largest example, for `plan_run` and `estimate`."""
         ...
 
     def validate(self, config: TrainConfig) -> None:
-        """Refuse what can be refused without weights: targets, rules, masks, sample prompts."""
+        """Raise ConfigError for problems that need no weights: targets, rules, masks, sample prompts."""
         ...
 
     def problems(self, config: TrainConfig) -> list[str]:
-        """Return why this run would be refused: its dataset, or what the model or the device cannot do."""
+        """Return the reasons to refuse this run: its dataset, or something the model or the device cannot do."""
         ...
 
-    def report(self, config: TrainConfig, processes: int) -> tuple[Report, list[str]]:
-        """Return (the dataset as the run sees it, what else to note)."""
+    def report(self, config: TrainConfig, processes: int) -> tuple[DataReport, list[str]]:
+        """Return (the report on the dataset of the run, further notes)."""
         ...
 
-    def load(self, config: TrainConfig, world: World, *, staged: bool) -> Loaded:
-        """Read the weights and build the task; ``staged``: networks wait in host memory."""
+    def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedTask:
+        """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
         ...

@@ -25,7 +25,7 @@ from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
 from inweave.training.output.adapter_file import save_adapter  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, shared_model, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 #: what each preset means, with numbers of blocks left out: written down, not computed
 ATTENTION = {

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    SCALARS,
+    EventAccumulator,
+)
 
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.checkpoint.store import State, checkpoints, load_newest, load_state, save_state
@@ -60,8 +63,10 @@ CHOICES = {"cpu: float16 1x2x3x3x8": "flash", "cpu: float16 1x2x3x5x8": "efficie
     ("before", "after", "note"),
     [
         (CHOICES, CHOICES, ""),
-        ({**CHOICES, "cpu: float16 1x1x1x1x8": "new"}, CHOICES, "kernels that are not in this version (new): results differ"),
-        ({"GPU, torch 2: x": "flash"}, {"GPU, torch 2: x": "flash"}, "on GPU, torch 2, and this is cpu: results differ"),
+        ({**CHOICES, "cpu: float16 1x1x1x1x8": "new"}, CHOICES,
+         "kernels that are not in this version (new): results differ"),
+        ({"GPU, torch 2: x": "flash"}, {"GPU, torch 2: x": "flash"},
+         "on GPU, torch 2, and this is cpu: results differ"),
     ],
 )  # fmt: skip
 def test_a_resumed_run_keeps_its_kernels_of_attention_or_says_why_not(
@@ -237,7 +242,11 @@ def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
         tmp_path, steps=5, tensorboard=True, lr_scheduler="cosine", validation_split=0.2, save_every=2
     ).train()
     records = [record for record in log(tmp_path) if "loss" in record]
-    as_float = np.float32  # what an event file holds
+
+    def as_float(value: float) -> float:
+        """Rounded as in an event file."""
+        return float(np.float32(value))
+
     assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(report.losses, 1)]
     assert curve(tmp_path, "lr") == [(record["step"], as_float(record["lr"])) for record in records]
     assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in report.validation]
@@ -324,7 +333,7 @@ def outcome(tmp_path: Path, **settings: Any) -> str:
 
 
 def test_every_fact_of_a_checkpoint_may_be_of_any_type(tmp_path: Path) -> None:
-    settings = {"steps": 3, "save_every": 2, "keep_last": 1}
+    settings: dict[str, Any] = {"steps": 3, "save_every": 2, "keep_last": 1}
     run = tiny(tmp_path, validation_split=0.2, **settings)
     run.train_step()
     run.validation = [(1, 0.5)]
@@ -360,7 +369,11 @@ def test_every_fact_of_a_checkpoint_may_be_of_any_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: str, tmp_path: Path) -> None:
-    settings = {"steps": 3, "optimizer": optimizer, "ema_decay": 0.9 if optimizer != "schedulefree" else 0.0}
+    settings: dict[str, Any] = {
+        "steps": 3,
+        "optimizer": optimizer,
+        "ema_decay": 0.9 if optimizer != "schedulefree" else 0.0,
+    }
     run = tiny(tmp_path, validation_split=0.2, **settings)
     run.train_step()
     run.save_checkpoint()
@@ -370,7 +383,8 @@ def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: st
     rng = random.Random(0)
     wrong: list[torch.Tensor | None] = [
         None, torch.zeros(()), torch.zeros(3), torch.zeros(2, 0), torch.zeros(3, dtype=torch.int64), torch.tensor(True),
-        torch.zeros(2, 2, dtype=torch.complex64), torch.tensor(-5), torch.tensor(2**40), torch.full((4,), 200, dtype=torch.uint8),
+        torch.zeros(2, 2, dtype=torch.complex64), torch.tensor(-5), torch.tensor(2**40),
+        torch.full((4,), 200, dtype=torch.uint8),
         torch.tensor(list(b'{"optimizer": [], "groups": 5, "parameters": [1]}'), dtype=torch.uint8),
         torch.tensor(list(b"[" * 5000), dtype=torch.uint8),
     ]  # fmt: skip
@@ -390,8 +404,8 @@ def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: st
 def test_checkpoints_by_time_bound_what_is_lost_and_count_for_nothing(keep_last: int, tmp_path: Path) -> None:
     plain = tiny(tmp_path / "plain", save_every=2, keep_last=keep_last)
     plain.train()
-    run = tiny(tmp_path / "timed", save_every=2, keep_last=keep_last)
-    run.schedule.seconds = 0.0  # overdue after every step
+    timed = config(tmp_path / "timed", save_every=2, keep_last=keep_last)
+    run = make_run(timed, checkpoint_seconds=0.0)  # overdue after every step
     seen: list[list[int]] = []
     train_step = run.train_step
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from inweave.errors import ConfigError, FormatError
 from inweave.training.checkpoint import store as checkpoint
@@ -103,7 +104,7 @@ def changed(**facts: Any) -> Callable[[Path], None]:
     return change
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut short": cut,
     "a bit flipped": flipped,
     "no tensors": lambda path: (path / "state.safetensors").unlink(),
@@ -114,8 +115,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "deep": lambda path: (path / "state.json").write_text("[" * 100_000),
     "another version": changed(version=99),
     "no step": changed(step=None),
-    "another's tensors": lambda path: (
-        shutil.copy(path.parent / "step-000002" / "state.safetensors", path / "state.safetensors") and None
+    "another's tensors": lambda path: shutil.copy(
+        path.parent / "step-000002" / "state.safetensors", path / "state.safetensors"
     ),
 }
 
@@ -169,10 +170,10 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
             return touched
 
         monkeypatch.setattr(checkpoint, "_flush", wrapped("_flush", checkpoint._flush))
-        monkeypatch.setattr(checkpoint, "save_file", wrapped("save_file", checkpoint.save_file))
+        monkeypatch.setattr(checkpoint, "save_file", wrapped("save_file", save_file))
         monkeypatch.setattr(Path, "rename", wrapped("rename", Path.rename))
         monkeypatch.setattr(Path, "write_text", wrapped("write_text", Path.write_text))
-        monkeypatch.setattr(checkpoint.shutil, "rmtree", wrapped("rmtree", shutil.rmtree))
+        monkeypatch.setattr(shutil, "rmtree", wrapped("rmtree", shutil.rmtree))
 
     yield after
 

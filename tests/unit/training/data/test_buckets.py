@@ -204,7 +204,8 @@ def test_the_order_is_the_same_everywhere() -> None:
     assert digest == "63fb48801d4ef7ef"
     program = (
         "from inweave.training.data.batches import epoch_batches; import hashlib\n"
-        "print(hashlib.sha256(repr(epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)).encode()).hexdigest()[:16])\n"
+        "order = repr(epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4))\n"
+        "print(hashlib.sha256(order.encode()).hexdigest()[:16])\n"
         "import sys; assert 'torch' not in sys.modules"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from safetensors.torch import save_file  # noqa: E402
+import torch
+from PIL import Image
+from safetensors.torch import save_file
 
-from inweave.errors import FormatError  # noqa: E402
-from inweave.training.data import cache as caching  # noqa: E402
-from inweave.training.data.cache import TensorCache, cache_key  # noqa: E402
-from tests.unit.training.pictures import (  # noqa: E402
+from inweave.errors import FormatError
+from inweave.files.writing import write_atomic
+from inweave.training.data import cache as caching
+from inweave.training.data.cache import TensorCache, cache_key
+from tests.unit.training.image_sets import (
     CAPTIONS,
+    color_image,
     fresh_model,
     make_set,
-    picture,
     same,
     sample_inputs,
     shared_model,
@@ -80,7 +83,7 @@ def test_a_truncated_file_is_rebuilt(tmp_path: Path, left: int) -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = caching.write_atomic
+    real = write_atomic
 
     def interrupted(path: Path, chunks: list[bytes], **options: Any) -> None:
         def half() -> Iterator[bytes]:
@@ -217,7 +220,7 @@ def test_a_changed_image_or_caption_is_encoded_again_and_a_renamed_one_is_not(tm
     shutil.move(data, tmp_path / "moved")
     data = tmp_path / "moved"
     assert made_by(data, store) == 0
-    picture(9).save(data / "z.png")
+    color_image(9).save(data / "z.png")
     assert made_by(data, store) == 1
     (data / "z.txt").write_text("another caption")
     assert made_by(data, store) == 1
@@ -259,7 +262,7 @@ def texts_of(task: Any, steps: int = 40) -> list[bytes]:
 
 def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": "one, two, three, four, five, six"})
-    fields = {"shuffle_tags": True, "keep_tokens": 2, "caption_variants": 4, "batch_size": 1}
+    fields: dict[str, Any] = {"shuffle_tags": True, "keep_tokens": 2, "caption_variants": 4, "batch_size": 1}
     with counted(shared_model()) as calls:
         task = task_on(data, **fields)
         task.prepare()
@@ -295,7 +298,7 @@ def test_flips_are_cached_and_mirror_the_image(tmp_path: Path) -> None:
         sizes = {sample_inputs(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
         latents = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
         assert calls["vae"] == 2 and len(latents) == 2 and len(sizes) == 1
-    mirrored = picture(0).transpose(0)
+    mirrored = color_image(0).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     mirrored.save(data / "a.png")
     other = task_on(data)
     assert torch.equal(other._latents(0, False, 0)["mean"], task._latents(0, True, 0)["mean"])

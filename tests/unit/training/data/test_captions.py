@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from inweave.errors import ConfigError, FormatError
 from inweave.files.reading import read_foreign_text
 from inweave.training.data.captions import (
+    caption_file,
     caption_variants,
     choose_caption,
     example_variants,
     read_metadata,
-    sidecar_captions,
     tag_frequency,
 )
 from inweave.training.data.types import Example, Subset
@@ -155,12 +155,11 @@ def test_tags_are_counted_by_folder() -> None:
     assert result == {"10_cat": {"1girl": 2, "red hair": 1, "smile": 1}, "5_other": {"sks": 1}}
 
 
-def test_sidecar_captions(tmp_path: Path) -> None:
+def test_captions_next_to_an_image(tmp_path: Path) -> None:
     def find(*endings: str) -> tuple[str, ...]:
         files = list(tmp_path.iterdir())
-        return sidecar_captions(
-            tmp_path / "a.b.png", {f.name.lower(): f for f in files} | {f.name: f for f in files}, endings
-        )
+        names = {f.name.lower(): f for f in files} | {f.name: f for f in files}
+        return caption_file(tmp_path / "a.b.png", names, endings).captions
 
     assert find(".txt") == ()
     (tmp_path / "a.b.png.txt").write_text("long name")
@@ -168,7 +167,7 @@ def test_sidecar_captions(tmp_path: Path) -> None:
     (tmp_path / "a.b.TXT").write_bytes(b"\xef\xbb\xbf first \r\n\r\nsecond\r\n")
     assert find(".txt", ".caption") == ("first", "second")
     (tmp_path / "a.b.caption").write_text(" \n")
-    assert find(".caption", ".txt") == ("first", "second")  # an empty file is no caption
+    assert find(".caption", ".txt") == ("first", "second")  # an empty file is not a caption
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9")
     assert find(".caption") == ("caf\u00e9",)
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9 \x01\x02")
@@ -208,7 +207,7 @@ def test_what_is_no_text_in_any_encoding_is_refused(data: bytes, tmp_path: Path)
 def test_endings_in_capitals_are_found(tmp_path: Path) -> None:
     file = tmp_path / "A.TXT"
     file.write_text("loud")
-    assert sidecar_captions(tmp_path / "A.PNG", {"A.TXT": file, "a.txt": file}, [".txt"]) == ("loud",)
+    assert caption_file(tmp_path / "A.PNG", {"A.TXT": file, "a.txt": file}, [".txt"]).captions == ("loud",)
 
 
 def test_metadata_names_each_line_that_is_wrong(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from inweave.training.data.reader import read_dataset
 from inweave.training.data.types import Dataset, Subset, fingerprint_fields, with_defaults
 
 
-def picture(path: Path, size: tuple[int, int] = (12, 8), color: Any = None, mode: str = "RGB", **options: Any) -> Path:
+def write_image(
+    path: Path, size: tuple[int, int] = (12, 8), color: Any = None, mode: str = "RGB", **options: Any
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     shade = sum(path.name.encode("utf-8", "surrogateescape")) % 251
     Image.new(mode, size, color if color is not None else (shade, size[0] % 256, 7)).save(path, **options)
@@ -28,7 +30,7 @@ def picture(path: Path, size: tuple[int, int] = (12, 8), color: Any = None, mode
 
 
 def captioned(path: Path, text: str = "a cat", **options: Any) -> Path:
-    picture(path, **options)
+    write_image(path, **options)
     path.with_suffix(".txt").write_text(text)
     return path
 
@@ -51,9 +53,9 @@ def alpha_masked(folder: Path) -> Path:
 def test_a_folder_of_images(tmp_path: Path) -> None:
     captioned(tmp_path / "b.PNG", "one\ntwo\n", size=(20, 10))
     captioned(tmp_path / "a.jpg")
-    picture(tmp_path / "c.webp").with_suffix(".caption").write_text("by .caption")
-    picture(tmp_path / "d.bmp")
-    (tmp_path / "notes.md").write_text("no picture")
+    write_image(tmp_path / "c.webp").with_suffix(".caption").write_text("by .caption")
+    write_image(tmp_path / "d.bmp")
+    (tmp_path / "notes.md").write_text("not an image")
     dataset = read_dataset(tmp_path)
     assert names(dataset) == ["a.jpg", "b.PNG", "c.webp", "d.bmp"]
     assert [example.captions for example in dataset.examples] == [("a cat",), ("one", "two"), ("by .caption",), ()]
@@ -65,8 +67,8 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
 
 def test_a_caption_for_all_fills_only_what_is_missing(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png", "own")
-    picture(tmp_path / "b.png")
-    picture(tmp_path / "reg" / "c.png")
+    write_image(tmp_path / "b.png")
+    write_image(tmp_path / "reg" / "c.png")
     result = read_dataset(tmp_path, caption="default")
     assert [example.captions for example in result.examples] == [("own",), ("default",), ()]
     empty = read_dataset(tmp_path, caption="")
@@ -74,11 +76,11 @@ def test_a_caption_for_all_fills_only_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:
-    picture(tmp_path / "10_sks dog" / "a.png")
+    write_image(tmp_path / "10_sks dog" / "a.png")
     captioned(tmp_path / "10_sks dog" / "b.png", "from the file")
-    picture(tmp_path / "3_cat" / "c.png")
-    picture(tmp_path / "0_never" / "d.png")
-    picture(tmp_path / "other" / "e.png")
+    write_image(tmp_path / "3_cat" / "c.png")
+    write_image(tmp_path / "0_never" / "d.png")
+    write_image(tmp_path / "other" / "e.png")
     (tmp_path / "logs").mkdir()
     dataset = read_dataset(tmp_path)
     assert [(e.path.name, e.repeats, e.captions, e.folder) for e in dataset.examples] == [
@@ -91,9 +93,9 @@ def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:
 
 def test_regularization_images_lie_in_reg(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png")
-    picture(tmp_path / "reg" / "2_dog" / "r.png")
+    write_image(tmp_path / "reg" / "2_dog" / "r.png")
     captioned(tmp_path / "reg" / "s.png", "any dog")
-    picture(tmp_path / "reg" / "reg" / "t.png")
+    write_image(tmp_path / "reg" / "reg" / "t.png")
     dataset = read_dataset(tmp_path)
     assert [(e.path.name, e.regularization, e.repeats, e.captions) for e in dataset.examples] == [
         ("a.png", False, 1, ("a cat",)),
@@ -107,9 +109,9 @@ def test_regularization_images_lie_in_reg(tmp_path: Path) -> None:
 
 
 def test_metadata_lists_what_belongs_to_the_dataset(tmp_path: Path) -> None:
-    picture(tmp_path / "images" / "a.png")
+    write_image(tmp_path / "images" / "a.png")
     captioned(tmp_path / "b.png", "next to it, not listed")
-    picture(tmp_path / "c.png")
+    write_image(tmp_path / "c.png")
     rows = ['{"file_name": "images/a.png", "text": "A"}', '{"file_name": "b.png", "caption": ["B", "B2"]}']
     (tmp_path / "metadata.jsonl").write_text("\n".join(rows))
     dataset = read_dataset(tmp_path)
@@ -125,10 +127,10 @@ def test_metadata_lists_what_belongs_to_the_dataset(tmp_path: Path) -> None:
 
 
 def test_a_dataset_file_inherits_downwards(tmp_path: Path) -> None:
-    picture(tmp_path / "x" / "a.png").with_suffix(".cap").write_text("from cap")
-    picture(tmp_path / "x" / "b.png")
-    picture(tmp_path / "y" / "c.png")
-    picture(tmp_path / "y" / "d.png", mode="RGBA", color=(1, 2, 3, 4))
+    write_image(tmp_path / "x" / "a.png").with_suffix(".cap").write_text("from cap")
+    write_image(tmp_path / "x" / "b.png")
+    write_image(tmp_path / "y" / "c.png")
+    write_image(tmp_path / "y" / "d.png", mode="RGBA", color=(1, 2, 3, 4))
     file = toml(
         tmp_path,
         """
@@ -181,7 +183,7 @@ def test_a_dataset_file_inherits_downwards(tmp_path: Path) -> None:
     assert (c.subset.keep_tokens, c.subset.flip, c.subset.random_crop, c.subset.prefix) == (2, False, True, "")
     assert (again.subset.keep_tokens, again.subset.resolution, again.subset.batch_size) == (1, (512, 512), None)
     assert again.path == a.path and bare.captions == ()
-    assert dataset.report.duplicates == ()  # one file in two resolutions is no duplicate
+    assert dataset.report.duplicates == ()  # one file in two resolutions is not a duplicate
 
 
 def test_all_problems_of_a_dataset_file_come_at_once(tmp_path: Path) -> None:
@@ -239,10 +241,10 @@ def test_files_that_are_no_dataset_file(tmp_path: Path, text: str) -> None:
 
 def test_masks_from_sidecar_files_or_the_alpha_channel(tmp_path: Path) -> None:
     captioned(tmp_path / "a.jpg")
-    picture(tmp_path / "a-masklabel.png", mode="L", color=9)
+    write_image(tmp_path / "a-masklabel.png", mode="L", color=9)
     captioned(tmp_path / "b.png", mode="RGBA", color=(1, 2, 3, 4))
     captioned(tmp_path / "c.png", mode="RGB")
-    picture(tmp_path / "gone-masklabel.png", mode="L", color=8)
+    write_image(tmp_path / "gone-masklabel.png", mode="L", color=8)
     dataset = read_dataset(tmp_path)
     assert [example.mask for example in dataset.examples] == [tmp_path / "a-masklabel.png", None, None]
     assert [path.name for path in dataset.report.ignored] == ["gone-masklabel.png"]
@@ -257,11 +259,11 @@ def test_masks_from_sidecar_files_or_the_alpha_channel(tmp_path: Path) -> None:
 def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB", color: Any = None) -> Path:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return picture(path, size, color, mode, exif=exif)
+    return write_image(path, size, color, mode, exif=exif)
 
 
 @pytest.mark.parametrize(
-    ("mask", "picture_size", "fits"),
+    ("mask", "image_size", "fits"),
     [
         ((6, 4), (12, 8), True),
         ((240, 160), (12, 8), True),
@@ -275,16 +277,16 @@ def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB
     ],
 )
 def test_a_mask_has_the_shape_of_its_image(
-    mask: tuple[int, int], picture_size: tuple[int, int], fits: bool, tmp_path: Path
+    mask: tuple[int, int], image_size: tuple[int, int], fits: bool, tmp_path: Path
 ) -> None:
-    captioned(tmp_path / "a.png", size=picture_size)
+    captioned(tmp_path / "a.png", size=image_size)
     captioned(tmp_path / "b.png")
-    picture(tmp_path / "a-masklabel.png", mask, 255, "L")
+    write_image(tmp_path / "a-masklabel.png", mask, 255, "L")
     if fits:
         (a, _) = read_dataset(tmp_path).examples
         assert (a.mask, a.mask_orientation, a.mask_is_black) == (tmp_path / "a-masklabel.png", 1, False)
         return
-    message = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the image {picture_size[0]}x{picture_size[1]}"
+    message = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the image {image_size[0]}x{image_size[1]}"
     with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {message}"):
         read_dataset(tmp_path)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
@@ -297,14 +299,14 @@ def test_masks_of_images_that_exif_rotates(tmp_path: Path) -> None:
     for name, orientation in (("a", 6), ("b", 8), ("c", 6), ("d", 3), ("e", 1)):
         turned(tmp_path / f"{name}.jpg", (12, 8), orientation)
     for name, size in (("a", (12, 8)), ("b", (8, 12)), ("d", (12, 8))):
-        picture(tmp_path / f"{name}-masklabel.png", size, 255, "L")
+        write_image(tmp_path / f"{name}-masklabel.png", size, 255, "L")
     turned(tmp_path / "c-masklabel.png", (12, 8), 8, "L", 255)
     turned(tmp_path / "e-masklabel.png", (8, 12), 6, "L", 255)
     result = read_dataset(tmp_path, caption="x")
     # as stored; upright already; rotated by its own EXIF; ambiguous size; rotated although the image is not
     assert [example.mask_orientation for example in result.examples] == [6, 1, 8, 1, 6]
     assert [path.name for path in result.report.ambiguous_masks] == ["d-masklabel.png"]
-    picture(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
+    write_image(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
     with pytest.raises(FormatError, match=r"is 6x4 and the image 8x12 once upright \(12x8 in its file\)"):
         read_dataset(tmp_path, caption="x")
 
@@ -312,7 +314,7 @@ def test_masks_of_images_that_exif_rotates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
 def test_invalid_orientations_rotate_nothing(orientation: int, tmp_path: Path) -> None:
     turned(tmp_path / "a.jpg", (12, 8), orientation)
-    picture(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
+    write_image(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
     result = read_dataset(tmp_path, caption="x")
     assert (result.examples[0].size, result.examples[0].mask_orientation) == (
         (12, 8),
@@ -325,9 +327,9 @@ def test_black_masks_are_known(tmp_path: Path) -> None:
         captioned(tmp_path / f"{name}.png")
     captioned(tmp_path / "d.png", mode="RGBA", color=(9, 9, 9, 0))
     captioned(tmp_path / "e.png", mode="RGBA", color=(9, 9, 9, 1))
-    picture(tmp_path / "a-masklabel.png", color=0, mode="L")
-    picture(tmp_path / "b-masklabel.png", color=255, mode="I;16")  # of 65535: nothing in 8 bits
-    picture(tmp_path / "c-masklabel.png", color=1, mode="L")
+    write_image(tmp_path / "a-masklabel.png", color=0, mode="L")
+    write_image(tmp_path / "b-masklabel.png", color=255, mode="I;16")  # of 65535: nothing in 8 bits
+    write_image(tmp_path / "c-masklabel.png", color=1, mode="L")
     result = read_dataset(alpha_masked(tmp_path))
     assert [example.mask_is_black for example in result.examples] == [True, True, False, True, False]
     assert not any(example.mask_is_black for example in read_dataset(tmp_path).examples[3:]), (
@@ -341,13 +343,13 @@ def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
     (tmp_path / "b.JPG.txt").write_text("also a caption")
     for name in ("c.PSD", "c.txt", "10_cat/d.jxl", "d.svg", "lost.txt", "10_cat/old.caption", "x-masklabel.PNG"):
         (tmp_path / name).write_bytes(b"")
-    picture(tmp_path / "10_cat" / "more" / "e.png")
-    picture(tmp_path / "10_cat" / "more" / "again" / "e.png")
-    picture(tmp_path / "raw" / "one" / "f.png")
+    write_image(tmp_path / "10_cat" / "more" / "e.png")
+    write_image(tmp_path / "10_cat" / "more" / "again" / "e.png")
+    write_image(tmp_path / "raw" / "one" / "f.png")
     (tmp_path / "raw" / "two" / "three").mkdir(parents=True)
     (tmp_path / "raw" / "two" / "three" / "g.psd").write_bytes(b"")
     (tmp_path / "raw" / "notes").mkdir()
-    picture(tmp_path / "raw" / ".thumbs" / "f.png")
+    write_image(tmp_path / "raw" / ".thumbs" / "f.png")
 
     def below(paths: tuple[Path, ...]) -> set[str]:
         return {path.relative_to(tmp_path).as_posix() for path in paths}
@@ -426,10 +428,10 @@ def test_unreadable_files_are_all_named_or_skipped(tmp_path: Path) -> None:
     cut = captioned(tmp_path / "cut.jpg", size=(64, 64))
     cut.write_bytes(cut.read_bytes()[:-200])
     (tmp_path / "empty.png").write_bytes(b"")
-    (tmp_path / "text.webp").write_text("no picture")
+    (tmp_path / "text.webp").write_text("not an image")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
-    picture(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9\x01")
+    write_image(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9\x01")
     bad = {"cut.jpg", "empty.png", "text.webp", "gone.png", "loop.png", "latin.png"}
     with pytest.raises(FormatError) as caught:
         read_dataset(tmp_path)
@@ -456,7 +458,7 @@ def test_hidden_files_loops_and_odd_names(tmp_path: Path) -> None:
     captioned(tmp_path / "ok.png")
     (tmp_path / ".DS_Store").write_bytes(b"x")
     (tmp_path / "._ok.png").write_bytes(b"x")
-    picture(tmp_path / ".cache" / "x.png")
+    write_image(tmp_path / ".cache" / "x.png")
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "5_loop").symlink_to(tmp_path / "5_loop")
     (tmp_path / "reg").symlink_to(tmp_path)
@@ -482,10 +484,10 @@ def test_an_empty_dataset_reports_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder of images or a dataset \.toml"):
         read_dataset(tmp_path / "nowhere")
     (tmp_path / "a.psd").write_bytes(b"")
-    picture(tmp_path / "deep" / "a.png")
+    write_image(tmp_path / "deep" / "a.png")
     with pytest.raises(ConfigError, match=r"no images.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
         read_dataset(tmp_path)
-    picture(tmp_path / "a.png").with_suffix(".caption").write_text("x")
+    write_image(tmp_path / "a.png").with_suffix(".caption").write_text("x")
     with pytest.raises(ConfigError, match=r"none of 1 images has a caption; looked for \.txt, \.md files"):
         read_dataset(tmp_path, caption_extensions=("txt", ".md"))
     assert read_dataset(tmp_path, caption_extensions=("caption",)).examples[0].captions == ("x",)
@@ -506,8 +508,8 @@ def test_torch_is_not_needed() -> None:
     "name", ["../secret.png", "{outside}", "sub/../../secret.png", "link.png", "linked/secret.png"]
 )
 def test_names_in_a_metadata_file_stay_inside_its_folder(name: str, tmp_path: Path) -> None:
-    folder, secret = tmp_path / "set", picture(tmp_path / "secret.png")
-    picture(folder / "a.png")
+    folder, secret = tmp_path / "set", write_image(tmp_path / "secret.png")
+    write_image(folder / "a.png")
     (folder / "sub").mkdir()
     (folder / "link.png").symlink_to(secret)
     (folder / "linked").symlink_to(tmp_path)
@@ -520,7 +522,7 @@ def test_names_in_a_metadata_file_stay_inside_its_folder(name: str, tmp_path: Pa
 
 
 def test_images_that_the_hub_keeps_elsewhere_are_read(tmp_path: Path) -> None:
-    blob, folder = picture(tmp_path / "blobs" / "1.png"), tmp_path / "snapshots" / "abc"
+    blob, folder = write_image(tmp_path / "blobs" / "1.png"), tmp_path / "snapshots" / "abc"
     folder.mkdir(parents=True)
     (folder / "a.png").symlink_to(blob)
     (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "A"}')
@@ -533,7 +535,7 @@ def test_images_that_the_hub_keeps_elsewhere_are_read(tmp_path: Path) -> None:
         ('{"file_name": "a.png", "text": "\\ud800"}', "surrogate"),
         ('{"file_name": "a.png", "text": ' + "[" * 100_000, "not valid JSON"),
         ('{"file_name": "a.png", "text": 1' + "0" * 5000 + "}", "not valid JSON"),
-        ('{"file_name": "a.png", "text": "' + "a" * 2**20 + '"}', "letters"),
+        ('{"file_name": "a.png", "text": "' + "a" * 2**20 + '"}', "characters"),
         ('{"file_name": "a.png", "text": [' + '"a",' * 5000 + '"a"]}', "5001 captions"),
         ('{"file_name": "a.png", "text": [[' + "[]," * 1000 + "[]]]}", "is a list, expected text"),
         ('{"file_name": "' + "a" * 5000 + '.png", "text": "x"}', "cannot be used"),
@@ -541,7 +543,7 @@ def test_images_that_the_hub_keeps_elsewhere_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_lines_of_a_metadata_file_are_named(line: str, problem: str, tmp_path: Path) -> None:
-    picture(tmp_path / "a.png")
+    write_image(tmp_path / "a.png")
     (tmp_path / "metadata.jsonl").write_text(line)
     with pytest.raises(FormatError, match=problem) as raised:
         read_dataset(tmp_path)
@@ -613,7 +615,7 @@ def test_heic_is_read_or_named_with_what_reads_it(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png")
     photo = tmp_path / "b.jpg"  # named so by the program that copied it from a phone
     try:
-        import pillow_heif
+        import pillow_heif  # type: ignore[import-not-found]
     except ImportError:
         photo.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 100)
         with pytest.raises(FormatError, match=r"b\.jpg: .*pillow-heif: pip install 'inweave\[heic\]'"):

@@ -14,7 +14,7 @@ from inweave.training.data.texts import TextReport, read_texts
 def test_texts_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text(
-        '{"text": "fine"}\n{"prompt": "no completion"}\n[1]\n{"text": 5}\n{"completion": "\u2028 is no line end"}\n'
+        '{"text": "fine"}\n{"prompt": "no completion"}\n[1]\n{"text": 5}\n{"completion": "\u2028 is not a line end"}\n'
     )
     with pytest.raises(ConfigError) as caught:
         read_texts(file)

@@ -12,7 +12,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.fsdp import blocks, frozen_bytes
 from inweave.training.distributed.world import World
 from inweave.training.session import train
-from tests.unit.training.pictures import shared_model
+from tests.unit.training.image_sets import shared_model
 from tests.unit.training.tiny import TinyNetwork, tiny
 
 
@@ -61,8 +61,11 @@ def test_turns(count: int, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
-    [({"vram": "8GiB"}, "leave vram out"), ({"train_denoiser": False, "train_text_encoders": True}, "train_denoiser = true")],
-)  # fmt: skip
+    [
+        ({"vram": "8GiB"}, "leave vram out"),
+        ({"train_denoiser": False, "train_text_encoders": True}, "train_denoiser = true"),
+    ],
+)
 def test_incompatible_settings(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         TrainConfig.of(dataset="-", shard=True, **settings)

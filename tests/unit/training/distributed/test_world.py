@@ -54,9 +54,10 @@ def test_cpu_from_the_launcher_is_the_default_device(monkeypatch: pytest.MonkeyP
 def test_processes_of_an_mpi_join() -> None:
     """Two real processes with what OpenMPI's mpirun tells them."""
     program = (
-        "import torch; from inweave.training.distributed.world import join; world = join('cpu'); told = torch.tensor(float(world.rank + 1));"
-        "world.add_up(told); least = world.least(9 - world.rank, told.device);"
-        "print(world.size, world.rank, float(told), least); world.leave()"
+        "import torch; from inweave.training.distributed.world import join; world = join('cpu');"
+        "total = torch.tensor(float(world.rank + 1));"
+        "world.add_up(total); least = world.least(9 - world.rank, total.device);"
+        "print(world.size, world.rank, float(total), least); world.leave()"
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

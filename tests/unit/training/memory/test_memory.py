@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -26,9 +27,10 @@ from inweave.models.open import open_model  # noqa: E402
 from inweave.ops.attention import MAX_WORKSPACE  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
+from inweave.training.execution.capture import is_recorded, recording_pays  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.memory.estimate import GIB, estimate  # noqa: E402
-from inweave.training.memory.meta import FusedAttention, Measured, blank, measure  # noqa: E402
+from inweave.training.memory.meta import Measured, MetaAttention, blank, measure  # noqa: E402
 from inweave.training.memory.plan import limit_for, plan_memory  # noqa: E402
 from inweave.training.memory.speed import (  # noqa: E402
     EAGER_LAUNCH,
@@ -36,11 +38,9 @@ from inweave.training.memory.speed import (  # noqa: E402
     PASSES,
     RECORDED_LAUNCH,
     Speed,
-    is_recorded,
-    recording_pays,
     speed_of,
 )
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 MODES = ("off", "selective", "full")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -213,7 +213,7 @@ def test_a_model_without_weights_has_their_sizes() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
     """On a GPU a step stores less, and the plan knows; on the CPU it is planned as ever."""
-    checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=FusedAttention)
+    checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention)
     settings, blueprint = config(gradient_checkpointing=mode), open_model("inweave/emoji")
     plain, fused = (
         measure(blueprint, settings, torch.bfloat16, checkpoint, backward=mode != "off", fused=fused)
@@ -225,10 +225,10 @@ def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
 
 
 def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN stores them in 16 bits: the embedded model's largest attention has 4 heads of 16 x 16 tokens, the next one 32 of text."""
+    """cuDNN stores them in 16 bits: the largest attention has 4 heads of 16 x 16 tokens, the next 32 of text."""
     module = "inweave.training.memory.estimate"
     blueprint, settings = open_model("inweave/emoji"), config(gradient_checkpointing="off")
-    checkpoint = partial(apply_checkpointing, mode="off", recompute_in=FusedAttention)
+    checkpoint = partial(apply_checkpointing, mode="off", recompute_in=MetaAttention)
     measured = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=False, fused=True)
     largest, second, *_ = sorted(measured.scores, reverse=True)
     assert (largest, second) == (4 * 256**2, 4 * 256 * 32)
@@ -329,7 +329,7 @@ RECORDED, EAGER = Speed(H200, RECORDED_LAUNCH, recorded=True), Speed(H200, EAGER
 
 
 def sdxl_needs(batch: int, parts: int, mode: str) -> dict[str, Any]:
-    """Work of a step of SDXL at 1024 pixels: 6.76 Tera-operations per image, and 4,903 tensors made, in a forward pass."""
+    """A step of SDXL at 1024 pixels: 6.76 Tera-operations per image, and 4,903 tensors made, in a forward pass."""
     passes, kernels = PASSES[mode], KERNELS[mode]
     return {"operations_per_step": 6.76e12 * passes * batch, "launches_per_step": 4903 * kernels * parts}
 
@@ -471,7 +471,7 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
 def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
     data, model = make_set(tmp_path / "set"), fresh_model(variant)
-    settings = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
+    settings: dict[str, Any] = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
     task = task_on(data, model=model, batch_size=1, **settings)
     estimated = estimate(model, config(**settings), chunks=task.chunks)["activation_bytes"]
     attach_adapters(task.networks, task.config)
@@ -487,7 +487,7 @@ def test_selective_checkpointing_of_sdxl_stores_little_more_than_half() -> None:
     stored = {}
     for mode in ("off", "selective"):
         settings = config(gradient_checkpointing=mode, rank=32, targets="attention", resolution=256)
-        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=FusedAttention)
+        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention)
         blueprint = published("sdxl")
         stored[mode] = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=True, fused=True).activations
     assert stored["selective"] <= 0.6 * stored["off"]

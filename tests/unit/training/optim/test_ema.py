@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load, save  # noqa: E402
+import torch
+from safetensors.torch import load, save
 
-from inweave.errors import ConfigError  # noqa: E402
-from inweave.training.optim.ema import Ema  # noqa: E402
-from tests.unit.training.optim.test_optimizers import (  # noqa: E402
+from inweave.errors import ConfigError
+from inweave.training.optim.ema import Ema
+from tests.unit.training.optim.test_optimizers import (
     EPS,
     LR,
     ONE,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load, save  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from safetensors.torch import load, save
+from torch import nn
 
-from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.training.optim.flat import FlatParameters, collect_gradients  # noqa: E402
+from inweave.errors import ConfigError, FormatError
+from inweave.training.optim.flat import FlatParameters, collect_gradients
 
 SHAPES = {"a": (3, 5), "b": (64,), "c": (7, 2, 3, 3), "d": (1,), "e": (40, 40)}
 
@@ -66,7 +67,8 @@ def test_master_weights_are_float32(dtype: torch.dtype) -> None:
     FlatParameters(named_parameters)
     assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in named_parameters.items())
     named_parameters["e"].square().sum().backward()
-    assert torch.equal(named_parameters["e"].grad, 2 * before["e"])
+    gradient = named_parameters["e"].grad
+    assert gradient is not None and torch.equal(gradient, 2 * before["e"])
 
 
 def test_another_memory_format_keeps_its_values() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load, save  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from safetensors.torch import load, save
+from torch import nn
 
-from inweave.errors import ConfigError  # noqa: E402
-from inweave.training.optim.flat import FlatParameters  # noqa: E402
-from inweave.training.optim.loss_scale import LossScaler, clip  # noqa: E402
-from tests.unit.training.optim.test_optimizers import (  # noqa: E402
+from inweave.errors import ConfigError
+from inweave.training.optim.flat import FlatParameters
+from inweave.training.optim.loss_scale import LossScaler, clip
+from tests.unit.training.optim.test_optimizers import (
     EPS,
     NO,
     YES,

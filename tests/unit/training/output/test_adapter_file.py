@@ -16,7 +16,7 @@ from inweave.models.model import file_index
 from inweave.training.adapters.attach import collect_adapters
 from inweave.training.loop import Run
 from inweave.training.output.adapter_file import cast, save_adapter, verify
-from tests.unit.training.pictures import fresh_model, make_set, shared_model, task_on
+from tests.unit.training.image_sets import fresh_model, make_set, shared_model, task_on
 from tests.unit.training.tiny import tiny
 
 

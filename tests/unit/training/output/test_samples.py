@@ -80,12 +80,14 @@ def test_kohyas_tables(tmp_path: Path) -> None:
     toml, listed = tmp_path / "p.toml", tmp_path / "p.json"
     toml.write_text(
         '[prompt]\nwidth = 512\nscale = 7\n[[prompt.subset]]\nprompt = "a cat"\nwidth = 768\nseed = 3\n'
-        '[[prompt.subset]]\nprompt = "a dog"\nnegative_prompt = "blurry"\nsample_steps = 5\nsample_sampler = "euler_a"\n'
+        '[[prompt.subset]]\nprompt = "a dog"\nnegative_prompt = "blurry"\nsample_steps = 5\n'
+        'sample_sampler = "euler_a"\n'
     )
     listed.write_text(json.dumps([{"prompt": "a cat", "scale": 2.5}, "a dog --w 512"]))
     assert requested(tmp_path, str(toml)) == [
         {"prompt": "a cat", "width": 768, "seed": 3, "guidance": 7},
-        {"prompt": "a dog", "negative_prompt": "blurry", "width": 512, "seed": 42, "guidance": 7, "steps": 5, "sampler": "euler_ancestral"},
+        {"prompt": "a dog", "negative_prompt": "blurry", "width": 512, "seed": 42, "guidance": 7, "steps": 5,
+         "sampler": "euler_ancestral"},
     ]  # fmt: skip
     assert requested(tmp_path, str(listed)) == [
         {"prompt": "a cat", "seed": 42, "guidance": 2.5}, {"prompt": "a dog", "width": 512, "seed": 42},

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    IMAGES,
+    EventAccumulator,
+)
 
 from inweave.errors import ConfigError
 from inweave.training.output.log import TrainLog

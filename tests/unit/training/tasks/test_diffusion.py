@@ -1,4 +1,4 @@
-"""A batch is what the model was trained on: latents of the autoencoder, text as generating encodes it, masks, weights."""
+"""Batches of a diffusion task: latents of the autoencoder, text encoded as in generation, masks, weights."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from PIL import Image  # noqa: E402
+import torch
+from PIL import Image
 
-from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
-from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.families.base import ConditioningRequest  # noqa: E402
-from inweave.training.data.images import load_image  # noqa: E402
-from inweave.training.tasks.diffusion import _batches  # noqa: E402
-from tests.unit.training.pictures import CAPTIONS, fresh_model, make_set, picture, sample_inputs, shared_model, task_on  # noqa: E402
+from inweave.errors import ConfigError, MemoryBudgetError
+from inweave.layers import inject, lora_layers
+from inweave.models.families.base import ConditioningRequest
+from inweave.training.data.images import load_image
+from inweave.training.tasks.diffusion_data import batches_of
+from tests.unit.training.image_sets import (
+    CAPTIONS,
+    color_image,
+    fresh_model,
+    make_set,
+    sample_inputs,
+    shared_model,
+    task_on,
+)
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image")
 
@@ -44,7 +53,7 @@ def test_text_conditioning_is_that_of_generation(variant: str, clip_skip: int | 
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_latents_are_sampled_from_the_autoencoders_distribution(variant: str, tmp_path: Path) -> None:
     model, task = shared_model(variant), task_on(make_set(tmp_path / "set"), model=shared_model(variant))
-    pixels = torch.from_numpy(np.asarray(picture(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
+    pixels = torch.from_numpy(np.asarray(color_image(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
     config, frames = model.vae.config, variant == "qwen-image"  # which has a frame axis and values per channel
     with torch.no_grad():
         distribution = model.vae.encode(pixels[:, :, None] if frames else pixels).latent_dist
@@ -72,7 +81,7 @@ def test_captions_that_make_steps_slow_are_named(tmp_path: Path) -> None:
     task = task_on(data, max_token_length=100_000)
     assert task.chunks > 3
     message = f"captions: the longest takes {task.chunks} chunks of the text encoder, which makes its steps slow; "
-    advice = "shorten those that are long, or lower max_token_length"
+    advice = "shorten long ones, or lower max_token_length"
     assert task.notes() == [f"{message}{advice}: {tmp_path / 'set' / 'b.png'}"]
     assert task_on(make_set(tmp_path / "other")).notes() == []
 
@@ -103,7 +112,7 @@ def test_one_long_caption_pads_its_own_batch_alone(variant: str, tmp_path: Path)
     lengths = {rows: sample_inputs(task, 0, rows)["text.encoder_hidden_states"].shape[1] for rows in ((0, 1), (1, 2))}
     if variant == "sd1.5":  # where no mask hides padding, no batch of the run has any
         assert {frozenset(batch) for batch in task.order.batches(0)} == {frozenset({0}), frozenset({1, 2})}
-        assert _batches([0, 1, 2], task.places, task.batch_lengths, 2) == [(0,), (1, 2)]
+        assert batches_of([0, 1, 2], task.places, task.batch_lengths, 2) == [(0,), (1, 2)]
     else:
         assert sorted(map(len, task.order.batches(0))) == [1, 2]
     assert lengths[0, 1] == task.chunks * (77 if variant == "sd1.5" else 32) > 2 * lengths[1, 2]
@@ -168,7 +177,7 @@ def test_16_bit_masks_are_scaled_and_rotated_by_exif(tmp_path: Path) -> None:
     Image.fromarray(mask.astype(np.uint16) * 257).save(data / "b-masklabel.png")
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 270 degrees
-    for name, image in (("c", picture(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
+    for name, image in (("c", color_image(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
         orientation = exif if name == "c" else Image.Exif()
         image.transpose(Image.Transpose.ROTATE_90).save(data / f"{name}.png", exif=orientation)
     task = task_on(data, masked_loss=True)
@@ -272,7 +281,8 @@ def test_a_subset_setting_overrides_the_run(tmp_path: Path) -> None:
         + "shuffle_caption = false\ncaption_tag_dropout_rate = 0.0\n"
     )  # fmt: skip
     settings: dict[str, Any] = {
-        "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
+        "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5,
+        "buckets": False,
     }  # fmt: skip
     own, left, folder = (task_on(source, **settings) for source in (file, open_file, data))
     assert own._views(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
@@ -406,7 +416,7 @@ def test_offloaded_networks_leave_the_device_even_after_an_error(
     monkeypatch.setattr(model.vae, "to", lambda where: full() if where != "cpu" else moves.log.append(("vae", "out")))
     moves.log.clear()
     with (
-        pytest.raises(MemoryBudgetError, match="not enough memory to bring vae to cpu"),
+        pytest.raises(MemoryBudgetError, match="not enough memory to move vae to cpu"),
         task.on_device("vae", "text_encoder"),
     ):
         raise AssertionError
@@ -426,8 +436,8 @@ def test_the_fingerprint_covers_settings_and_placement_of_every_example(tmp_path
     task = task_on(make_set(tmp_path / "set"), flip=True, keep_tokens=2)
     settings = {
         "repeats": 1, "regularization": False, "class_tokens": "", "caption_extensions": [".txt", ".caption"],
-        "shuffle_tags": False, "keep_tokens": 2, "keep_separator": "|||", "tag_separator": ",", "prefix": "", "suffix": "",
-        "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": True, "random_crop": False,
+        "shuffle_tags": False, "keep_tokens": 2, "keep_separator": "|||", "tag_separator": ",", "prefix": "",
+        "suffix": "", "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": True, "random_crop": False,
         "alpha_mask": False, "resolution": None, "batch_size": None, "buckets": None, "min_bucket": None,
         "max_bucket": None, "bucket_step": None, "upscale": None,
     }  # fmt: skip

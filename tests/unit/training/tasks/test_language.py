@@ -29,7 +29,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def write_language_model(kind: str, folder: Path) -> Path:
     """A llama whose tokenizer begins a text with a mark, or a gpt2 whose tokenizer does not."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import (  # type: ignore[attr-defined]
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
 
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

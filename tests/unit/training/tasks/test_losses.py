@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
+import torch  # noqa: E402
 from diffusers.training_utils import compute_snr  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
 from inweave.training.tasks.losses import image_loss  # noqa: E402
-from inweave.training.tasks.objective import Objective, make_objective, mse_loss  # noqa: E402
+from inweave.training.tasks.objective import Objective, make_objective  # noqa: E402
 from tests.unit.training.tasks.test_objective import CPU, SCHEDULES, model  # noqa: E402
 
 ALPHAS = diffusers.DDPMScheduler(**SCHEDULES["sd"]).alphas_cumprod
@@ -76,7 +77,7 @@ def test_huber_is_the_square_near_zero_and_a_line_far_away() -> None:
 def test_the_mean_squared_error_has_the_bits_it_always_had() -> None:
     prediction, target = pair()
     before = (prediction - target).square().flatten(1).mean(1).mean()
-    assert torch.equal(mse_loss(prediction, target, None, None), before)
+    assert torch.equal(image_loss(prediction, target, None, None), before)
     objective = Objective("epsilon", ALPHAS)
     assert torch.equal(objective.loss_of(prediction, target, torch.tensor([1, 2, 3]), None, None), before)
     times = objective.draw_times(64, 0, torch.Generator().manual_seed(1))
@@ -110,7 +111,7 @@ def test_an_infinite_weight_is_refused() -> None:
 @pytest.mark.parametrize(("first", "end"), [(None, 300), (700, None), (200, 201), (100, 900)])
 def test_timesteps_stay_within_their_limits(first: int | None, end: int | None) -> None:
     low, high = first or 0, end or 1000
-    limits = {"min_timestep": first, "max_timestep": end}
+    limits: dict[str, Any] = {"min_timestep": first, "max_timestep": end}
     times = Objective("epsilon", ALPHAS, **limits).draw_times(4000, 0, torch.Generator().manual_seed(1))
     assert int(times.min()) >= low and int(times.max()) < high and times.dtype == torch.int64
     assert float(times.double().mean()) == pytest.approx((low + high - 1) / 2, abs=0.05 * (high - low) + 1e-9)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
+import torch  # noqa: E402
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift  # noqa: E402
 from diffusers.training_utils import compute_snr  # noqa: E402
 from torch import nn  # noqa: E402
@@ -20,12 +21,15 @@ from torch import nn  # noqa: E402
 from inweave.errors import ConfigError  # noqa: E402
 from inweave.models.families import family_named  # noqa: E402
 from inweave.models.samplers import DynamicShift  # noqa: E402
-from inweave.training.tasks.objective import Objective, make_objective, mse_loss  # noqa: E402
+from inweave.training.tasks.losses import image_loss  # noqa: E402
+from inweave.training.tasks.objective import Objective, make_objective  # noqa: E402
 
 CPU = torch.device("cpu")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "sd": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
-    "zero": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "rescale_betas_zero_snr": True},
+    "zero": {
+        "beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "rescale_betas_zero_snr": True,
+    },
 }  # fmt: skip
 DRAWS = 40_000
 
@@ -129,7 +133,7 @@ def test_uniform_times() -> None:
     level = sample_times(timesteps="uniform")
     assert level.mean() == pytest.approx(0.5, abs=0.01) and level.var() == pytest.approx(1 / 12, rel=0.02)
     steps = Objective("epsilon", torch.ones(1000)).draw_times(DRAWS, 0, torch.Generator().manual_seed(2))
-    assert steps.dtype == torch.int64 and (steps.min(), steps.max()) == (0, 999)
+    assert steps.dtype == torch.int64 and (int(steps.min()), int(steps.max())) == (0, 999)
     assert steps.double().mean() == pytest.approx(499.5, rel=0.01)
 
 
@@ -169,7 +173,7 @@ def test_a_shift_that_is_set_moves_other_times_too(kind: str) -> None:
 
 
 def test_sigma_weighting_is_the_loss_of_images() -> None:
-    """With x = z + s (e - z): that of x - s * prediction against z is s^2 times that of the prediction against e - z."""
+    """With x = z + s (e - z): the loss of x - s * prediction against z is s^2 times that against e - z."""
     generator = torch.Generator().manual_seed(0)
     latents, noise, prediction = (torch.randn(3, 4, 8, 8, generator=generator) for _ in range(3))
     times = torch.tensor([0.1, 0.5, 0.9])
@@ -223,19 +227,19 @@ def test_a_mask_counts_only_its_open_part() -> None:
     prediction, target = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
     mask = torch.zeros(2, 1, 6, 6)
     mask[0, :, :2], mask[1, :, 4:, 4:] = 1.0, 1.0
-    loss = mse_loss(prediction, target, None, mask)
+    loss = image_loss(prediction, target, None, mask)
     parts = [(prediction - target)[0, :, :2].square().mean(), (prediction - target)[1, :, 4:, 4:].square().mean()]
     torch.testing.assert_close(loss, torch.stack(parts).mean())
     other = torch.where(mask.bool(), prediction, 1000 * torch.randn_like(prediction))
-    assert torch.equal(mse_loss(other, target, None, mask), loss)
-    assert not torch.equal(mse_loss(other, target, None, None), mse_loss(prediction, target, None, None))
+    assert torch.equal(image_loss(other, target, None, mask), loss)
+    assert not torch.equal(image_loss(other, target, None, None), image_loss(prediction, target, None, None))
     prediction.requires_grad_()
-    mse_loss(prediction, target, None, mask).backward()
+    image_loss(prediction, target, None, mask).backward()
     assert prediction.grad is not None and bool((prediction.grad[(mask == 0).expand_as(prediction)] == 0).all())
     torch.testing.assert_close(
-        mse_loss(prediction, target, None, torch.ones_like(mask)), mse_loss(prediction, target, None, None)
+        image_loss(prediction, target, None, torch.ones_like(mask)), image_loss(prediction, target, None, None)
     )
-    assert float(mse_loss(prediction, target, None, torch.zeros_like(mask))) == 0.0, (
+    assert float(image_loss(prediction, target, None, torch.zeros_like(mask))) == 0.0, (
         "a closed mask teaches nothing, and breaks nothing"
     )
 
@@ -243,14 +247,14 @@ def test_a_mask_counts_only_its_open_part() -> None:
 def test_loss_weights_apply_per_image() -> None:
     torch.manual_seed(4)
     prediction, target = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
-    each = [mse_loss(prediction[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
-    loss = mse_loss(prediction, target, torch.tensor([1.0, 0.5, 0.0]), None)
+    each = [image_loss(prediction[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
+    loss = image_loss(prediction, target, torch.tensor([1.0, 0.5, 0.0]), None)
     torch.testing.assert_close(loss, (each[0] + 0.5 * each[1]) / 3)
 
 
 def test_the_loss_of_half_precision_is_computed_in_float32() -> None:
     prediction, target = torch.full((1, 1, 64, 64), 300.0), torch.zeros(1, 1, 64, 64)
-    assert float(mse_loss(prediction.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
+    assert float(image_loss(prediction.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
 
 
 class Denoiser(nn.Module):
@@ -282,7 +286,7 @@ def test_gradients_are_finite_differences(kind: str, gamma: float | None, masked
 
     def loss() -> torch.Tensor:
         noisy, target = objective.noised(latents, noise, times)
-        return mse_loss(network(noisy, objective.timestep(times)), target, objective.weights(times), mask)
+        return image_loss(network(noisy, objective.timestep(times)), target, objective.weights(times), mask)
 
     loss().backward()
     step = 1e-6

@@ -182,8 +182,8 @@ class Loras:
 
     async def convert(self, reference: str, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
         """Write a LoRA in another dialect, for download."""
-        if to not in (known := written_dialects()):
-            raise ConfigError(Problem("to", f"no dialect is called {to!r}; there are {', '.join(known)}"))
+        if to not in (dialects := written_dialects()):
+            raise ConfigError(Problem("to", f"no dialect is called {to!r}; there are {', '.join(dialects)}"))
         known = _known_base(base) if base is not None else None
         return await self._conversions.create(await self.find(reference), to=to, base=known, drop=drop)
 

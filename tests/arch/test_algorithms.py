@@ -20,10 +20,7 @@ HOMES = ("adapter/", "ops/delta/", "layers/lora.py", "layers/loha.py", "layers/l
 EXCEPTIONS = {
     "formats/dialects/candle.py": "candle-lora holds LoRA pairs alone, in a layout of its own",
     "formats/dialects/peft.py": "adapter_config.json has fields for whole modules and token rows",
-    "formats/dialects/onetrainer.py": "lists the algorithms that OneTrainer has",
     "layers/collect.py": "modules that were trained whole become `Full` entries",
-    "layers/spec.py": "the default network",
-    "layers/inject.py": "the default network",
     "layers/fused.py": "kernels of a low-rank pair",
     "layers/fused_conv.py": "kernels of a low-rank pair",
     "layers/plan.py": "kernels of a low-rank pair",
@@ -36,8 +33,6 @@ EXCEPTIONS = {
     "generate/infotext.py": "the words of prompts: <lora:NAME>",
     "generate/prompt.py": "the words of prompts: <lora:NAME>",
     "library/layouts.py": "which keys of a header to read before the adapter itself",
-    "training/output/metadata.py": "kohya's words for networks",
-    "training/adapters/summary.py": "kohya's words for networks",
 }
 #: settings of training and of other trainers, which name networks by words of their own
 SETTINGS = ("training/config/", "training/importers/", "training/memory/", "training/adapters/")

@@ -22,7 +22,7 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 NAME = re.compile(r"\binweave\.([A-Za-z_]\w*)")
-#: documented elsewhere than in `__all__`: sub-packages, and keys of metadata
+#: documented elsewhere than in `__all__`: sub-packages, keys of metadata, groups of entry points
 PACKAGES = {path.stem for path in (ROOT / "src" / "inweave").iterdir()}
 #: settings that are valid only together with another
 NEEDED_BESIDE: dict[str, dict[str, object]] = {
@@ -31,7 +31,7 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
     "text_encoder_learning_rate": {"train_text_encoders": True},
     "optimizer_args": {"optimizer": "prodigy", "learning_rate": 1.0},
 }
-METADATA = {"config", "version", "merged", "alpha"}
+METADATA = {"config", "version", "merged", "alpha", "algorithms", "dialects", "families"}
 
 
 def blocks(page: Path, *languages: str) -> Iterator[str]:

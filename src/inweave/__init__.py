@@ -9,8 +9,8 @@ Read adapter files, in any dialect:
 
 Weave them into a model's weights, in place or while it loads:
 
-    weaver = inweave.Weaver(pipeline)                             # a diffusers pipeline, or {"unet": unet, "te1": encoder}
-    weaver.apply([("style.safetensors", 0.8)])                    # swap in milliseconds; weaver.apply([]) restores the base
+    weaver = inweave.Weaver(pipeline)                             # a diffusers pipeline, or {"unet": unet, ...}
+    weaver.apply([("style.safetensors", 0.8)])                    # in milliseconds; weaver.apply([]): the base
     source = inweave.MergedSource(inweave.FileSource("model.safetensors"), ["style.safetensors:0.8"])
     inweave.build(model, source)                                  # each tensor is merged as it is read
 
@@ -43,7 +43,8 @@ from typing import TYPE_CHECKING
 
 from inweave.version import __version__ as __version__
 
-#: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares them
+#: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares
+#: them
 _EXPORTS = {
     # read: adapter files
     "inweave.adapter": "Adapter",

@@ -24,7 +24,7 @@ from inweave.weights.source import FileSource
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder."""
+    """Return the tokenizer of a folder."""
     from transformers import AutoTokenizer
 
     document = _document(folder)
@@ -41,13 +41,13 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def blank_language_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The model in a precision, without weights; of its weight files only the headers are read."""
+    """Return the model in a precision, without weights; only the headers of its files are read."""
     with _unreadable(folder):
         return _blank(folder, dtype, _source(folder))
 
 
 def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder; no code in it is ever run, and a missing weight is an error."""
+    """Return (model, tokenizer) of a folder; its code is never run, and a missing weight is an error."""
     from transformers.utils import logging
 
     source = _source(folder)
@@ -80,7 +80,8 @@ def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
 
     config = _config(folder, _document(folder))
     with torch.device("meta"), bounded(str(folder), len(source.names())):
-        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        kind: Any = AutoModelForCausalLM
+        network: Any = kind.from_config(config, dtype=dtype, trust_remote_code=False)
     return network.eval().requires_grad_(False)
 
 

@@ -78,7 +78,7 @@ class Cast:
 
 
 def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
-    """``source`` as ``module`` names its tensors; what does not fit is left for `build` to report."""
+    """Return ``source`` under the tensor names of ``module``; `build` reports tensors that do not fit."""
     names = set(source.names())
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
     ours: dict[str, str] = {}

@@ -41,7 +41,7 @@ class ChatFamily(Family):
     frozen_encoders = (ENCODER,)
     long_text = 512 // UNIT
     masks_padding = True
-    template: ClassVar[str]  # the text stands in place of {}
+    template: ClassVar[str]  # {} is replaced by the text
     dropped: ClassVar[int] = 0  # tokens of the template before the text whose states are not used
     layer: ClassVar[int] = 1
     limit: ClassVar[int]  # tokens the denoiser reads

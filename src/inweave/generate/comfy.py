@@ -8,7 +8,7 @@
                      <- model        LoRA loaders, patches, a checkpoint
                      <- seed, steps  numbers, or links to primitives; SamplerCustom(Advanced) has a node for each
 
-The first pass is what is repeated. A link is followed once, so a circle ends; each node that was not understood is
+The first pass is repeated. A link is followed once, so a circle ends; each node that was not understood is
 named in a warning.
 """
 
@@ -235,7 +235,7 @@ class _Walk:
         return self._budget > 0
 
     def _read_guidance(self, inputs: Inputs) -> None:
-        """Flux has its guidance beside the text; the sampler's cfg is then 1."""
+        """Read the guidance of Flux, a conditioning node; the sampler's cfg is then 1."""
         if "guidance" in inputs and (number := self._number(inputs["guidance"], "guidance")) is not None:
             self.settings.config["guidance"] = number
 

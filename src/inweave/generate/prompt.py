@@ -6,7 +6,7 @@
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); or `lyco`
     [a:b:0.5]  [a|b]  a AND b        prompts that change between steps or are composed (`inweave.generate.prompt_edits`)
 
-What other programs do with a prompt and inweave does not is text here, and named in a warning (`syntax_warnings`):
+Syntax of other programs that inweave lacks is plain text here, and named in a warning (`syntax_warnings`):
 
     {a|b}  __name__                                  random choices and wildcards
     embedding:name                                   textual inversion

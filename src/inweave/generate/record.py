@@ -1,4 +1,4 @@
-"""What made an image, written into it and read back.
+"""The settings of an image, written into it and read back.
 
     PNG text `inweave`      JSON: the complete configuration, the model, and every LoRA with hashes, strengths and the
                             modules it matched; `inweave generate --from` repeats it exactly
@@ -101,7 +101,7 @@ def _texts(image: Image.Image, label: str) -> dict[str, str]:
         tags_of_comfy = [value for value in exif.values() if isinstance(value, str)]  # Make and Model, in WebP
         tags = exif.get_ifd(EXIF_IFD)
         comment, note = _user_comment(tags), tags.get(MAKER_NOTE)
-    except Exception as error:  # decoders raise whatever a broken file leads them to
+    except Exception as error:  # decoders raise any exception for a broken file
         raise RequestError(f"{label}: not an image that can be read: {error}") from None
     if comment and "parameters" not in text:
         text["parameters"] = comment

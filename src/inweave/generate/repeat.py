@@ -1,4 +1,4 @@
-"""`--from`: an image's settings, its LoRAs and its model, matched with what is at hand by hash before name.
+"""`--from`: an image's settings, its LoRAs and its model, matched with the files of this machine by hash before name.
 
 Everything that differs from the image's own is one warning: a repetition that is not one says so.
 """
@@ -55,7 +55,7 @@ def _lora_warning(choice: LoraChoice, finder: LoraFinder) -> str | None:
         return None
     path = finder.find(choice)
     if not is_hash(digits):
-        return f"LoRA {choice.name}: the image's hash {for_message(digits)} is none; {path} is used because of its name"
+        return f"LoRA {choice.name}: {for_message(digits)} in the image is not a hash; {path} is used for its name"
     return f"LoRA {choice.name}: no file here has the image's hash {digits}; {path} is used because of its name"
 
 

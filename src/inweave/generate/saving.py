@@ -3,7 +3,7 @@
     .png            texts `parameters` (for other front ends) and `inweave` (JSON, complete)
     .jpg  .webp     the same two in EXIF: UserComment, as front ends write it there, and MakerNote
 
-A JPEG holds at most 64 KB of EXIF: where both do not fit, the JSON stays behind, and where `parameters` alone does not,
+A JPEG holds at most 64 KB of EXIF: if both do not fit, the JSON is left out, and if `parameters` alone does not,
 the image is refused before it is made (`ensure_fits`).
 """
 

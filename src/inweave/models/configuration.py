@@ -1,12 +1,12 @@
 """Untrusted configurations: which settings of a config.json reach a library, and which networks may be built from them.
 
-    fields     those the class declares; everything else stays behind. So nothing in a folder chooses code (`auto_map`,
+    fields     those the class declares; all others are dropped. So nothing in a folder chooses code (`auto_map`,
                `_attn_implementation`), files (`transformers_weights`) or another way to store weights
     types      as declared: a number is not text, true is not 1
     numbers    finite; integers up to `MAX_INTEGER`, but for lengths and frequencies that nothing is allocated for
     lists      at most `MAX_ENTRIES` long and `MAX_NESTING` deep; text of at most `MAX_TEXT` characters
     networks   at most about as many parameters as its weight files hold tensors (`bounded`): ten million layers are
-               refused after the first few too many, whichever setting asked for them
+               refused after the first few too many, for any setting
 
 Allowed settings can still be wrong: `library_errors` turns an exception of a library into a `FormatError`.
 """
@@ -39,7 +39,7 @@ MAX_TEXT = 256
 #: integers that may be larger: they bound positions or set frequencies, and nothing is allocated for them
 _UNBOUNDED = ("max_position_embeddings", "original_max_position_embeddings", "rope_theta", "sliding_window", "theta")
 _INFINITE = ("time_step_limit",)  # without an upper end
-_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # of older files, for what is `rope_parameters` today
+_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # of older files, now `rope_parameters`
 _QUANTIZED = ("quantization_config", "compression_config")
 
 

@@ -3,9 +3,9 @@
     names ──name table──► families that share it ──identify──► base ──its listing──► verified ──metadata──► variant
 
 Each family knows which tensors decide (`Family.identify`). Then every tensor of the denoiser is compared with the
-listing of that base, so a relative of another shape is refused here instead of being built wrongly. What tensors cannot
-tell (velocity or noise in SD 2.x, Turbo or not) comes from marks and metadata in the file (`Family.refine`); where
-those are silent, the evidence names what was assumed.
+listing of that base, so a related model of another shape is refused here instead of being built wrongly. What tensors
+cannot tell (velocity or noise in SD 2.x, Turbo or not) comes from marks and metadata in the file (`Family.refine`);
+where those are silent, the evidence names what was assumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Identification:
 
 
 def identify(shapes: Mapping[str, Shape], metadata: Mapping[str, str]) -> Identification:
-    """Return the variant in a checkpoint of these tensors; `FormatError` where it is none that inweave can build."""
+    """Return the variant in a checkpoint of these tensors; raise FormatError if inweave cannot build it."""
     prefix, table, tensors = _denoiser(shapes)
     family, base, evidence = _family(table, tensors)
     evidence += _verify(base, tensors)

@@ -1,10 +1,10 @@
 """Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors.
 
     config.json ──► the settings its class declares (`inweave.models.configuration`)
-    weights     ──► `FileSource`: the header gate, shards beside their index; the library only gets tensors
+    weights     ──► `FileSource`: the header gate, shards next to their index; the library only gets tensors
     tokenizer   ──► `inweave.models.tokenizers`
 
-Nothing else in the folder is opened: no adapter beside the model, no code, no other way to store weights.
+Nothing else in the folder is opened: no adapter next to the model, no code, no other way to store weights.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
     try:
         with _unreadable(folder):
             blank = _blank(folder, dtype, source)
-            # what is cast anyway is read from the map; what is not would stay mapped
+            # tensors that are cast are copied from the file map; the others would stay mapped
             tensors = {name: source.get(name, owned=source.spec(name).dtype == dtype) for name in source.names()}
             model, report = type(blank).from_pretrained(
                 None, config=blank.config, state_dict=tensors, dtype=dtype, output_loading_info=True

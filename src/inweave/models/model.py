@@ -100,7 +100,7 @@ class Model:
 
     @property
     def inpaints(self) -> bool:
-        """Whether the denoiser takes a mask and the masked image beside the latents."""
+        """Whether the denoiser takes a mask and the masked image along with the latents."""
         return self.family.masked_inputs and self.denoiser.config.in_channels == 2 * self.latent_space.channels + 1
 
     @property
@@ -113,7 +113,7 @@ class Model:
 
     @property
     def prediction(self) -> str:
-        """What the denoiser predicts: epsilon, v_prediction, or flow."""
+        """The prediction type of the denoiser: epsilon, v_prediction, or flow."""
         kind: str = self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon")
         return kind
 

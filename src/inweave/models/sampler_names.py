@@ -15,7 +15,7 @@ import re
 from inweave.checked import did_you_mean, for_message
 from inweave.models.samplers import NEEDS_SCIPY, SAMPLERS, SCHEDULES, TABLE
 
-#: what others call a sampler, as `_key` writes it -> ours
+#: names of samplers in other programs, as `_key` writes them -> inweave's
 SAMPLER_NAMES = {
     **{name: name for name in SAMPLERS},
     **{entry.class_name.lower(): name for name, entry in reversed(TABLE.items()) if not entry.options},
@@ -79,7 +79,7 @@ NEAREST_SAMPLERS = {
     "res_multistep_cfg_pp": "dpm_solver_multistep", "res_multistep_ancestral_cfg_pp": "dpmpp_2m_sde",
     "gradient_estimation_cfg_pp": "euler",
 }  # fmt: skip
-#: what others call a schedule -> ours; A1111's polyexponential has rho 1, which is the exponential one
+#: names of schedules in other programs -> inweave's; A1111's polyexponential has rho 1, which is the exponential one
 SCHEDULE_NAMES = {
     **{name: name for name in SCHEDULES},
     "automatic": "simple", "normal": "simple", "uniform": "ddim_uniform", "ddim": "ddim_uniform",

@@ -162,7 +162,7 @@ def schedules_of(sampler: str) -> tuple[str, ...]:
 
 
 def ensure_schedule(sampler: str, schedule: str) -> None:
-    """Refuse a schedule that a sampler does not have, whatever the model."""
+    """Raise ConfigError for a schedule that a sampler does not have with any model."""
     if schedule in SCHEDULES and schedule not in schedules_of(sampler):
         offered = ", ".join(schedules_of(sampler))
         raise ConfigError(Problem("schedule", f"{sampler} has no {schedule} schedule; it has {offered}"))

@@ -27,7 +27,7 @@ _OVERLAP = 4  # the share of a tile that the next one repeats
 
 @dataclass(frozen=True, slots=True)
 class LatentSpace:
-    """What an autoencoder's configuration says about its latents."""
+    """The latents of an autoencoder, from its configuration."""
 
     channels: int
     scale: int  # pixels per latent, along each side

@@ -117,7 +117,7 @@ class PromptTokens:
 class ConditioningRequest:
     """Both prompts of an image, how strongly to guide, and the image's size in pixels.
 
-    ``others``: prompts that are composed with the positive one, each with its weight beside the first one's ``weight``.
+    ``others``: prompts that are composed with the positive one, each with its weight; ``weight`` is the first one's.
     """
 
     positive: Pieces

@@ -1,4 +1,4 @@
-"""FLUX.1 dev and schnell: a transformer over 2x2 patches of latents and T5's states, with what CLIP pools beside them.
+"""FLUX.1 dev and schnell: a transformer over 2x2 patches of latents and T5's states, with CLIP's pooled output.
 
     hidden_states  (batch, rows * columns, channels * 4)     img_ids  (0, row, column) of every patch
     timestep       t / 1000                                  txt_ids  zeros

@@ -47,7 +47,7 @@ _ARCHITECTURES: dict[str, Prediction] = {
 
 
 class UNetFamily(ClipFamily):
-    """What the families with a UNet share."""
+    """The common part of the families with a UNet."""
 
     table = "unet"
     single_file = "a UNet (input_blocks)"

@@ -7,7 +7,7 @@ The denoiser pads every text to 32 tokens with a vector of its own and places th
 the true length of its own text alone.
 
 Prompts go through Qwen3-4B, of which the states of the layer before the last are used. Guidance is counted as in
-diffusers: positive + g (positive - negative), so that 0 is none and g is one less than what others call CFG. Turbo
+diffusers: positive + g (positive - negative), so that 0 is none and g is one less than the usual CFG scale. Turbo
 needs none.
 
 Single files name their attention `attention.qkv` in `layers`, `noise_refiner` and `context_refiner`. Turbo and the

@@ -3,8 +3,8 @@
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/ablation.py sdxl sdxl:plain sdxl:unfused:4 flux1-dev:compile,profile
 
 MODEL[:FLAG,FLAG...[:BATCH]]
-flash       torch's own attention without cuDNN in place of measured kernels
-unfused     diffusers' blocks as they are
+flash       torch's own attention without cuDNN instead of measured kernels
+unfused     diffusers' blocks, unchanged
 plain       LoRA layers by the general path
 apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
@@ -12,10 +12,10 @@ last        the adapter's part of the output added after the frozen product
 gelu        the GELU with tanh by torch, and so by Inductor in compiled blocks
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 adafactor   the optimizer, which runs eagerly after a recorded backward pass
-quantizer   fp8, compiled: rows quantized by a kernel of its own, not by the one that makes them
+quantizer   fp8, compiled: rows quantized by a separate kernel, not by the one that produces them
 separate    fp8: two frozen layers with GELU between them layer by layer
 listed      Flux: the modules that diffusers' example script trains
-copies      the largest copies, and which operation asks for them
+copies      the largest copies, and the operations that cause them
 profile     kernels by kind, on the screen and in $OUT/profile_*.txt
 """
 
@@ -91,7 +91,7 @@ def case_of(model: str, flags: set[str], batch: int) -> StepCase:
 
 
 def switch(flags: set[str]) -> None:
-    """Turn off what the flags leave out."""
+    """Turn off the features that the flags exclude."""
     measured: Any = (lambda **_: nullcontext()) if "flash" in flags else MeasuredAttention
     kernels.MeasuredAttention = measured  # type: ignore[misc]
     fused.DEVICES = frozenset() if "plain" in flags else frozenset({"cuda"})  # type: ignore[misc]
@@ -152,8 +152,9 @@ def measure(tag: str) -> None:
         low, middle, high = sorted(quantiles(wall_seconds(update, DEVICE, runs=8, warmup=1)))
         print(
             f"{tag}: {middle * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}), {layers} layers, peak "
-            f"{(peak_bytes(DEVICE) or 0) / GIB:.2f} GiB (at rest {at_rest / GIB:.2f}, before and after each of the first updates "
-            f"{', '.join(f'{peak / GIB:.2f}' for peak in peaks)}), same bits: {repeats_bits(step, batches)}, loss {float(step.loss):.5f}, "
+            f"{(peak_bytes(DEVICE) or 0) / GIB:.2f} GiB (at rest {at_rest / GIB:.2f}, before and after each of the "
+            f"first updates {', '.join(f'{peak / GIB:.2f}' for peak in peaks)}), "
+            f"same bits: {repeats_bits(step, batches)}, loss {float(step.loss):.5f}, "
             f"problems: {step.graphs.problem or step.blocks.problem or 'none'}",
             flush=True,
         )
@@ -164,7 +165,7 @@ def measure(tag: str) -> None:
 
 
 def repeats_bits(step: Step, batches: list[Any]) -> bool:
-    """Whether three backward passes of the same batch have the same gradients."""
+    """Return whether three backward passes of the same batch have the same gradients."""
     results = []
     for _ in range(3):
         step._retry_split(lambda: step._accumulate(7, batches), batches)
@@ -173,7 +174,7 @@ def repeats_bits(step: Step, batches: list[Any]) -> bool:
 
 
 def list_copies(step: Step, batches: list[Any]) -> None:
-    """Copies of a step that is not recorded, by the shapes of what is copied, and which operation asks for them."""
+    """List the copies of an unrecorded step by shape, and the operations that cause them."""
     step.graphs.enabled = False
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds, record_shapes=True) as record:

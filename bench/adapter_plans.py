@@ -1,10 +1,11 @@
 """A sweep over the tile sizes of the adapter's backward pass (`inweave.ops.linear.triton.tile_sizes`).
 
-PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone     # ROWSxINTOxOUTxRANK
+PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone
 
-bf16, in a CUDA graph; S saved and gradients added to float32, as in a step, or with "alone" as `lora_backward` does it: S computed again,
-gradients in bf16. The launches are independent: first the tiles of the first one are varied, then those of the second, then warps and
-stages. All candidates are compiled before, by a process per core.
+A shape is ROWSxINTOxOUTxRANK. bf16, in a CUDA graph; S saved and gradients added to float32, as in a step, or with
+"alone" as in `lora_backward`: S recomputed, gradients in bf16. The launches are independent: first the tiles of the
+first one are varied, then those of the second, then warps and stages. All candidates are compiled first, by a process
+per core.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Case:
 
 
 def candidates(base: kernel.TileSizes) -> tuple[list[kernel.TileSizes], ...]:
-    """Tile sizes that differ from ``base`` in the first launch, in the second, and in warps and stages."""
+    """List tile sizes that differ from ``base`` in the first launch, in the second, and in warps and stages."""
     first = [base._replace(block_rows=rows, block_depth=depth) for rows, depth in FIRST]
     second = [base._replace(rows=rows, columns=columns, splits=splits) for rows, columns, splits in SECOND]
     third = [base._replace(warps=warps, stages=stages) for warps, stages in THIRD]
@@ -69,7 +70,7 @@ def candidates(base: kernel.TileSizes) -> tuple[list[kernel.TileSizes], ...]:
 
 
 def micros(work: partial[object]) -> float:
-    """Microseconds in a graph; infinitely many for tiles that do not fit the device."""
+    """Return microseconds in a graph; infinity for tiles that do not fit the device."""
     try:
         return captured_seconds(work, DEVICE, copies=10, replays=20) * 1e6
     except Exception:

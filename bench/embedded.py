@@ -1,4 +1,4 @@
-"""The embedded model on the CPU compared with diffusers and PEFT in the same run: an image, a cold start, a training step.
+"""The embedded model on the CPU compared with diffusers and PEFT: an image, a cold start, a training step.
 
     .venv/bin/python bench/embedded.py
 
@@ -38,7 +38,7 @@ LINEAR = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 
 
 def seconds(work: Callable[[], object], runs: int) -> float:
-    """The median, after one warm-up run."""
+    """Return the median, after one warm-up run."""
     samples = []
     for _ in range(runs + 1):
         started = time.perf_counter()

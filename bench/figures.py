@@ -1,10 +1,10 @@
-"""The figures of docs/bench, measured on a GPU: every command of `inweave bench` in a process of its own.
+"""The figures of docs/bench, measured on a GPU: every command of `inweave bench` in a separate process.
 
     python3 bench/figures.py docs/bench                        all, the most important first
     python3 bench/figures.py docs/bench step-sdxl-1 kernels    these
 
-The processes are forked from this one, which has imported torch and diffusers and has not started CUDA: importing takes many seconds
-each time. A command that fails or exceeds its time limit leaves no file, and the others are still measured.
+The processes are forked from this one, which has imported torch and diffusers, which takes many seconds, and has not
+started CUDA. A command that fails or exceeds its time limit leaves no file, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FIGURES = {
 
 
 def measure(figure: Figure, file: Path) -> str | None:
-    """Why there is no figure; None if there is one."""
+    """Measure a figure; return the reason if that failed, else None."""
     file.unlink(missing_ok=True)
     process = multiprocessing.get_context("fork").Process(target=_run, args=(figure.command, file))
     process.start()

@@ -1,10 +1,11 @@
-"""A sweep over the tile sizes of the GELU with tanh (`inweave.ops.activation.triton`), beside Inductor's kernels, and over the warps of
-GELU into rows in 8 bits (`inweave.ops.fp8.triton`), beside GELU and quantizing one after the other.
+"""A sweep over the tile sizes of the GELU with tanh (`inweave.ops.activation.triton`), compared with Inductor's
+kernels, and over the warps of GELU into fp8 rows (`inweave.ops.fp8.triton`), compared with GELU and quantization.
 
-PYTHONPATH=src:.:.gpu-bundle/site python3 bench/gelu_tiles.py 4608x12288x3072 4096x12288 512x12288 4096x9728     # ROWSxWIDTH[xLEFT]
+PYTHONPATH=src:.:.gpu-bundle/site python3 bench/gelu_tiles.py 4608x12288x3072 4096x12288 512x12288 4096x9728
 
-bf16, in a CUDA graph, microseconds forward and backward; "bytes": every number read and written once at the speed of a copy. Inductor's
-backward pass of a result with columns on its left is followed by the copy of their gradient, as attention needs it.
+A shape is ROWSxWIDTH[xLEFT]. bf16, in a CUDA graph, microseconds forward and backward; "bytes": every number read and
+written once at the speed of a copy. Inductor's backward pass of a result with columns on its left is followed by the
+copy of their gradient, as attention needs it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def sweep_rows(name: str) -> None:
     forward = micros(lambda: row_kernel.quantize_rows(kernel.tanh_gelu(z, left)))
     backward = micros(lambda: row_kernel.quantize_rows(gradient(d, z, columns)))
     print(
-        f"{name}, rows: bytes {limits[0]:.1f} and {limits[1]:.1f} us, one after the other {forward:.1f} and {backward:.1f}"
+        f"{name}, rows: bytes {limits[0]:.1f} and {limits[1]:.1f} us, "
+        f"one after the other {forward:.1f} and {backward:.1f}"
     )
     for warps in (*WARPS, 16, 32):
         row_kernel._GELU_WARPS = row_kernel._GRADIENT_WARPS = warps

@@ -3,7 +3,7 @@
     .venv/bin/python bench/loading.py
 
 Prints the time to build the network from a file, the same with three LoRAs merged while loading, the time the peer
-needs for the same weights, the peak memory of each (in a process of its own), and how many weights differ from the
+needs for the same weights, the peak memory of each (in a separate process), and how many weights differ from the
 base after 50 cycles of merging and unmerging.
 """
 
@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 CONFIG: dict[str, Any] = {
-    "block_out_channels": (160, 320, 640, 640), "layers_per_block": 2, "cross_attention_dim": 512, "attention_head_dim": 8,
+    "block_out_channels": (160, 320, 640, 640), "layers_per_block": 2, "cross_attention_dim": 512,
+    "attention_head_dim": 8,
     "sample_size": 32,
 }  # fmt: skip
 
@@ -62,7 +63,7 @@ def inweave_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Modu
 
 
 def read_all(network: torch.nn.Module) -> torch.nn.Module:
-    """Touch every page of its weights, as any use would: files are mapped, and read where they are touched."""
+    """Touch every page of the weights, as any use would: files are memory-mapped, and read on access."""
     sum(float(p.flatten()[::1024].float().sum()) for p in network.parameters())
     return network
 
@@ -93,7 +94,7 @@ def measure(builder: str, folder: Path, loras: int, dtype: torch.dtype, runs: in
 
 
 def peak(builder: str, folder: Path, loras: int) -> float:
-    """Peak resident megabytes of a new process that does nothing else."""
+    """Return the peak resident megabytes of a new process that does nothing else."""
     done = subprocess.run(
         [sys.executable, __file__, builder, str(folder), str(loras)], capture_output=True, text=True, check=True
     )
@@ -101,7 +102,7 @@ def peak(builder: str, folder: Path, loras: int) -> float:
 
 
 def drift(folder: Path) -> tuple[int, int, int]:
-    """Weights that differ from the base after 50 cycles: (ours, the peer's, total), in bf16."""
+    """Count the weights that differ from the base after 50 cycles: (ours, the peer's, total), in bf16."""
     from inweave.weights.weaver import Weaver
 
     unet = inweave_build(folder, 0, torch.bfloat16)
@@ -139,7 +140,8 @@ def main() -> None:
         prepare(folder, torch.bfloat16)
         ours, theirs, total = drift(folder)
         print(
-            f"weights that differ after 50 cycles in bf16: inweave {ours:,}, peer {theirs:,} of {total:,} ({theirs / total:.1%})"
+            f"weights that differ after 50 cycles in bf16: inweave {ours:,}, "
+            f"peer {theirs:,} of {total:,} ({theirs / total:.1%})"
         )
 
 

@@ -1,4 +1,4 @@
-"""Optimizer steps on adapters of SDXL's size compared with other libraries, and what 8-bit state does to a training run.
+"""Optimizer steps on adapters of SDXL's size compared with other libraries, and the effect of 8-bit state on a run.
 
     PYTHONPATH=src python3 bench/optimizers.py            milliseconds and megabytes of state, on a GPU
     PYTHONPATH=src python3 bench/optimizers.py --tune     launch shapes of the 8-bit kernel, on a GPU
@@ -10,7 +10,7 @@ The lower bound of a step is its traffic: float32 AdamW reads x, g, m, v and wri
 steps: an optimizer that counts its steps on the host can be captured but then repeats the bias correction of one step.
 
 Libraries get the adapter's tensors, as in normal use, and the same numbers as one flat tensor: the first shows the cost
-of many launches, the second that of the kernel itself. Each is measured in a process of its own, because a failed
+of many launches, the second that of the kernel itself. Each is measured in a separate process, because a failed
 capture can leave the GPU unusable.
 
     off    mean over the steps of |loss - loss of float32| / loss of float32
@@ -50,7 +50,7 @@ PATIENCE = 180
 
 @dataclass(frozen=True)
 class Peer:
-    """A library's optimizer: the first of ``names`` that can be imported, with its options; ``in_graph`` are those for CUDA graphs."""
+    """A library's optimizer: the first importable of ``names``, its options; ``in_graph``: those for CUDA graphs."""
 
     names: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +83,7 @@ LAYOUTS = ("tensors", "flat")
 
 
 def parameters(total: int, device: str = "cuda") -> dict[str, nn.Parameter]:
-    """Pairs of rank 32 on the widths of SDXL's attention, about ``total`` numbers together; the same on every call."""
+    """Return pairs of rank 32 on the widths of SDXL's attention, about ``total`` numbers; the same on every call."""
     generator = torch.Generator(device).manual_seed(0)
     created: dict[str, nn.Parameter] = {}
     for width in itertools.cycle(WIDTHS):
@@ -97,14 +97,14 @@ def parameters(total: int, device: str = "cuda") -> dict[str, nn.Parameter]:
 
 
 def one_tensor(flat: FlatParameters) -> list[nn.Parameter]:
-    """All of ``flat`` as a single parameter that shares its memory; float32 values and gradients, a multiple of 256."""
+    """Return ``flat`` as a single parameter that shares its memory; float32 values and gradients, a multiple of 256."""
     whole = nn.Parameter(flat.values)
     whole.grad = flat.grads
     return [whole]
 
 
 def make_parameters(total: int, layout: str, device: str = "cuda") -> list[nn.Parameter]:
-    """The benchmark's parameters as a library gets them."""
+    """Return the benchmark's parameters for a library."""
     by_name = parameters(total, device)
     if layout == "tensors":
         return list(by_name.values())
@@ -116,7 +116,7 @@ def make_parameters(total: int, layout: str, device: str = "cuda") -> list[nn.Pa
 
 
 def milliseconds(work: Callable[[], object], steps: int = 10) -> float:
-    """Median of five rounds on the GPU's own clock."""
+    """Return the median of five rounds on the GPU's own clock."""
     for _ in range(3):
         work()
     samples = []
@@ -142,7 +142,7 @@ def capture(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def state_bytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes of distinct memory: a table that all entries share counts once."""
+    """Count the bytes of distinct memory: a table that all entries share counts once."""
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
@@ -151,7 +151,7 @@ def peer_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def inner(value: object) -> list[torch.Tensor]:
-    """The tensors a state entry consists of; a subclass holds its codes and scales as attributes."""
+    """Return the tensors of a state entry; a subclass holds its codes and scales as attributes."""
     if not isinstance(value, torch.Tensor):
         return []
     flatten = getattr(value, "__tensor_flatten__", None)
@@ -159,7 +159,7 @@ def inner(value: object) -> list[torch.Tensor]:
 
 
 def reason(error: BaseException) -> str:
-    """Type and first line of the original error: ending a failed capture raises a second one on top of it."""
+    """Return type and first line of the original error: ending a failed capture raises a second one on top of it."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:160]
@@ -186,7 +186,7 @@ def ours(name: str, total: int) -> list[tuple[str, float, float]]:
 
 
 def measure(name: str, layout: str, total: int) -> dict[str, Any]:
-    """A library's step: milliseconds, megabytes of state, milliseconds in a graph, and the reason if it cannot run in a graph."""
+    """Measure a library's step: milliseconds, megabytes of state, milliseconds in a graph or the reason of failure."""
     peer = PEERS[name]
     plain = peer.make(make_parameters(total, layout), lr=RATE)
     row: dict[str, Any] = {"ms": milliseconds(plain.step), "megabytes": state_bytes(peer_state(plain)) / 1e6}
@@ -200,7 +200,7 @@ def measure(name: str, layout: str, total: int) -> dict[str, Any]:
 
 
 def in_graph(peer: Peer, layout: str, total: int) -> tuple[float, float]:
-    """(milliseconds of a replay, largest |x replayed - x stepped| / lr after the same number of each)."""
+    """Return the milliseconds of a replay, and the largest |x replayed - x stepped| / lr after as many of each."""
     stepped, replayed = make_parameters(total, layout), make_parameters(total, layout)
     one, two = (peer.make(each, lr=RATE, **peer.in_graph) for each in (stepped, replayed))
     for _ in range(1 + REPLAYS):
@@ -215,7 +215,7 @@ def in_graph(peer: Peer, layout: str, total: int) -> tuple[float, float]:
 
 
 def in_subprocess(name: str, layout: str, total: int) -> dict[str, Any]:
-    """`measure` in a process of its own."""
+    """Run `measure` in a separate process."""
     command = [sys.executable, str(Path(__file__)), "--row", name, layout, str(total)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -275,7 +275,7 @@ STEPS, QUALITY_RATE = 80, 1e-3
 
 
 class TrainingRun:
-    """LoRAs of rank 8 on the embedded model's UNet and a list of batches: the same start and data for every optimizer."""
+    """LoRAs of rank 8 on the embedded model's UNet, and batches: the same start and data for every optimizer."""
 
     def __init__(self, folder: Path, steps: int, seed: int) -> None:
         from inweave.models.embedded import NAME, style_folder
@@ -302,7 +302,7 @@ class TrainingRun:
         ]
 
     def train(self, step: Callable[[], object]) -> tuple[list[float], torch.Tensor]:
-        """(the loss before each step, the values after the last one)."""
+        """Return the loss before each step, and the values after the last one."""
         losses = []
         for batch in self.batches:
             self.flat.zero_grads()
@@ -340,7 +340,8 @@ def quality(steps: int, seed: int) -> None:
             label = name if layout == "tensors" else f"{name}, one tensor"
             runs[label] = lambda name=name, layout=layout: run.peer(PEERS[name], layout)  # type: ignore[misc]
         print(
-            f"torch {torch.__version__}, {run.flat.values.numel():,} parameters, {steps} steps at {QUALITY_RATE:g}, seed {seed}"
+            f"torch {torch.__version__}, {run.flat.values.numel():,} parameters, "
+            f"{steps} steps at {QUALITY_RATE:g}, seed {seed}"
         )
         print(f"{'':<36}{'final loss':>12}{'off':>12}{'drift':>12}{'state bytes':>14}")
         curve, end = list[float](), run.start

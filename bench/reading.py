@@ -1,4 +1,4 @@
-"""How long reading takes: startup, inspect, check, hash. Prints a table; asserts nothing about time.
+"""Time of reading: startup, inspect, check, hash. Prints a table; asserts nothing about time.
 
 make bench
 """
@@ -21,7 +21,7 @@ FILES = ROOT / "tests" / "data" / "files"
 
 
 def cpu(*arguments: str | Path, runs: int = 5) -> tuple[float, float]:
-    """(CPU seconds, wall seconds) of a command, the best of a few runs."""
+    """Return CPU and wall seconds of a command, the best of a few runs."""
     best = (float("inf"), float("inf"))
     for _ in range(runs):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _flux_with_encoders() -> dict[str, tuple[str, tuple[int, ...]]]:
-    """A kohya Flux file with CLIP and T5 layers: 304 + 72 + 168 modules."""
+    """Write a kohya Flux file with CLIP and T5 layers: 304 + 72 + 168 modules."""
     tensors = dict(lora_listing("invokeai_flux_lora_kohya_with_te1_format")["tensors"])
     for layer in range(24):
         for leaf, out, into in (

@@ -1,9 +1,9 @@
-"""Training at full size on one GPU: the plan for a memory limit, and whether it is kept. A step beside its peers: `inweave bench step`.
+"""Full-size training on one GPU: the plan for a memory limit, and whether it holds. `inweave bench step` has peers.
 
     PYTHONPATH=src:. python3 bench/training.py [VARIANT[:LIMIT] ...]        sdxl, sd3.5-medium, flux1-dev:32GiB
 
 Models have random bf16 weights and the published configurations; images are noise of 1024 x 1024. Each run is the
-real command in a process of its own, observed from outside: "used" is the peak that nvidia-smi reported above the level
+real command in a separate process, observed from outside: "used" is the peak that nvidia-smi reported above the level
 before the run, so it includes everything, CUDA's own memory too. "expected" and "measured" are the activation memory of
 a step as the command itself reports it. "seconds" is one step with data and logging, averaged over the last steps.
 """
@@ -56,7 +56,7 @@ class MemoryWatch:
 
 @contextmanager
 def peak_memory() -> Iterator[MemoryWatch]:
-    """The peak of the memory in use on the GPU, queried twenty times a second."""
+    """Watch the peak of the memory in use on the GPU, queried twenty times a second."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     watch = MemoryWatch(before=int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) << 20)
     monitor = subprocess.Popen([*query, "-lms", "50"], stdout=subprocess.PIPE, text=True)
@@ -76,13 +76,15 @@ def peak_memory() -> Iterator[MemoryWatch]:
 
 
 def run_training(model: Path, images: Path, batch: int, vram: str | None, mode: str, folder: Path) -> dict[str, Any]:
-    """One run of the command: memory and seconds, or its error."""
+    """Run the command once; return memory and seconds, or its error."""
     output = Path(tempfile.mkdtemp(dir=folder))
     command = [
-        sys.executable, "-P", "-m", "inweave", "train", "--model", str(model), "--dataset", str(images), "--output", str(output),
-        "--batch-size", str(batch), "--rank", str(RANK), "--steps", str(STEPS), "--json", "--set", f"targets={json.dumps(TARGETS)}",
+        sys.executable, "-P", "-m", "inweave", "train", "--model", str(model), "--dataset", str(images),
+        "--output", str(output), "--batch-size", str(batch), "--rank", str(RANK), "--steps", str(STEPS), "--json",
+        "--set", f"targets={json.dumps(TARGETS)}",
         "--set", "log_every=5", "--set", f"gradient_checkpointing={mode}", "--set", f"cache_dir={folder / 'cache'}",
-        *(["--vram", vram, "--set", 'sample_prompts=["a picture"]', "--set", "sample_every=8", "--set", "sample_steps=4"]
+        *(["--vram", vram, "--set", 'sample_prompts=["an image"]', "--set", "sample_every=8",
+           "--set", "sample_steps=4"]
           if vram else []),
     ]  # fmt: skip
     started = time.perf_counter()

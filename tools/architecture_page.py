@@ -1,7 +1,7 @@
 """Renew the generated parts of docs/architecture.md and docs/files.md: `python tools/architecture_page.py`.
 
-Tiers, packages and rooms come from the table that tests/arch enforces, the file tree from the first line of every module
-docstring, so neither page can disagree with the code; a test compares them.
+Tiers, packages and rooms come from the table that tests/arch enforces, the file tree from the first line of every
+module docstring, so neither page can disagree with the code; a test compares them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Renews docs/benchmarks.md and its charts from docs/bench: `python tools/bench_page.py`, or `make bench-docs`."""
+"""Renew docs/benchmarks.md and its charts from docs/bench: `python tools/bench_page.py`, or `make bench-docs`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Cut the font of the headings down to what they show: `pip install fonttools brotli`, `npm install --no-save`, then run this.
+"""Reduce the font of the headings to the characters in use.
 
-    python tools/page_fonts.py
+    pip install fonttools brotli; npm install --no-save; python tools/page_fonts.py
 
-The page has 300 KB for everything, and kerning tables, hints and rare characters would be a tenth of that. What is left out
-comes from the reader's own fonts, as all other text does. `tests/page/fonts.json` keeps the digests of what was read and of
-what was written, and `npm run check` compares them with node_modules and with the page.
+The page has 300 KB for everything, and kerning tables, hints and rare characters would be a tenth of that. Other
+characters come from the reader's own fonts, as all other text does. `tests/page/fonts.json` keeps the digests of source
+and result, and `npm run check` compares them with node_modules and with the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def digest(path: Path) -> str:
 
 
 def main() -> None:
-    from fontTools import subset  # type: ignore[import-not-found]  # a tool of whoever changes the fonts
+    from fontTools import subset  # type: ignore[import-not-found]  # not a dependency: only this tool needs it
 
     record = {}
     for name, (package_path, characters) in FONTS.items():

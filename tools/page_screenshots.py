@@ -1,8 +1,8 @@
 """Take the screenshots of the page in docs/images: `make screenshots` (needs Chromium and npm's packages).
 
-The script starts a worker with the embedded model; tests/page/screenshots.mjs drives the browser. With a folder as argument,
-it writes screenshots of every view on a phone, a desktop and a 4K screen, in light and dark, to that folder instead. Text is
-in the system font, as on the page; `FONTS` prefers those that desktops have.
+The script starts a worker with the embedded model; tests/page/screenshots.mjs drives the browser. With a folder as
+argument, it writes screenshots of every view on a phone, a desktop and a 4K screen, in light and dark, to that folder.
+Text is in the system font, as on the page; `FONTS` prefers those that desktops have.
 """
 
 from __future__ import annotations

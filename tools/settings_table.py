@@ -1,4 +1,4 @@
-"""Renews the tables of settings and presets in docs/training.md: `python tools/settings_table.py`."""
+"""Renew the tables of settings and presets in docs/training.md: `python tools/settings_table.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`inweave` in this process: most tests ask what a command prints, and a process of its own costs half a second of imports."""
+"""`inweave` in this process: a separate process would cost half a second of imports per test."""
 
 from __future__ import annotations
 

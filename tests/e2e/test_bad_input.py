@@ -183,8 +183,8 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["inspect"], ["unknown"], ["check", "--values", "some", "--base", "sd1.5", "x"], ["convert", "x"], ["hash", "--nope", "x"],
-     ["convert", "x", "y", "--to", "nothing"], ["generate", "a", "--model", ""]],
+    [[], ["inspect"], ["unknown"], ["check", "--values", "some", "--base", "sd1.5", "x"], ["convert", "x"],
+     ["hash", "--nope", "x"], ["convert", "x", "y", "--to", "nothing"], ["generate", "a", "--model", ""]],
     ids=lambda arguments: " ".join(arguments) or "nothing",
 )  # fmt: skip
 def test_bad_usage(arguments: list[str]) -> None:
@@ -198,8 +198,10 @@ def test_bad_usage(arguments: list[str]) -> None:
 )
 def test_an_output_that_cannot_be_written(out: str, tmp_path: Path) -> None:
     module = "lora_unet_conv_in"
-    header = {f"{module}.lora_down.weight": {"dtype": "F32", "shape": [1, 4, 3, 3], "data_offsets": [0, 144]},
-              f"{module}.lora_up.weight": {"dtype": "F32", "shape": [320, 1, 1, 1], "data_offsets": [144, 1424]}}  # fmt: skip
+    header = {
+        f"{module}.lora_down.weight": {"dtype": "F32", "shape": [1, 4, 3, 3], "data_offsets": [0, 144]},
+        f"{module}.lora_up.weight": {"dtype": "F32", "shape": [320, 1, 1, 1], "data_offsets": [144, 1424]},
+    }
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack(header, bytes(1424)))
     (tmp_path / "file").write_text("x")
@@ -232,13 +234,16 @@ def test_names_with_double_underscores_are_refused(name: str, tmp_path: Path) ->
 
 def test_names_are_only_looked_up(tmp_path: Path) -> None:
     """Attributes that any module object has are not modules of a base: they end up unplaced, exit code 1."""
-    names = ("forward", "to", "state_dict", "load_state_dict", "_modules", "parameters", "conv_in.forward", "train.apply",
-             "conv_in.weight.data", "eval", "os.system", "../../etc/passwd", "{x}", "%s", "$(id)", "conv_in;id", "a b")  # fmt: skip
+    names = (
+        "forward", "to", "state_dict", "load_state_dict", "_modules", "parameters", "conv_in.forward", "train.apply",
+        "conv_in.weight.data", "eval", "os.system", "../../etc/passwd", "{x}", "%s", "$(id)", "conv_in;id", "a b",
+    )  # fmt: skip
     header: dict[str, object] = {}
     position = 0
     for name in names:
         for suffix, shape in (("lora_down.weight", [1, 4]), ("lora_up.weight", [4, 1])):
-            header[f"diffusion_model.{name}.{suffix}"] = {"dtype": "F32", "shape": shape, "data_offsets": [position, position + 16]}  # fmt: skip
+            offsets = [position, position + 16]
+            header[f"diffusion_model.{name}.{suffix}"] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
             position += 16
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack(header, struct.pack("<f", 1.0) * (position // 4)))
@@ -275,8 +280,11 @@ def test_an_error_is_one_printable_line_whatever_the_file_says(tmp_path: Path) -
 
 def test_the_json_is_json_whatever_the_metadata_says(tmp_path: Path) -> None:
     """Deep, huge and not-a-number values in a trainer's metadata: RFC 8259 on stdout, no traceback."""
-    message = {"ss_network_args": '{"a": NaN, "b": Infinity}', "ss_steps": "[" * 100_000, "ss_tag_frequency": '{"a": {"b": 1e999}}',
-            "ss_network_dim": "²", "unet": "5", "modelspec.title": "{" * 50_000, "ss_resolution": "[" + "9" * 5000 + "]"}  # fmt: skip
+    message = {
+        "ss_network_args": '{"a": NaN, "b": Infinity}', "ss_steps": "[" * 100_000, "ss_network_dim": "²", "unet": "5",
+        "ss_tag_frequency": '{"a": {"b": 1e999}}', "modelspec.title": "{" * 50_000,
+        "ss_resolution": "[" + "9" * 5000 + "]",
+    }  # fmt: skip
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({"__metadata__": message, **PAIR}, PAIR_BYTES))
     result = inweave("inspect", path, "--json")

@@ -342,7 +342,10 @@ def test_help_names_the_verbs_and_starts_without_torch() -> None:
     for verb in ("bake", "extract", "resize"):
         assert verb in result.stdout
         assert inweave(verb, "--help")
-    program = "import sys; from inweave.cli.app import app\ntry:\n    app(['bake', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+    program = (
+        "import sys; from inweave.cli.app import app\n"
+        "try:\n    app(['bake', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
 
 

@@ -35,12 +35,12 @@ def inweave_json(*arguments: str | Path, code: int = 0):
 
 
 CHECK_FIELDS = {
-    "ok", "error", "dialect", "algorithms", "base", "tensors", "placed", "modules", "components", "unplaced", "mismatched",
-    "orphans", "duplicates", "unsupported", "nonfinite", "zeros", "carried", "warnings",
+    "ok", "error", "dialect", "algorithms", "base", "tensors", "placed", "modules", "components", "unplaced",
+    "mismatched", "orphans", "duplicates", "unsupported", "nonfinite", "zeros", "carried", "warnings",
 }  # fmt: skip
 INSPECT_FIELDS = {
-    "path", "bytes", "tensors", "dialects", "algorithms", "ranks", "alphas", "scales", "dtypes", "components", "modules",
-    "kinds", "base", "triggers", "tags", "dataset", "training", "carried", "problems", "warnings", "hashes",
+    "path", "bytes", "tensors", "dialects", "algorithms", "ranks", "alphas", "scales", "dtypes", "components",
+    "modules", "kinds", "base", "triggers", "tags", "dataset", "training", "carried", "problems", "warnings", "hashes",
 }  # fmt: skip
 
 

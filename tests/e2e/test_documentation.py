@@ -1,7 +1,7 @@
 """Every Python block and every command of README and docs runs as printed, with fewer steps.
 
-The blocks of a page share their names, in the order of the page. What a reader brings along (a diffusers pipeline, a torch
-model, files of LoRAs) is prepared; what needs a large model or never ends is listed in `LARGE` and is not run.
+The blocks of a page share their names, in the order of the page. The reader's own objects (a diffusers pipeline, a
+torch model, LoRA files) are prepared; blocks that need a large model or never end are listed in `LARGE` and not run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every command with a named pipe, a device, a folder, or a name that no file can have, wherever it takes a file.
 
-Each ends with one line of ours and within two seconds: a pipe without a writer would otherwise be waited for, for ever.
+Each ends with one line of output within two seconds, even for a pipe that never gets a writer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS: dict[str, Callable[[Path, str], str]] = {
     "dangling link": _link,
     "device": lambda folder, name: "/dev/zero",
     "nobody's home": lambda folder, name: f"~nosuchuser/{name}",
-    "bytes that are no text": lambda folder, name: str(folder / f"a\udcff{name}"),
+    "bytes that are not text": lambda folder, name: str(folder / f"a\udcff{name}"),
 }
 
 #: where files are taken from the command line: (what the file should be called, the arguments around it)
@@ -84,12 +84,16 @@ READERS: dict[str, tuple[str, Callable[[str, Path], list[str]]]] = {
     "train": ("a.toml", lambda at, tmp: ["train", at, "--check"]),
     "train --import": ("a.toml", lambda at, tmp: ["train", "--import", at]),
     "train --import yaml": ("a.yaml", lambda at, tmp: ["train", "--import", at]),
-    "train --model": ("a.safetensors", lambda at, tmp: ["train", "-m", at, "-d", "inweave/pixel", "-o", str(tmp), "--check"]),
+    "train --model": (
+        "a.safetensors", lambda at, tmp: ["train", "-m", at, "-d", "inweave/pixel", "-o", str(tmp), "--check"],
+    ),
     "train --dataset": ("a.toml", lambda at, tmp: ["train", "-m", MODEL, "-d", at, "-o", f"{tmp}/o", "--check"]),
     "train --dataset folder": ("a", lambda at, tmp: ["train", "-m", MODEL, "-d", at, "-o", f"{tmp}/o", "--check"]),
     "train --resume": (
         "step-000001",
-        lambda at, tmp: ["train", "-m", "inweave/emoji", "-d", "inweave/pixel", "-o", f"{tmp}/o", "--resume", at, "--steps", "1"],
+        lambda at, tmp: [
+            "train", "-m", "inweave/emoji", "-d", "inweave/pixel", "-o", f"{tmp}/o", "--resume", at, "--steps", "1",
+        ],
     ),
 }  # fmt: skip
 
@@ -168,7 +172,7 @@ def test_what_is_no_file_is_refused_at_once(reader: str, tmp_path: Path) -> None
 def test_what_cannot_be_written_is_refused_at_once(writer: str, tmp_path: Path) -> None:
     name, arguments = WRITERS[writer]
     for number, (kind, make) in enumerate(KINDS.items()):
-        if kind in ("dangling link", "nobody's home", "bytes that are no text"):
+        if kind in ("dangling link", "nobody's home", "bytes that are not text"):
             continue  # a link is replaced by the file, and the others are ordinary names there
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees: something within half a second, never two seconds of silence, nothing where nobody looks."""
+"""The progress display: something within half a second, never two seconds of silence, nothing without a terminal."""
 
 from __future__ import annotations
 

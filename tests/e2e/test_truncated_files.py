@@ -1,4 +1,4 @@
-"""A file that is cut while it is in use is an error of ours, never the end of the process by a bus error."""
+"""A file that is truncated while in use is an InweaveError, never a bus error that ends the process."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ attempt("adapter", lambda: inweave.Weaver(fresh).apply([(adapter, 0.5)]))
 attempt("plan", lambda: inweave.Weaver(fresh).apply([(plan, 0.5)]))
 attempt("merged", lambda: inweave.MergedSource(inweave.DictSource(fresh.state_dict()), [(adapter, 0.5)]))
 attempt("bake", lambda: inweave.bake(base, [adapter], lora + ".out.safetensors"))
-attempt("save", lambda: inweave.save(adapter, lora + ".saved.safetensors", dialect="peft", base=inweave.index_of(Net())))
-attempt("check", lambda: inweave.check(adapter, inweave.index_of(Net())))
+net = inweave.index_of(Net())
+attempt("save", lambda: inweave.save(adapter, lora + ".saved.safetensors", dialect="peft", base=net))
+attempt("check", lambda: inweave.check(adapter, net))
 attempt("attach", lambda: inweave.attach(fresh, adapter))
 print("read", tuple(read.get("lin.weight").shape))
 os.truncate(base, 600)

@@ -46,11 +46,11 @@ def with_metadata(file: bytes, metadata: dict[str, str]) -> bytes:
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed"),
-    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no browser at {CHROMIUM}: apt-get install chromium"),
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"no browser at {CHROMIUM}: apt-get install chromium"),
     pytest.mark.skipif(
         not (ROOT / "node_modules" / "playwright-core").is_dir(), reason="npm has not installed playwright-core"
     ),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

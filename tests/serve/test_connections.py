@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from inweave.serve.http import connections, security
+from inweave.serve.http import connections, limits
 from inweave.serve.http.security import Security
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
@@ -82,7 +82,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 def test_heads_and_bodies_that_do_not_arrive_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(security, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
 
     async def all_of_them() -> list[tuple[float, bytes]]:
         async with server() as (port, _):
@@ -104,8 +104,8 @@ def test_heads_and_bodies_that_do_not_arrive_end_in_time(monkeypatch: pytest.Mon
 
 
 def test_a_body_that_is_slow_but_steady_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "BODY_SECONDS", 5.0)
-    monkeypatch.setattr(security, "BODY_RATE", 1)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 5.0)
+    monkeypatch.setattr(limits, "BODY_RATE", 1)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)  # a head that arrived is not waited for
 
     async def call() -> bytes:

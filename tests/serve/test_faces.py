@@ -157,7 +157,7 @@ def test_openai_fields_without_effect_are_named(worker: Worker) -> None:
     assert opened(answer["data"][0]["b64_json"]).format == "WEBP" and answer["usage"]["total_tokens"] == 0
 
 
-def test_openai_edits_have_the_requested_size_and_one_picture(client: openai.OpenAI, worker: Worker) -> None:
+def test_openai_edits_have_the_requested_size_and_one_image(client: openai.OpenAI, worker: Worker) -> None:
     content = io.BytesIO()
     Image.new("RGB", (100, 60), "blue").save(content, format="PNG")
     answer = client.images.edit(
@@ -169,7 +169,7 @@ def test_openai_edits_have_the_requested_size_and_one_picture(client: openai.Ope
     assert opened(answer.data[0].b64_json).size == (64, 64)
     own = client.images.edit(image=("a.png", content.getvalue()), prompt="x", extra_body={"steps": 1})
     assert own.data is not None and opened(own.data[0].b64_json).size == (100, 60)
-    with pytest.raises(openai.BadRequestError, match="one picture is expected, got 2"):
+    with pytest.raises(openai.BadRequestError, match="one image is expected, got 2"):
         client.images.edit(image=[("a.png", content.getvalue()), ("b.png", content.getvalue())], prompt="x")
     with pytest.raises(openai.BadRequestError, match="mask"):
         client.images.edit(image=("a.png", content.getvalue()), mask=("m.png", mask_with_a_hole()), prompt="x")

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from inweave.serve.app import create_app
-from inweave.serve.http import security
+from inweave.serve.http import limits
 from inweave.serve.sandbox.process import check_image
 from inweave.serve.settings import ServeSettings
 from tests.serve.test_security import ask
@@ -256,7 +256,7 @@ def test_a1111_takes_null_for_everything(worker: Worker) -> None:
 
 
 def test_a_body_that_stops_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.05)
     application = create_app(ServeSettings(data=Path("/nonexistent")))
 
     async def call() -> list[Any]:

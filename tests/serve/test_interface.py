@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from inweave.serve.app import create_app
 from inweave.serve.jobs.image_request import ImageRequest
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def document() -> dict[str, Any]:
@@ -42,6 +45,29 @@ def test_every_operation_says_what_it_reads_and_how_it_refuses() -> None:
             assert operation["responses"]["4XX"]["content"]["application/json"]["schema"], path
             if method in ("post", "put", "patch") and not any(word in path for word in silent):
                 assert operation["requestBody"]["content"], path
+
+
+def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
+    """Return the fields of a body: of a model, or of any of several."""
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    return set(schema.get("properties", ())).union(*(fields_of(each, schemas) for each in schema.get("anyOf", ())))
+
+
+def test_everything_that_was_documented_once_still_is() -> None:
+    """Compare with the document of the version that listed bodies and answers by hand."""
+    described = document()
+    earlier: dict[str, Any] = json.loads((DATA / "serve" / "openapi.json").read_text())
+    for route, expected in earlier.items():
+        method, path = route.split()
+        operation = described["paths"][path][method.lower()]
+        parameters = {f"{each['in']} {each['name']}" for each in operation.get("parameters", ())}
+        assert parameters >= {*expected["parameters"]}, route
+        bodies = operation.get("requestBody", {}).get("content", {})
+        for media, fields in expected["body"].items():
+            assert fields_of(bodies[media]["schema"], described["components"]["schemas"]) >= {*fields}, route
+        for status, types in expected["responses"].items():
+            assert operation["responses"][status].get("content", {}).keys() >= {*types}, route
 
 
 def test_examples_are_valid_and_jobs_are_flat() -> None:

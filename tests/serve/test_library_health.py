@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from inweave.cli.app import app
-from inweave.cli.columns import fact_lines, table, wrap_text
+from inweave.cli.tables import fact_lines, table, wrap_text
 from inweave.files.documents import format_json
 from inweave.files.paths import printable
 from inweave.library import Library

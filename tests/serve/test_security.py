@@ -12,7 +12,7 @@ import pytest
 
 from inweave.errors import ConfigError
 from inweave.serve.app import create_app
-from inweave.serve.http.security import OPEN_PATHS
+from inweave.serve.http.tokens import OPEN_PATHS
 from inweave.serve.jobs.failures import public
 from inweave.serve.settings import ServeSettings
 from tests.support import figure

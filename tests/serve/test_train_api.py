@@ -139,7 +139,7 @@ def test_crops_are_those_of_the_trainer_and_the_check_says_what_a_run_needs(work
 def test_plans_that_make_no_sense_are_refused(worker: Worker, dataset: str) -> None:
     empty = worker.http.post("/v1/datasets", json={}).json()["id"]
     assert worker.http.post(f"/v1/datasets/{empty}/crops", json={}).json()["pictures"] == []
-    assert "no pictures" in worker.http.post("/v1/train/check", json={"dataset": empty}).json()["problems"][0]
+    assert "no images" in worker.http.post("/v1/train/check", json={"dataset": empty}).json()["problems"][0]
     assert worker.http.post("/v1/jobs", json={"operation": "train", "dataset": empty, "name": "x"}).status_code == 400
     worker.http.put(f"/v1/datasets/{empty}/pictures/a.png", content=png((128, 128)))
     report = worker.http.post("/v1/train/check", json={"dataset": empty}).json()

@@ -1,7 +1,7 @@
 """Build the Python API reference from the docstrings: `make docs` writes build/docs/, without network access.
 
-The names of `inweave` are imported when first used; here all of them are, so that pdoc finds the objects. They are listed
-in the order of the package's groups (read, weave, layers, ...) instead of by alphabet, and the settings of a
+The names of `inweave` are imported when first used; here all of them are, so that pdoc finds the objects. They are
+listed in the order of the package's groups (read, weave, layers, ...) instead of by alphabet, and the settings of a
 configuration as one table.
 """
 
@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
 
 
 def settings_table(model: type[BaseModel]) -> str:
-    """A Markdown table of the fields, with a row for every group of them."""
+    """Return a Markdown table of the fields, with a row for every group of them."""
     lines, group = ["| setting | default | meaning |", "|---|---|---|"], None
     for name, field in model.model_fields.items():
         extra = field.json_schema_extra

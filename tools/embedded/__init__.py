@@ -3,5 +3,5 @@
     fetch -> render -> tokenizer -> train_vae -> train_unet -> train_decoder -> export -> evaluate
                   `-> styles -> train_styles,  reference
 
-Every stage is `python -m tools.embedded.<stage>`; what one stage leaves under the work folder the next one reads.
+Every stage is `python -m tools.embedded.<stage>`; each stage reads the output of the previous ones in the work folder.
 """

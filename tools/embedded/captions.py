@@ -62,13 +62,13 @@ def from_dict(row: dict[str, Any]) -> Emoji:
 
 
 def plain(text: str) -> str:
-    """Lower case, with letters, digits and the punctuation that captions use."""
+    """Return the text in lower case, with letters, digits and the punctuation that captions use."""
     letters = re.sub(r"[^a-z0-9 ,'\-!?]", " ", text.lower().translate(_PLAIN))
     return re.sub(r"\s+", " ", letters).strip()
 
 
 def all_emoji(work: Path, *, tones: bool = True) -> list[Emoji]:
-    """Every emoji that may be trained on, in the order of the standard."""
+    """Return every emoji that may be trained on, in the order of the standard."""
     base = npm_folder(work, "emojibase-data")
     rows = json.loads((base / "en" / "data.json").read_text())
     subgroups = {int(k): v for k, v in json.loads((base / "meta" / "groups.json").read_text())["subgroups"].items()}
@@ -111,7 +111,7 @@ def plural(words: str) -> str:
 
 
 def fixed_captions(emoji: Emoji) -> list[str]:
-    """The captions that the vocabulary is built from."""
+    """Return the captions that the vocabulary is built from."""
     name, tags = emoji.name, emoji.tags
     variants = [name, f"{name} emoji", f"an emoji of {with_article(name)}", with_article(name)]
     if tags:
@@ -120,7 +120,7 @@ def fixed_captions(emoji: Emoji) -> list[str]:
 
 
 def random_caption(emoji: Emoji, rng: random.Random, adjective: str = "") -> str:
-    """One caption for one picture; ``adjective`` is "blue", "small blue", ... and then always included."""
+    """Draw a caption for one image; ``adjective`` is "blue", "small blue", ... and then always included."""
     name = f"{adjective} {emoji.name}".strip()
     chance = rng.random()
     if chance < 0.38:

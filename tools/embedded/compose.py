@@ -1,7 +1,7 @@
-"""Pictures made from sprites: recoloring, backgrounds, small ones, pairs and counts.
+"""Images composed of sprites: recoloring, backgrounds, small ones, pairs and counts.
 
-over(p, b)      p_rgb + (1 - p_alpha) * b, in [-1, 1]: what the networks see
-recolor(p, c)  shades of one color by luminance y, stretched so that the sprite's mean lies at 1/2:
+over(p, b)      p_rgb + (1 - p_alpha) * b, in [-1, 1]: the networks' input
+recolor(p, c)  shades of one color by luminance y, stretched so that the sprite's mean is 1/2:
                 black .. c for the darker half, c .. white for the lighter half
 arrange(kind)   full, small, pair (side by side), stack (one above the other), two, three, four
 """
@@ -26,7 +26,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def over(sprites: torch.Tensor, backgrounds: torch.Tensor) -> torch.Tensor:
-    """RGB in [-1, 1] of premultiplied ``sprites`` on one color each: (n, 3), or (1, 3) for all."""
+    """Return RGB in [-1, 1] of premultiplied ``sprites`` on one color each: (n, 3), or (1, 3) for all."""
     return (sprites[:, :3] + (1 - sprites[:, 3:]) * backgrounds[:, :, None, None]) * 2 - 1
 
 
@@ -35,7 +35,7 @@ def on_white(sprites: torch.Tensor) -> torch.Tensor:
 
 
 def recolor(sprites: torch.Tensor, colors: torch.Tensor) -> torch.Tensor:
-    """Each sprite in shades of its color (n, 3); light and dark parts stay light and dark."""
+    """Return each sprite in shades of its color (n, 3); light and dark parts stay light and dark."""
     alpha = sprites[:, 3:]
     rgb = sprites[:, :3] / alpha.clamp_min(1e-4)
     light = (rgb * rgb.new_tensor(_LUMINANCE)[None, :, None, None]).sum(1, keepdim=True)
@@ -50,7 +50,7 @@ def recolor(sprites: torch.Tensor, colors: torch.Tensor) -> torch.Tensor:
 
 
 def recolor_some(sprites: torch.Tensor, names: list[str | None]) -> torch.Tensor:
-    """``names[i]`` is the color of sprite i, or None to leave it as it is."""
+    """Recolor sprite i with the color ``names[i]``, or leave it unchanged for None."""
     chosen = [i for i, name in enumerate(names) if name]
     if chosen:
         targets = sprites.new_tensor([COLORS[names[i] or ""] for i in chosen])
@@ -74,7 +74,7 @@ def paste(canvas: torch.Tensor, sprites: torch.Tensor, x: int, y: int) -> None:
 
 
 def arrange(kind: str, first: torch.Tensor, second: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    """Sprites (n, 4, s, s) placed on an empty canvas of the same size; ``second`` is used by pair and stack."""
+    """Place sprites (n, 4, s, s) on an empty canvas of the same size; ``second`` is used by pair and stack."""
     if kind == "full":
         return first
     unit = first.shape[-1] / 128

@@ -3,7 +3,7 @@
     rows      prompts: a name the styles have seen, names they have not, and compositions
     columns   base | pixel 0.5 | pixel 1 | ink 0.5 | ink 1 | both 0.6
 
-With --scores it also measures them: the share of names recognized, and how far the pictures went towards the style.
+With --scores it also measures them: the share of names recognized, and how close the images come to the style.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def contact_sheet(painter: Painter) -> Image.Image:
 
 
 def scores(painter: Painter) -> dict[str, dict[str, float]]:
-    """For names no style has seen: recognized among these and the reference thumbnails, and nearer to the style."""
+    """Score names that no style has seen: recognized among these and the references, and nearer to the style."""
     captions, thumbnails = reference()
     taught = set(style_set("pixel")[0])
     names = [*UNSEEN, *(name for name in captions[60::16] if name not in taught and name not in UNSEEN)][:24]
@@ -79,11 +79,11 @@ def scores(painter: Painter) -> dict[str, dict[str, float]]:
     known = [*base, *(image for caption, image in zip(captions, thumbnails, strict=True) if caption not in names)]
     rows: dict[str, dict[str, float]] = {}
     for style in ("pixel", "ink"):
-        pictures = style_set(style)[1]
+        images = style_set(style)[1]
         for strength in (0.5, 1.0):
             styled = painter.paint(names, {style: strength})
             top1, top5 = recall(styled, known)
-            numbers = closer_to_style(styled, pictures, base)
+            numbers = closer_to_style(styled, images, base)
             rows[f"{style} {strength:g}"] = {"top1": top1, "top5": top5, **numbers}
     for name, numbers in rows.items():
         print(name, {key: round(value, 3) for key, value in numbers.items()})

@@ -1,10 +1,10 @@
-"""Score a model folder: does it draw what it is asked for, and how sharply?
+"""Score a model folder: does it follow its captions, and how sharp are the images?
 
-    recall   share of names whose picture is nearest, at 32x32 pixels, to that very emoji among all of the set
-    PSNR     10 log10(1 / mean squared error), against the true picture (median) and of the VAE alone (mean)
-    edges    mean absolute difference of neighboring pixels, as a share of the true pictures'
+    recall   share of names whose image is nearest, at 32x32 pixels, to that emoji among the whole set
+    PSNR     10 log10(1 / mean squared error), against the true image (median) and of the VAE alone (mean)
+    edges    mean absolute difference of neighboring pixels, as a fraction of the true images'
 
-Writes scores.json and, with --sheet, a picture of the test prompts.
+Writes scores.json and, with --sheet, an image of the test prompts.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from torch.nn import functional
 
 
 def psnr(made: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """One number a picture, in dB; pictures are in [-1, 1]."""
+    """Return one number per image, in dB; images are in [-1, 1]."""
     error = ((made - true).square().mean((1, 2, 3)) / 4).clamp_min(1e-8)
     return -10 * torch.log10(error)
 
 
-def sharpness(pictures: torch.Tensor) -> float:
-    return float(pictures.diff(dim=-1).abs().mean() + pictures.diff(dim=-2).abs().mean())
+def sharpness(images: torch.Tensor) -> float:
+    return float(images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean())
 
 
-def small(pictures: torch.Tensor) -> torch.Tensor:
-    return functional.interpolate(pictures, size=(32, 32), mode="area").flatten(1)
+def small(images: torch.Tensor) -> torch.Tensor:
+    return functional.interpolate(images, size=(32, 32), mode="area").flatten(1)
 
 
 def score(model: Any, sprites: Sprites, names: int, guidance: float, steps: int) -> dict[str, float]:
-    """Generate ``names`` of the set's names and compare each with its own picture and with all others."""
+    """Generate ``names`` of the set's names and compare each with its own image and with all others."""
     plain = [i for i, emoji in enumerate(sprites.emojis) if emoji.tone == 0]
     random.Random(3).shuffle(plain)
     chosen = plain[:names]
     parts = (model.unet, model.text_encoder, model.tokenizer)
     captions = [sprites.emojis[i].name for i in chosen]
     made = decode(model.vae, sample_latents(*parts, captions, guidance, steps=steps, seed=100, at_once=64))
-    true = on_white(sprites.pictures[chosen])
-    references = torch.cat([small(on_white(part)) for part in sprites.pictures.split(256)])
+    true = on_white(sprites.images[chosen])
+    references = torch.cat([small(on_white(part)) for part in sprites.images.split(256)])
     nearest = torch.cdist(small(made), references).topk(min(5, len(references)), largest=False).indices.cpu()
     own = torch.tensor(chosen)[:, None]
     return {
@@ -64,7 +64,7 @@ def score(model: Any, sprites: Sprites, names: int, guidance: float, steps: int)
 
 
 def vae_score(model: Any, sprites: Sprites, names: int) -> float:
-    true = on_white(sprites.pictures[:names])
+    true = on_white(sprites.images[:names])
     return round(float(psnr(decode(model.vae, encode(model.vae, true)), true).mean()), 2)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--names", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--guidance", type=float, nargs="+", default=[1.5, 2.5, 4.0])
-    parser.add_argument("--limit", type=int, default=0, help="compare with only this many pictures (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="compare with only this many images (0: all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sheet", type=Path, default=None, help="also draw the test prompts into this file")
     options = parser.parse_args()

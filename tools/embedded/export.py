@@ -1,8 +1,8 @@
-"""Write the trained parts as a diffusers folder in float16: <work>/model, or where --out says.
+"""Write the trained parts as a diffusers folder in float16: <work>/model, or --out.
 
     model_index.json   scheduler/   text_encoder/   tokenizer/   unet/   vae/
 
-The VAE is the one whose decoder was trained on generated latents, where that stage was run. The text encoder's
+The VAE is the one whose decoder was trained on generated latents, if that stage was run. The text encoder's
 keys have the level `text_model.` that files of Stable Diffusion have, whatever the class in memory calls them.
 """
 
@@ -32,7 +32,7 @@ _TEXT_LEVEL = "text_model."
 
 
 def write_weights(network: nn.Module, path: Path, level: str = "") -> None:
-    """The network's state in float16; ``level`` is put before every key that lacks it."""
+    """Write the network's state in float16; ``level`` is prepended to every key that lacks it."""
     state = {
         key if key.startswith(level) else level + key: value.detach().cpu().half().contiguous()
         for key, value in network.state_dict().items()

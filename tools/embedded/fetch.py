@@ -2,7 +2,7 @@
 
     https://registry.npmjs.org/<name>/-/<last part of name>-<version>.tgz  ->  <work>/npm/<name>/
 
-Nothing is run that a package brings. An archive whose SHA-512 is not the pinned one is refused.
+No code of a package is run. An archive whose SHA-512 is not the pinned one is refused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PACKAGES = (
 
 
 def download(package: Package) -> bytes:
-    """The archive of ``package``, checked against its pinned digest."""
+    """Return the archive of ``package``, checked against its pinned digest."""
     with urllib.request.urlopen(package.url, timeout=120) as answer:
         archive: bytes = answer.read()
     digest = base64.b64encode(hashlib.sha512(archive).digest()).decode()
@@ -84,7 +84,7 @@ def download(package: Package) -> bytes:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Write an npm archive, whose files all lie under `package/`, into ``folder``."""
+    """Write an npm archive, whose files are all below `package/`, into ``folder``."""
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         for member in tar.getmembers():
             first, _, rest = member.name.partition("/")

@@ -1,6 +1,6 @@
 """One training loop for all stages: AdamW, warm-up and cosine, gradients clipped, an average of the weights kept.
 
-    pace(f)     min(1, f / 0.02) * (1 + cos(pi * max(0, f - 0.3) / 0.7)) / 2      f: share of the stage that is done
+    pace(f)     min(1, f / 0.02) * (1 + cos(pi * max(0, f - 0.3) / 0.7)) / 2      f: fraction of the stage that is done
     average     <- d * average + (1 - d) * weights,   d = min(decay, (1 + step) / (10 + step))
 
 A stage ends after a number of steps or a number of seconds; f counts whichever was given.
@@ -21,7 +21,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a stage is; ``steps`` counts if it is not 0, else ``seconds``."""
+    """The length of a stage: ``steps`` if it is not 0, else ``seconds``."""
 
     steps: int
     seconds: float
@@ -85,7 +85,7 @@ def add_training(parser: argparse.ArgumentParser, *, seconds: float, batch: int)
     parser.add_argument("--steps", type=int, default=0, help="train this many steps (0: by time)")
     parser.add_argument("--seconds", type=float, default=seconds, help=f"train this long (default: {seconds:g})")
     parser.add_argument("--batch", type=int, default=batch)
-    parser.add_argument("--limit", type=int, default=0, help="use only this many pictures of a set (0: all)")
+    parser.add_argument("--limit", type=int, default=0, help="use only this many images of a set (0: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true", help="compile the training step")
@@ -102,5 +102,5 @@ def prepare(options: argparse.Namespace) -> torch.device:
 
 
 def mixed(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU; everything in float32 elsewhere."""
+    """Compute in bfloat16 on a GPU, in float32 elsewhere."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")

@@ -6,7 +6,7 @@
     scheduler      DDIM, v-prediction, zero terminal SNR, trailing timesteps
 
 Few GroupNorm groups on purpose: where a group is one channel, the norm removes absolute brightness and the decoder
-smuggles it through as one bright speck an image. White backgrounds need zero terminal SNR.
+encodes it as one bright speck per image. White backgrounds need zero terminal SNR.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def parameters_of(network: nn.Module) -> int:
 
 
 def round_to_half(network: nn.Module) -> None:
-    """What is shipped is float16: everything later is made and judged with the rounded numbers."""
+    """Round the weights to float16, the shipped dtype: all later stages use the rounded values."""
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(parameter.half().float())

@@ -1,7 +1,7 @@
-"""Where things lie: the work folder between the stages, and the folder that is shipped.
+"""Paths: the work folder between the stages, and the folder that is shipped.
 
-<work>/npm/<package>/            what was fetched
-<work>/sprites/<set>.npz, .json  RGBA pictures and what they show
+<work>/npm/<package>/            fetched packages
+<work>/sprites/<set>.npz, .json  RGBA images and their captions
 <work>/tokenizer/                the vocabulary
 <work>/full/<network>.safetensors  float32 weights between the stages
 <work>/model/                    the exported diffusers folder

@@ -1,10 +1,10 @@
-"""Make the reference sheet: 256 names and what they look like, to ask of a generated picture which one it is.
+"""Make the reference sheet: 256 names with thumbnails, to find which one a generated image is nearest to.
 
     reference.png    16 x 16 thumbnails of 32 x 32 pixels on white, row by row
     reference.json   their names in the same order
 
-Every name the thumbnails are for is one the model was taught; pictures too alike at this size are left out, so that
-the nearest thumbnail is a fair question.
+The model was trained on every one of these names; images too alike at this size are left out, so that the nearest
+thumbnail is meaningful.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ GROUPS = ("face", "animal", "food", "travel", "activity", "object")
 APART = 0.06  # root mean square difference of two thumbnails, in [0, 1]
 
 
-def thumbnails(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(n, 32, 32, 3): means of 4x4 pixels of the pictures on white."""
-    factor = pictures.shape[1] // SIDE
-    thumbnails = [on_white(picture).reshape(SIDE, factor, SIDE, factor, 3).mean((1, 3)) for picture in pictures]
+def thumbnails(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return (n, 32, 32, 3): means of 4x4 pixels of the images on white."""
+    factor = images.shape[1] // SIDE
+    thumbnails = [on_white(image).reshape(SIDE, factor, SIDE, factor, 3).mean((1, 3)) for image in images]
     return (np.stack(thumbnails) * 255).round().astype(np.uint8)
 
 
 def choose(emojis: list[Emoji], small: NDArray[np.uint8]) -> list[int]:
-    """COUNT pictures, evenly over the named groups, each apart from all chosen before it."""
+    """Choose COUNT images, evenly over the named groups, each unlike all chosen before it."""
     able = [i for i, emoji in enumerate(emojis) if emoji.group in GROUPS and emoji.weight >= 1 and not emoji.tone]
     values = small.reshape(len(small), -1) / 255
     distinct: list[int] = []
@@ -49,8 +49,8 @@ def main() -> None:
     add_work(parser)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     options = parser.parse_args()
-    pictures, emojis = read_set(options.work, "noto")
-    small = thumbnails(pictures)
+    images, emojis = read_set(options.work, "noto")
+    small = thumbnails(images)
     chosen = choose(emojis, small)
     rows = small[chosen].reshape(-1, COLUMNS, SIDE, SIDE, 3).swapaxes(1, 2)
     image = Image.fromarray(rows.reshape(-1, COLUMNS * SIDE, 3))

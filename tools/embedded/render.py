@@ -1,7 +1,7 @@
 """Render art sets to RGBA sprites: SVG with resvg at twice the size, then reduced with a Lanczos filter.
 
     <work>/sprites/<set>.npz    images: uint8 (n, size, size, 4), straight alpha
-    <work>/sprites/<set>.json   what each picture shows, in the same order
+    <work>/sprites/<set>.json   the emoji of each image, in the same order
 
 An emoji is found in a set by its code points, else by its name spelled as the set spells names.
 """
@@ -35,7 +35,7 @@ Draw = Callable[[str], Image.Image]
 
 
 def _bare(code: str) -> str:
-    """Code points without the variation selector, which sets write or leave out as they like."""
+    """Return the code points without the variation selector, which some sets omit."""
     return code.replace("-fe0f", "")
 
 
@@ -44,7 +44,7 @@ def _slug(name: str) -> str:
 
 
 def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
-    """A set of SVG bodies in Iconify's JSON."""
+    """Read a set of SVG bodies in Iconify's JSON."""
     import resvg_py
 
     folder = npm_folder(work, ICONIFY[name])
@@ -73,7 +73,7 @@ def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
 
 
 def bitmap_set(work: Path) -> tuple[Find, Draw]:
-    """The 3D set: one webp an emoji, named by its code points."""
+    """Read the 3D set: one webp per emoji, named by its code points."""
     folder = npm_folder(work, THREE_D) / "assets"
     files = {path.stem: str(path) for path in sorted(folder.glob("*.webp"))}
     files |= {_bare(stem): path for stem, path in files.items()}
@@ -81,9 +81,9 @@ def bitmap_set(work: Path) -> tuple[Find, Draw]:
 
 
 def render(work: Path, name: str, limit: int = 0) -> tuple[NDArray[np.uint8], list[Emoji]]:
-    """All emoji of a set, each picture once; skin tones only in the set the model learns to draw."""
+    """Render all emoji of a set, each image once; skin tones only in the set that the model is trained on."""
     find, draw = bitmap_set(work) if name == "3d" else vector_set(work, name)
-    pictures: list[NDArray[np.uint8]] = []
+    images: list[NDArray[np.uint8]] = []
     emojis: list[Emoji] = []
     seen: set[str] = set()
     for emoji in all_emoji(work, tones=name == "noto"):
@@ -91,14 +91,14 @@ def render(work: Path, name: str, limit: int = 0) -> tuple[NDArray[np.uint8], li
         if key is None or key in seen:
             continue
         seen.add(key)
-        picture = np.asarray(draw(key).convert("RGBA").resize((SIZE, SIZE), Image.Resampling.LANCZOS))
-        if picture[..., 3].max() < 32:  # nothing to see
+        image = np.asarray(draw(key).convert("RGBA").resize((SIZE, SIZE), Image.Resampling.LANCZOS))
+        if image[..., 3].max() < 32:  # nothing to see
             continue
-        pictures.append(picture)
+        images.append(image)
         emojis.append(emoji)
         if limit and len(emojis) == limit:
             break
-    return np.stack(pictures), emojis
+    return np.stack(images), emojis
 
 
 def main() -> None:
@@ -108,12 +108,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="only the first emoji of each set (0: all)")
     options = parser.parse_args()
     for name in options.sets:
-        pictures, emojis = render(options.work, name, options.limit)
+        images, emojis = render(options.work, name, options.limit)
         path = sprite_file(options.work, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, images=pictures)
+        np.savez_compressed(path, images=images)
         path.with_suffix(".json").write_text(json.dumps([emoji.as_dict() for emoji in emojis]))
-        print(f"{name}: {len(emojis)} pictures, {path.stat().st_size / 1e6:.1f} MB")
+        print(f"{name}: {len(emojis)} images, {path.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

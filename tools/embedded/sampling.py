@@ -24,7 +24,7 @@ def sample_latents(
     seed: int = 0,
     at_once: int = 512,
 ) -> torch.Tensor:
-    """Scaled latents for ``captions``; ``guidance`` is one number, or one for each caption."""
+    """Sample scaled latents for ``captions``; ``guidance`` is one number, or one for each caption."""
     device, size = unet.device, unet.config.sample_size
     strengths = torch.as_tensor(guidance, dtype=torch.float32, device=device).expand(len(captions))
     batches = []
@@ -50,12 +50,12 @@ def sample_latents(
 
 @torch.no_grad()
 def decode(vae: AutoencoderKL, latents: torch.Tensor) -> torch.Tensor:
-    """Pictures in [-1, 1] of scaled latents."""
+    """Decode scaled latents to images in [-1, 1]."""
     return torch.cat([vae.decode(part / SCALING).sample.float().clamp(-1, 1) for part in latents.split(64)])
 
 
 @torch.no_grad()
-def encode(vae: AutoencoderKL, pictures: torch.Tensor) -> torch.Tensor:
-    """Scaled latents of pictures in [-1, 1]."""
-    with mixed(pictures.device):
-        return torch.cat([vae.encode(part).latent_dist.mean.float() for part in pictures.split(64)]) * SCALING
+def encode(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
+    """Encode images in [-1, 1] to scaled latents."""
+    with mixed(images.device):
+        return torch.cat([vae.encode(part).latent_dist.mean.float() for part in images.split(64)]) * SCALING

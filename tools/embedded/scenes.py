@@ -1,8 +1,7 @@
-"""Which compositions are drawn, and what they are called: "a blue cat face", "two rockets", "pizza and beer mug".
+"""The compositions that are drawn, and their captions: "a blue cat face", "two rockets", "pizza and beer mug".
 
-A scene is a kind (see `compose.arrange`), one or two emoji, a color for each and a background; its caption says
-all of it. The combinations of the test prompts are never drawn, so that they show what the model puts together
-by itself.
+A scene is a kind (see `compose.arrange`), one or two emoji, a color for each and a background; its caption names
+all of it. The combinations of the test prompts are never drawn, so that they show how the model generalizes.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Indices into a sprite set, color names and a background name (None: as it is, white)."""
+    """Indices into a sprite set, color names and a background name (None: unchanged, white)."""
 
     kind: str
     first: int
@@ -70,7 +69,7 @@ class Scene:
     background: str | None = None
 
     def held_out(self, emojis: list[Emoji]) -> bool:
-        """Whether this is one of the combinations kept for testing, or no scene at all."""
+        """Return whether this is one of the combinations kept for testing, or not a scene."""
         one, two = emojis[self.first].name, emojis[self.second].name
         double = self.kind in DOUBLE
         return (
@@ -118,7 +117,7 @@ class Drawer:
         return min(bisect_left(self._sums, self.rng.random() * self._sums[-1]), len(self.emojis) - 1)
 
     def scene(self, kind: str) -> Scene:
-        """One scene that is neither held out nor just the plain picture."""
+        """Draw one scene that is neither held out nor the plain image."""
         while True:
             scene = self._any_scene(kind)
             plain = kind == "full" and scene.color is None and scene.background is None
@@ -137,9 +136,9 @@ class Drawer:
 
 
 def draw_scenes(sprites: Sprites, scenes: list[Scene], rng: random.Random) -> torch.Tensor:
-    """Pictures in [-1, 1] of ``scenes``, all of one kind."""
-    first = sprites.pictures[[scene.first for scene in scenes]].float()
-    second = sprites.pictures[[scene.second for scene in scenes]].float()
+    """Draw ``scenes`` of one kind as images in [-1, 1]."""
+    first = sprites.images[[scene.first for scene in scenes]].float()
+    second = sprites.images[[scene.second for scene in scenes]].float()
     first = recolor_some(first, [scene.color for scene in scenes])
     second = recolor_some(second, [scene.other_color for scene in scenes])
     grounds = background_colors([scene.background for scene in scenes], first.device)

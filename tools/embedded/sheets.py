@@ -1,4 +1,4 @@
-"""Contact sheets: pictures in a grid, with words beside the rows and above the columns where they are given."""
+"""Contact sheets: images in a grid, with optional labels of rows and columns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _GAP = 4
 _GRAY = (200, 200, 200)
 
 
-def to_images(pictures: torch.Tensor) -> list[Image.Image]:
-    """(n, 3, h, w) in [-1, 1]."""
-    values = ((pictures.float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+def to_images(images: torch.Tensor) -> list[Image.Image]:
+    """Convert (n, 3, h, w) in [-1, 1] to images."""
+    values = ((images.float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     return [Image.fromarray(np.ascontiguousarray(value)) for value in values]
 
 
@@ -25,7 +25,7 @@ def sheet(
     heads: Sequence[str] = (),
     rows: Sequence[str] = (),
 ) -> Image.Image:
-    """``images`` row by row; ``heads`` name the columns, ``rows`` the rows."""
+    """Arrange ``images`` row by row; ``heads`` name the columns, ``rows`` the rows."""
     width, height = images[0].size
     left, top = (150 if rows else 0), (18 if heads else 0)
     count = -(-len(images) // columns)

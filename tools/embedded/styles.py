@@ -1,11 +1,11 @@
 """Make the two style datasets: the same 24 emoji, drawn as pixel art and in ink.
 
-    pixel   16x16 cells, each one latent cell; a cell has the color, of six levels a channel, that holds the largest
-            share of it, shares weighted by how far a color stands out from its surroundings: eyes stay
+    pixel   16x16 cells, each one latent cell; a cell has the color, of six levels a channel, that covers most of it,
+            weighted by its contrast to the surroundings, so that eyes stay
     ink     1 - max(outline, lines, darkness): slopes of alpha and of the strongest color channel, and dark areas
 
-Both are computed from Noto's pictures, so that a style changes how a thing is drawn and never what it looks like.
-The names of UNSEEN are in no dataset: they show whether a style was learned or the pictures were.
+Both are computed from Noto's images, so that a style changes how a thing is drawn, not its shape.
+The names of UNSEEN are in no dataset: they show whether the style was learned, not just the images.
 
     src/inweave/models/emoji/styles/<style>/<name>.png   128x128, on white
     src/inweave/models/emoji/styles/<style>/<name>.txt   its caption: the emoji's name
@@ -44,7 +44,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def blur(plane: Floats, sigma: float) -> Floats:
-    """A Gaussian over both axes; borders continue as they end."""
+    """Apply a Gaussian over both axes; border pixels are repeated."""
     reach = int(3 * sigma + 1)
     kernel = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
     kernel /= kernel.sum()
@@ -56,7 +56,7 @@ def blur(plane: Floats, sigma: float) -> Floats:
 
 
 def ramp(values: Floats, low: float, high: float) -> Floats:
-    """0 below ``low``, 1 above ``high``, straight between."""
+    """Return 0 below ``low``, 1 above ``high``, linear in between."""
     return np.clip((values - low) / (high - low), 0, 1)
 
 
@@ -66,7 +66,7 @@ def slope(plane: Floats, sigma: float) -> Floats:
 
 
 def on_white(sprite: NDArray[np.uint8]) -> Floats:
-    """RGB in [0, 1] of straight RGBA."""
+    """Return RGB in [0, 1] of straight RGBA on white."""
     alpha = sprite[..., 3:] / 255
     return sprite[..., :3] / 255 * alpha + (1 - alpha)
 
@@ -85,14 +85,14 @@ def pixel(sprite: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _cells(planes: Floats) -> Floats:
-    """(rows, columns, pixels of a cell, channels)."""
+    """Return (rows, columns, pixels of a cell, channels)."""
     size = planes.shape[0] // CELLS
     cut = planes.reshape(CELLS, size, CELLS, size, -1).swapaxes(1, 2)
     return cut.reshape(CELLS, CELLS, size * size, -1)
 
 
 def _dominant_color(colors: Floats, cover: Floats, around: Floats) -> Floats:
-    """The level, of those the pixels of one cell have, with the largest weighted share."""
+    """Return the level with the largest weighted share of the pixels of one cell."""
     levels, member = np.unique(np.round(colors / LEVEL), axis=0, return_inverse=True)
     shares = np.bincount(member.ravel(), weights=cover + 1e-3)
     standing_out = np.abs(levels * LEVEL - around).mean(1) / 255
@@ -112,14 +112,14 @@ STYLES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {"pixel": 
 
 
 def write_style(work: Path, name: str, out: Path) -> int:
-    """Write one dataset; returns its size in bytes."""
-    pictures, emojis = read_set(work, "noto")
+    """Write one dataset; return its size in bytes."""
+    images, emojis = read_set(work, "noto")
     index = {emoji.name: i for i, emoji in enumerate(emojis)}
     out.mkdir(parents=True, exist_ok=True)
     total = 0
     for caption in NAMES:
         path = out / f"{caption.replace(' ', '-')}.png"
-        Image.fromarray(STYLES[name](pictures[index[caption]])).save(path, optimize=True)
+        Image.fromarray(STYLES[name](images[index[caption]])).save(path, optimize=True)
         path.with_suffix(".txt").write_text(caption + "\n")
         total += path.stat().st_size
     return total
@@ -132,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in STYLES:
         size = write_style(options.work, name, options.out / name)
-        print(f"{name}: {len(NAMES)} pictures, {size / 1e3:.0f} kB")
+        print(f"{name}: {len(NAMES)} images, {size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

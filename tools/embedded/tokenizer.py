@@ -3,8 +3,8 @@
     vocabulary   256 bytes, the same 256 at the end of a word, the merges, <|startoftext|>, <|endoftext|>: 3,072 in all
 
 Besides the captions it sees words that styles and compositions need, so that those are few tokens as well. The
-tokens are the same in every run; merges that are equally frequent may change places, so a text encoder belongs to
-the very vocabulary it was trained with.
+tokens are the same in every run; merges that are equally frequent may change places, so a text encoder works only with
+the vocabulary it was trained with.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ EXTRA_WORDS = [
 
 
 def corpus(work: Path) -> list[str]:
-    """Every caption, every name four more times, every keyword, and the extra words."""
+    """Return every caption, every name four more times, every keyword, and the extra words."""
     lines: list[str] = []
     for emoji in all_emoji(work, tones=False):
         lines += [*fixed_captions(emoji), *[emoji.name] * 4, *emoji.tags]
@@ -212,14 +212,14 @@ def learn_merges(lines: list[str]) -> list[tuple[str, str]]:
 
 
 def byte_letters() -> list[str]:
-    """The printable letter that stands for each byte, printable bytes first: CLIP's order."""
+    """Return the printable letter of each byte, printable bytes first: CLIP's order."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
 def vocabulary(merges: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
-    """All tokens in order, and the merges that fit."""
+    """Return all tokens in order, and the merges that fit."""
     letters = byte_letters()
     tokens = [*letters, *(letter + "</w>" for letter in letters)]
     used = merges[: SIZE - 2 - len(tokens)]

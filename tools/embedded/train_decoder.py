@@ -1,9 +1,9 @@
 """Train the VAE's decoder once more, on latents that the finished UNet generates.
 
-    half of a batch   latents generated for captions whose picture is known exactly, kept where they are near it
+    half of a batch   latents generated for captions whose image is known exactly, if they are close to it
     the other half    ordinary latents with noise, so that nothing is forgotten
 
-After that, small errors of the UNet no longer show in the picture.
+After that, small errors of the UNet are no longer visible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AT_ONCE = 512
 
 
 def known_scene(drawer: Drawer, rng: random.Random) -> tuple[Scene, str]:
-    """A picture that its caption says exactly: plain, of one color, or on a background."""
+    """Draw a scene that its caption describes exactly: plain, of one color, or on a background."""
     while True:
         chance, first = rng.random(), drawer.emoji()
         color = rng.choice(list(COLORS)) if chance < 0.2 and drawer.colorless[first] else None
@@ -65,10 +65,10 @@ def generated_bank(
     seconds: float,
     rng: random.Random,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(generated latents, the true pictures as uint8)."""
+    """Return generated latents, and the true images as uint8."""
     drawer, start, tried = Drawer(sprites.emojis, rng), time.monotonic(), 0
     latents: list[torch.Tensor] = []
-    pictures: list[torch.Tensor] = []
+    images: list[torch.Tensor] = []
     while tried < size and (time.monotonic() - start < seconds or not tried):
         scenes, captions = zip(*(known_scene(drawer, rng) for _ in range(min(_AT_ONCE, size - tried))), strict=True)
         true = draw_scenes(sprites, list(scenes), rng)
@@ -76,10 +76,10 @@ def generated_bank(
         made = sample_latents(unet, text_encoder, tokenizer, list(captions), guidance, seed=1000 + tried)
         near = (made - encode(vae, true)).square().mean((1, 2, 3)).sqrt() < NEAR
         latents.append(made[near])
-        pictures.append(((true[near] + 1) * 127.5).round().to(torch.uint8))
+        images.append(((true[near] + 1) * 127.5).round().to(torch.uint8))
         tried += len(captions)
-    print(f"{sum(map(len, latents))} of {tried} generated latents are near their picture")
-    return torch.cat(latents), torch.cat(pictures)
+    print(f"{sum(map(len, latents))} of {tried} generated latents are near their image")
+    return torch.cat(latents), torch.cat(images)
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
     round_to_half(text_encoder)
     sets = load_sets(options.work, device, options.limit)
     bank = {"size": options.bank, "seconds": options.bank_seconds, "rng": rng}
-    latents, pictures = generated_bank(vae, unet, text_encoder, tokenizer, sets[0], **bank)
+    latents, images = generated_bank(vae, unet, text_encoder, tokenizer, sets[0], **bank)
     parts = [vae.decoder, vae.post_quant_conv]
     parameters = [parameter for part in parts for parameter in part.requires_grad_(True).parameters()]
     generated = options.batch // 2 if len(latents) else 0
@@ -113,14 +113,14 @@ def main() -> None:
     step = torch.compile(decoder_loss) if options.compile else decoder_loss
 
     def batch_loss() -> torch.Tensor:
-        ordinary = varied_batch([sprites.pictures for sprites in sets], max(8, options.batch - generated), rng)
+        ordinary = varied_batch([sprites.images for sprites in sets], max(8, options.batch - generated), rng)
         noise = torch.rand(len(ordinary), 1, 1, 1, device=device) * LATENT_NOISE
         encoded = encode(vae, ordinary)
         encoded = encoded + noise * torch.randn_like(encoded)
         if not generated:
             return step(ordinary, encoded)
         which = torch.randint(len(latents), (generated,), device=device)
-        true = torch.cat([pictures[which].float() / 127.5 - 1, ordinary])
+        true = torch.cat([images[which].float() / 127.5 - 1, ordinary])
         return step(true, torch.cat([latents[which], encoded]))
 
     fit("decoder", [Group(parameters, LEARNING_RATE)], batch_loss, Length(options.steps, options.seconds), decay=0.998)

@@ -2,8 +2,8 @@
 
     styles/<name>/*.png, *.txt  ->  inweave.train  ->  loras/<name>.safetensors
 
-kohya's spelling, float16. The settings below are all there is to a file beside the preset of `inweave/emoji`: the same
-settings on the same machine with as many threads give the same tensors. They are also in the file's metadata.
+kohya's spelling, float16. The settings below and the preset of `inweave/emoji` determine a file: on the same machine
+with the same number of threads they give the same tensors. They are also in the file's metadata.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def train(name: str, steps: int, out: Path) -> None:
         )
     last = sum(done.losses[-50:]) / len(done.losses[-50:])
     print(
-        f"{path}: {path.stat().st_size} bytes, {done.step} steps in {done.seconds:.0f} s, loss of the last 50: {last:.4f}"
+        f"{path}: {path.stat().st_size} bytes, {done.step} steps in {done.seconds:.0f} s, "
+        f"loss of the last 50: {last:.4f}"
     )
 
 

@@ -2,7 +2,7 @@
 
     loss = | unet(sqrt(a_t) z + sqrt(1 - a_t) e, t, text) - (sqrt(a_t) e - sqrt(1 - a_t) z) |^2      v-prediction
 
-Half of a batch is plain pictures under 32 captions each, half comes from a pool of compositions (`scenes`), both
+Half of a batch is plain images under 32 captions each, half comes from a pool of compositions (`scenes`), both
 encoded once before training. A tenth of the captions is left empty for guidance.
 """
 
@@ -44,7 +44,7 @@ _SCENES_AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """Latents and token ids: ``plain_ids`` is (pictures, captions each, tokens)."""
+    """Latents and token ids: ``plain_ids`` is (images, captions each, tokens)."""
 
     plain: torch.Tensor
     plain_ids: torch.Tensor
@@ -67,9 +67,9 @@ class Lessons:
 def make_lessons(
     vae: AutoencoderKL, tokenizer: CLIPTokenizer, sprites: Sprites, pool_size: int, rng: random.Random
 ) -> Lessons:
-    device = sprites.pictures.device
+    device = sprites.images.device
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    plain = torch.cat([encode(vae, on_white(part)).to(dtype) for part in sprites.pictures.split(64)])
+    plain = torch.cat([encode(vae, on_white(part)).to(dtype) for part in sprites.images.split(64)])
     plain_captions = [
         random_caption(emoji, rng) + (" on a white background" if rng.random() < 0.04 else "")
         for emoji in sprites.emojis
@@ -103,7 +103,7 @@ def main() -> None:
     unet = new_unet().to(device, memory_format=torch.channels_last)
     text_encoder = new_text_encoder(tokenizer).to(device)
     sizes = f"UNet {parameters_of(unet) / 1e6:.2f}, text encoder {parameters_of(text_encoder) / 1e6:.2f} million"
-    print(f"{sizes} parameters; {len(lessons.plain)} pictures, {len(lessons.pool)} compositions")
+    print(f"{sizes} parameters; {len(lessons.plain)} images, {len(lessons.pool)} compositions")
     alphas = new_scheduler().alphas_cumprod.to(device)
 
     def v_loss(latents: torch.Tensor, ids: torch.Tensor, times: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Train the VAE, on all art sets and on what can be composed of them.
+"""Train the VAE, on all art sets and on compositions of them.
 
     loss = L1 + edges + L1 at 1/2 and 1/4 size / 2 + 2 L2 + 0.0005 KL
     z    = mean + sqrt(variance + (r s)^2) n        r in [0, 0.2] an image, s: spread of the latents
@@ -32,7 +32,7 @@ _SWAPS = ((0, 2, 1, 3), (1, 0, 2, 3), (1, 2, 0, 3), (2, 0, 1, 3), (2, 1, 0, 3)) 
 
 
 def varied_batch(sets: list[torch.Tensor], size: int, rng: random.Random) -> torch.Tensor:
-    """Pictures in [-1, 1]: mirrored, recolored, arranged, shifted, pixelated, on many backgrounds."""
+    """Draw images in [-1, 1]: mirrored, recolored, arranged, shifted, pixelated, on many backgrounds."""
     device, eighth = sets[0].device, max(1, size // 8)
     weights = [3.0] + [1.0] * (len(sets) - 1)
     chosen = rng.choices(range(len(sets)), weights=weights, k=8)
@@ -67,7 +67,7 @@ def _rearranged(sprites: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 
 def _backgrounds(count: int, device: torch.device) -> torch.Tensor:
-    """A fifth of the named colors, a tenth of any color, else white."""
+    """Draw backgrounds: a fifth of the named colors, a tenth of any color, else white."""
     palette = torch.tensor(list(BACKGROUNDS.values()), device=device)
     which = torch.rand(count, 1, device=device)
     some = palette[torch.randint(len(palette), (count,), device=device)]
@@ -85,16 +85,16 @@ def reconstruction_loss(made: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def vae_loss(vae: AutoencoderKL, pictures: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and the spread of each latent channel in this batch."""
-    with mixed(pictures.device):
-        mean, log_variance = vae.quant_conv(vae.encoder(pictures)).float().chunk(2, 1)
+def vae_loss(vae: AutoencoderKL, images: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss, and the spread of each latent channel in this batch."""
+    with mixed(images.device):
+        mean, log_variance = vae.quant_conv(vae.encoder(images)).float().chunk(2, 1)
         log_variance = log_variance.clamp(-30, 20)
         noise = torch.rand(len(mean), 1, 1, 1, device=mean.device) * LATENT_NOISE * spread
         latents = mean + (log_variance.exp() + noise.square()).sqrt() * torch.randn_like(mean)
         made = vae.decoder(vae.post_quant_conv(latents)).float()
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-    loss = reconstruction_loss(made, pictures) + KL_WEIGHT * divergence
+    loss = reconstruction_loss(made, images) + KL_WEIGHT * divergence
     return loss, mean.detach().std((0, 2, 3), keepdim=True)
 
 
@@ -123,15 +123,15 @@ def main() -> None:
     add_training(parser, seconds=520, batch=128)
     options = parser.parse_args()
     device, rng = prepare(options), random.Random(options.seed + 1)
-    sets = [sprites.pictures for sprites in load_sets(options.work, device, options.limit)]
+    sets = [sprites.images for sprites in load_sets(options.work, device, options.limit)]
     vae = new_vae().to(device, memory_format=torch.channels_last)
     print(f"VAE: {parameters_of(vae) / 1e6:.2f} million parameters")
     step = torch.compile(vae_loss) if options.compile else vae_loss
     spread = torch.ones(1, LATENT_CHANNELS, 1, 1, device=device)
 
     def batch_loss() -> torch.Tensor:
-        pictures = varied_batch(sets, options.batch, rng).contiguous(memory_format=torch.channels_last)
-        loss, now = step(vae, pictures, spread.clone())
+        images = varied_batch(sets, options.batch, rng).contiguous(memory_format=torch.channels_last)
+        loss, now = step(vae, images, spread.clone())
         spread.lerp_(now, 0.02)
         return loss
 

@@ -1,6 +1,6 @@
-"""Adapters as arguments: a path, or a name or a hash that is looked up in the LoRA folders, in every command alike.
+"""LoRAs and checkpoints as arguments: a path, or a name or a hash that is looked up in the LoRA folders.
 
-`inweave/emoji` is the folder of the model inside the package wherever a model's path is expected.
+`inweave/emoji` means the folder of the built-in model wherever a model's path is expected.
 """
 
 from __future__ import annotations
@@ -22,26 +22,37 @@ LoraDir = Annotated[
 ]
 
 
+def lora_folders(folders: Sequence[Path] | None) -> list[Path]:
+    """Return the folders of --lora-dir, or ./loras if it exists."""
+    return list(folders) if folders else [folder for folder in (Path("loras"),) if folder.is_dir()]
+
+
 def lookup(folders: Sequence[Path] | None) -> AdapterLookup:
-    """The adapters in these folders, or in ./loras, and those of the package."""
+    """Return the adapters in these folders, or in ./loras, and the bundled ones."""
     from inweave.exchange.lookup import AdapterLookup
 
-    return AdapterLookup(folders or [folder for folder in (Path("loras"),) if folder.is_dir()])
+    return AdapterLookup(lora_folders(folders))
+
+
+def weights_path(base: Path) -> Path:
+    """Return the path of a checkpoint; `inweave/emoji` is the folder of the built-in model."""
+    if base.as_posix() != "inweave/emoji" or base.exists():
+        return base
+    from inweave.exchange.lookup import packaged_model
+
+    return packaged_model()
 
 
 def locate(path: Path, folders: Sequence[Path] | None) -> Path:
-    """The file or folder of one argument."""
-    if path.as_posix() == "inweave/emoji" and not path.exists():
-        from inweave.exchange.lookup import packaged_model
-
-        return packaged_model()
-    return lookup(folders).locate(path)
+    """Return the file or folder of an adapter argument."""
+    packaged = weights_path(path)
+    return packaged if packaged != path else lookup(folders).locate(path)
 
 
 def located_stack(
     texts: Sequence[str], folders: Sequence[Path] | None
 ) -> list[tuple[str | Path, float | dict[str, float]]]:
-    """FILE[:STRENGTH] or NAME[:STRENGTH] as pairs of a path and a strength."""
+    """Parse FILE[:STRENGTH] or NAME[:STRENGTH] into pairs of a path and a strength."""
     from inweave.adapter.strength_spec import parse_strength_spec
     from inweave.exchange.lookup import ensure_strength
 

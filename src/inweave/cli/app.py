@@ -1,6 +1,6 @@
 """The `inweave` command.
 
-Exit codes are the same for every command (see `output.py`). Heavy imports happen inside the commands, so that
+Exit codes are the same for every command (see `console.py`). Heavy imports happen inside the commands, so that
 `inweave --help` and the commands that only read files start at once.
 """
 
@@ -16,6 +16,7 @@ import typer
 from inweave.cli.bake import bake
 from inweave.cli.bench import bench_app
 from inweave.cli.check import check
+from inweave.cli.console import fail, print_json, system_errors
 from inweave.cli.convert import convert
 from inweave.cli.demo import demo
 from inweave.cli.extract import extract
@@ -24,7 +25,6 @@ from inweave.cli.hash import hash_files
 from inweave.cli.inspect import inspect
 from inweave.cli.library import library_app
 from inweave.cli.options import JSON, OptionalValues
-from inweave.cli.output import fail, print_json, system_errors
 from inweave.cli.resize import resize
 from inweave.cli.serve import serve
 from inweave.cli.train import train

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from inweave.cli.adapters import LoraDir, located_stack
+from inweave.cli.adapters import LoraDir, located_stack, weights_path
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas, weights_path
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
-from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas
+from inweave.cli.output_files import Force, ensure_new
 from inweave.cli.progress import display
 from inweave.errors import ConfigError
 from inweave.files.paths import is_folder, printable_path

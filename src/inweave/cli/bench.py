@@ -1,6 +1,6 @@
-"""`inweave bench`: how well the built-in model follows captions and how clearly a style shows; what a LoRA costs.
+"""`inweave bench`: the quality of the built-in model and its styles, and the cost of a LoRA.
 
-Speed and memory beside other libraries (kernels, step, swap, memory) are in `inweave.cli.bench_speed`.
+Speed and memory compared with other libraries (kernels, step, swap, memory) are in `inweave.cli.bench_speed`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Annotated
 import typer
 
 from inweave.cli import bench_speed
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, reporting_errors
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, reporting_errors
 from inweave.cli.progress import display
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure quality and speed.")
@@ -77,8 +77,8 @@ def embedded(
         rows += [
             (
                 name,
-                f"distance {row['to_style']:.3f} to the style, {row['to_base']:.3f} to the base (ratio {row['ratio']:.2f}); "
-                f"{row['share']:.0%} of images are nearer to the style",
+                f"distance {row['to_style']:.3f} to the style, {row['to_base']:.3f} to the base "
+                f"(ratio {row['ratio']:.2f}); {row['share']:.0%} of images are nearer to the style",
             )
             for name, row in figures["styles"].items()
         ]

@@ -1,6 +1,6 @@
-"""`inweave bench kernels`, `step`, `swap`, `memory`: speed and memory, beside diffusers + PEFT where they are installed.
+"""`inweave bench kernels`, `step`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT if installed.
 
-What they print and write is in `inweave.cli.bench_output`.
+Their output is in `inweave.cli.bench_report`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from inweave.cli.bench_output import measuring, refuse_unused
+from inweave.cli.bench_report import measuring, refuse_unused
 
 
 class Switch(StrEnum):
@@ -22,7 +22,7 @@ class Switch(StrEnum):
 
 
 class Checkpointing(StrEnum):
-    """What the backward pass recomputes."""
+    """Modes of gradient checkpointing."""
 
     off = "off"
     selective = "selective"
@@ -30,7 +30,7 @@ class Checkpointing(StrEnum):
 
 
 class Quantize(StrEnum):
-    """What the frozen base is multiplied in."""
+    """Quantization of the frozen base."""
 
     off = "off"
     fp8 = "fp8"
@@ -39,7 +39,7 @@ class Quantize(StrEnum):
 Report = Annotated[
     str | None,
     typer.Option(
-        "--json", metavar="FILE", help="Write the figures to this file as JSON; -: print JSON in place of the table.",
+        "--json", metavar="FILE", help="Write the figures to this file as JSON; -: print JSON instead of the table.",
         show_default="none",
     ),
 ]  # fmt: skip
@@ -54,7 +54,7 @@ ModelName = Annotated[
 Peers = Annotated[bool, typer.Option("--peers/--no-peers", help="Measure diffusers + PEFT too, if installed.")]
 PixelSize = Annotated[
     int | None,
-    typer.Option("--size", min=16, help="Width and height of the images in pixels.", show_default="the model's own"),
+    typer.Option("--size", min=16, help="Width and height of the images in pixels.", show_default="the model's"),
 ]
 Rank = Annotated[int, typer.Option("--rank", min=1, max=4096, help="Rank of the LoRA.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per step.")]
@@ -62,7 +62,8 @@ Targets = Annotated[
     str,
     typer.Option(
         "--targets",
-        help="Modules to adapt, as in training: attention, attention-mlp, all; or listed: those of diffusers' Flux script.",
+        help="Modules to adapt, as in training: attention, attention-mlp, all; or listed: those of diffusers' Flux "
+        "script.",
     ),
 ]
 
@@ -151,7 +152,8 @@ def step(
         name, pixels = bench.model(model, size)
         recorded = graph or (Switch.on if bench.device.type == "cuda" else Switch.off)
         case = StepCase(
-            name, batch, rank, pixels, targets, recorded.value, compiled.value, checkpointing.value, quantize.value, deterministic
+            name, batch, rank, pixels, targets, recorded.value, compiled.value, checkpointing.value, quantize.value,
+            deterministic,
         )  # fmt: skip
         if train_steps is not None:
             bench.rows, bench.notes = measure_training(
@@ -160,7 +162,8 @@ def step(
             return
         kinds = peer_kinds(bench.device, compiled=peers_compiled) if bench.with_peers(peers) else []
         bench.rows, bench.notes = measure_step(
-            case, bench.device, bench.dtype, bench.rates, runs=steps, warmup=warmup, peers=kinds, progress=bench.progress
+            case, bench.device, bench.dtype, bench.rates, runs=steps, warmup=warmup, peers=kinds,
+            progress=bench.progress,
         )  # fmt: skip
 
 
@@ -214,7 +217,7 @@ def memory(
     device: DeviceName = None,
     report: Report = None,
 ) -> None:
-    """Measure the activation memory of a training step, and what gradient checkpointing saves and costs.
+    """Measure the activation memory of a training step, and the savings and the cost of gradient checkpointing.
 
     Example: inweave bench memory --model sdxl --batch 2 --json memory.json
     """

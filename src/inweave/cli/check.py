@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inweave.cli.adapters import LoraDir, locate
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.options import JSON, AdapterFile, AdapterName, Alpha, RankAlpha, supplied_alphas
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.progress import LATE, display
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check(
         ),
     ],
     values: Annotated[
-        Values, typer.Option("--values", help="How many values to read in search of NaN and infinity.")
+        Values, typer.Option("--values", help="How many values to check for NaN and infinity.")
     ] = Values.full,
     name: AdapterName = None,
     trainer_exact: Annotated[

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from inweave.cli.adapters import LoraDir, locate
+from inweave.cli.console import OK, PROBLEMS, print_json, print_lines, reporting_errors
 from inweave.cli.options import JSON, AdapterName, Alpha, BaseName, RankAlpha, To, supplied_alphas
-from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, reporting_errors
-from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.output_files import Force, ensure_new
 from inweave.cli.progress import LATE, display
 from inweave.files.paths import printable
 
@@ -28,7 +28,7 @@ def convert(
     to: To,
     base: BaseName = None,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Leave out what the dialect cannot express, instead of failing.")
+        bool, typer.Option("--drop", help="Leave out modules that the dialect cannot express, instead of failing.")
     ] = False,
     name: AdapterName = None,
     alpha: Alpha = None,
@@ -42,7 +42,7 @@ def convert(
     ] = "",
     dummy_embeddings: Annotated[
         bool,
-        typer.Option("--dummy-embeddings", help="For candle with --prefix llama: add the zero pair that it looks for."),
+        typer.Option("--dummy-embeddings", help="For candle with --prefix llama: add the zero pair that it expects."),
     ] = False,
     lora_dir: LoraDir = None,
     force: Force = False,

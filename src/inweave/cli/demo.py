@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from inweave.cli.console import OK, print_json, print_styled, reporting_errors
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
-from inweave.cli.output import OK, print_json, print_styled, reporting_errors
-from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.output_files import Force, ensure_new
 from inweave.cli.progress import display
 from inweave.files.paths import printable
 

@@ -1,4 +1,4 @@
-"""Settings of this process that torch reads once: when it is imported, or when CUDA starts."""
+"""Process settings that torch reads once: when it is imported, or when CUDA starts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 
 
 def use_expandable_segments() -> None:
-    """Turn on expandable segments of torch's CUDA allocator, unless the user has configured it. To be called before torch is imported.
+    """Turn on expandable segments of torch's CUDA allocator, unless configured; call it before importing torch.
 
-    Without them images of many sizes fragment memory, and up to 1 MiB at the end of every segment counts as used: 100 MiB of SDXL's weights.
+    Without them, images of many sizes fragment memory, and up to 1 MiB at the end of every segment is wasted: 100 MiB
+    for SDXL's weights.
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

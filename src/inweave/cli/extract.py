@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inweave.cli.adapters import weights_path
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To, weights_path
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
-from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To
+from inweave.cli.output_files import Force, ensure_new
 from inweave.cli.progress import display
 
 if TYPE_CHECKING:
@@ -52,15 +53,17 @@ def extract(
         from inweave.weights.offline import commands
 
         result = commands.extract(
-            weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
-            full_norms=full_norms, progress=progress.byte_counter("extracting"),
+            weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to.value,
+            dtype=dtype.value, device=device, full_norms=full_norms, progress=progress.byte_counter("extracting"),
         )  # fmt: skip
     saved = result.saved
     if as_json:
         print_json({
             "ok": True, "path": saved.path, "dialect": saved.dialect, "base": result.base, "tensors": saved.tensors,
             "rank": rank, "energy": result.energy, "notes": result.notes,
-            "modules": [{"name": r.module, "rank": r.rank, "energy": r.energy, "norm": r.norm**0.5} for r in result.rows],
+            "modules": [
+                {"name": r.module, "rank": r.rank, "energy": r.energy, "norm": r.norm**0.5} for r in result.rows
+            ],
             "left_out": [{"name": r.module, "norm": r.norm**0.5} for r in result.left_out],
         })  # fmt: skip
     else:

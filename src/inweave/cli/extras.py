@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from inweave.cli.output import fail
+from inweave.cli.console import fail
 
 _MODELS = {
     "torch": "torch", "diffusers": "diffusers", "transformers": "transformers", "huggingface_hub": "huggingface-hub",
@@ -17,7 +17,7 @@ _SERVER = {
     "fastapi": "fastapi", "uvicorn": "uvicorn", "sse_starlette": "sse-starlette", "multipart": "python-multipart",
     "prometheus_client": "prometheus-client",
 }  # fmt: skip
-#: extra of this package -> import name -> distribution: all that its commands import, but for what a setting asks for
+#: extra of this package -> import name -> distribution: everything that its commands import without extra settings
 PACKAGES = {"torch": {"torch": "torch"}, "generate": _MODELS, "train": _MODELS, "serve": {**_SERVER, **_MODELS}}
 
 

@@ -1,4 +1,4 @@
-"""`inweave generate`: a prompt becomes images, with any number of LoRAs."""
+"""`inweave generate`: images from a prompt, with any number of LoRAs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from inweave.cli.adapters import lora_folders
+from inweave.cli.console import OK, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
-from inweave.cli.output import OK, print_json, print_lines, print_styled, reporting_errors
-from inweave.cli.outputs import Force, ImageNames, interrupts_wait
+from inweave.cli.output_files import Force, ImageNames, interrupts_wait
 from inweave.cli.progress import Display, display, size
 from inweave.files.paths import is_folder, printable
 
@@ -32,35 +33,76 @@ MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grid
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
-    lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file, name or hash: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
+    lora: Annotated[list[str] | None, typer.Option(
+        "--lora", "-l", metavar="NAME[:STRENGTH]",
+        help="A LoRA by file, name or hash: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The image to write: .png, .jpg or .webp; name-{seed}.png; a folder/; - for standard output.", show_default="PROMPT-SEED.png")] = None,
+    out: Annotated[str | None, typer.Option(
+        "--out", "-o",
+        help="The image to write: .png, .jpg or .webp; name-{seed}.png; a folder/; - for standard output.",
+        show_default="PROMPT-SEED.png")] = None,
     force: Force = False,
-    negative: Annotated[str | None, typer.Option("--negative", "-n", help="The negative prompt.", show_default="none")] = None,
+    negative: Annotated[str | None, typer.Option(
+        "--negative", "-n", help="The negative prompt.", show_default="none")] = None,
     seed: Seed = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Sampling steps, 1 to 150.", show_default="the model's")] = None,
-    guidance: Annotated[float | None, typer.Option("--guidance", "-g", help="Guidance scale, 0 to 30.", show_default="the model's")] = None,
-    width: Annotated[int | None, typer.Option("--width", "-W", help="64 to 4096 pixels, a multiple of 8.", show_default="the model's")] = None,
-    height: Annotated[int | None, typer.Option("--height", "-H", help="64 to 4096 pixels, a multiple of 8.", show_default="the model's")] = None,
-    sampler: Annotated[str | None, typer.Option("--sampler", help="euler, euler_ancestral, dpm_solver_multistep (DPM++ 2M), uni_pc, ddim, lcm, ...; the names of A1111 and ComfyUI work too.", show_default="the model's")] = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Noise schedule: simple, karras, exponential, sgm_uniform, ddim_uniform, beta.", show_default="simple")] = None,
-    clip_skip: Annotated[int | None, typer.Option("--clip-skip", help="2 uses CLIP's second-to-last layer.", show_default="the model's")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-c", help="How many images; the seed goes up by one for each.", show_default="1")] = None,
-    init: Annotated[str | None, typer.Option("--init", help="An image to start from (image to image).", show_default="none", rich_help_panel=EDIT)] = None,
-    strength: Annotated[float | None, typer.Option("--strength", help="How much to change it: 0 keeps the image, 1 ignores it.", show_default="0.75", rich_help_panel=EDIT)] = None,
-    mask: Annotated[str | None, typer.Option("--mask", help="A mask image for inpainting: white is repainted.", show_default="none", rich_help_panel=EDIT)] = None,
-    feather: Annotated[int | None, typer.Option("--feather", help="Pixels over which the repainted area fades into the rest.", show_default="0", rich_help_panel=EDIT)] = None,
-    grid: Annotated[list[str] | None, typer.Option("--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.", rich_help_panel=GRIDS)] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="A grid: without LoRAs, with each one, with all.", rich_help_panel=GRIDS)] = False,
-    repeat: Annotated[Path | None, typer.Option("--from", help="Take the settings from an image of inweave, AUTOMATIC1111, Forge, ComfyUI or InvokeAI.", show_default="none")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder, a checkpoint file, or a Hugging Face Hub id.", show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
-    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder where LoRA names are looked up.", show_default="./loras", rich_help_panel=MODELS)] = None,
-    part: Annotated[list[str] | None, typer.Option("--part", metavar="PART=FILE", help="A component that the checkpoint lacks: vae=ae.safetensors.", rich_help_panel=MODELS)] = None,
-    variant: Annotated[str | None, typer.Option("--variant", help="Which model a checkpoint is, if it cannot be detected: sd2.1-base, sdxl-turbo, ...", show_default="detected", rich_help_panel=MODELS)] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", show_default="auto", rich_help_panel=MODELS)] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU", rich_help_panel=MODELS)] = None,
-    allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
+    steps: Annotated[int | None, typer.Option(
+        "--steps", help="Sampling steps, 1 to 150.", show_default="the model's")] = None,
+    guidance: Annotated[float | None, typer.Option(
+        "--guidance", "-g", help="Guidance scale, 0 to 30.", show_default="the model's")] = None,
+    width: Annotated[int | None, typer.Option(
+        "--width", "-W", help="64 to 4096 pixels, a multiple of 8.", show_default="the model's")] = None,
+    height: Annotated[int | None, typer.Option(
+        "--height", "-H", help="64 to 4096 pixels, a multiple of 8.", show_default="the model's")] = None,
+    sampler: Annotated[str | None, typer.Option(
+        "--sampler", help="euler, euler_ancestral, dpm_solver_multistep (DPM++ 2M), uni_pc, ddim, lcm, ...; the names "
+        "of A1111 and ComfyUI work too.", show_default="the model's")] = None,
+    schedule: Annotated[str | None, typer.Option(
+        "--schedule", help="Noise schedule: simple, karras, exponential, sgm_uniform, ddim_uniform, beta.",
+        show_default="simple")] = None,
+    clip_skip: Annotated[int | None, typer.Option(
+        "--clip-skip", help="2 uses CLIP's second-to-last layer.", show_default="the model's")] = None,
+    count: Annotated[int | None, typer.Option(
+        "--count", "-c", help="How many images; the seed goes up by one for each.", show_default="1")] = None,
+    init: Annotated[str | None, typer.Option(
+        "--init", help="An image to start from (image to image).", show_default="none", rich_help_panel=EDIT)] = None,
+    strength: Annotated[float | None, typer.Option(
+        "--strength", help="How much to change it: 0 keeps the image, 1 ignores it.", show_default="0.75",
+        rich_help_panel=EDIT)] = None,
+    mask: Annotated[str | None, typer.Option(
+        "--mask", help="A mask image for inpainting: white is repainted.", show_default="none",
+        rich_help_panel=EDIT)] = None,
+    feather: Annotated[int | None, typer.Option(
+        "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="0",
+        rich_help_panel=EDIT)] = None,
+    grid: Annotated[list[str] | None, typer.Option(
+        "--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.",
+        rich_help_panel=GRIDS)] = None,
+    compare: Annotated[bool, typer.Option(
+        "--compare", help="A grid: without LoRAs, with each one, with all.", rich_help_panel=GRIDS)] = False,
+    repeat: Annotated[Path | None, typer.Option(
+        "--from", help="Take the settings from an image of inweave, AUTOMATIC1111, Forge, ComfyUI or InvokeAI.",
+        show_default="none")] = None,
+    model: Annotated[str | None, typer.Option(
+        "--model", "-m",
+        help="inweave/emoji (built in), a diffusers folder, a checkpoint file, or a Hugging Face Hub id.",
+        show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
+    lora_dir: Annotated[list[Path] | None, typer.Option(
+        "--lora-dir", help="A folder where LoRA names are looked up.", show_default="./loras",
+        rich_help_panel=MODELS)] = None,
+    part: Annotated[list[str] | None, typer.Option(
+        "--part", metavar="PART=FILE", help="A component that the checkpoint lacks: vae=ae.safetensors.",
+        rich_help_panel=MODELS)] = None,
+    variant: Annotated[str | None, typer.Option(
+        "--variant", help="Which model a checkpoint is, if it cannot be detected: sd2.1-base, sdxl-turbo, ...",
+        show_default="detected", rich_help_panel=MODELS)] = None,
+    device: Annotated[str | None, typer.Option(
+        "--device", help="auto, cpu, cuda, cuda:1, ...", show_default="auto", rich_help_panel=MODELS)] = None,
+    dtype: Annotated[str | None, typer.Option(
+        "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
+        rich_help_panel=MODELS)] = None,
+    allow_download: Annotated[bool, typer.Option(
+        "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
     """Generate images from a prompt, or from a prompt and an image, with any number of LoRAs.
@@ -70,11 +112,11 @@ def generate(
     require("generate", as_json)
     saved: list[dict[str, Any]] = []
     options = {
-        "prompt": prompt, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance, "width": width,
-        "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip, "count": count,
-        "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
+        "prompt": prompt, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance,
+        "width": width, "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip,
+        "count": count, "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
     }  # fmt: skip
-    # standard output is the image; whoever reads it wants nothing else, unless at a terminal
+    # with -o - standard output is the image, and progress is shown only on a terminal
     with (
         reporting_errors(as_json),
         display(as_json or (out == "-" and not sys.stderr.isatty()), plain=True) as progress,
@@ -108,13 +150,10 @@ def generate(
         settings = settings | user_options
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
-        folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
+        folders = lora_folders(lora_dir)
         finder = RequestFinder(folders, source.hashes)
         config = check_request(settings, finder)
-        if config.seed in (
-            None,
-            -1,
-        ):  # decided now, since files are named after it, and a grid has one for all its cells
+        if config.seed in (None, -1):  # chosen now, since files are named after it, and the cells of a grid share it
             config = config.model_copy(update={"seed": secrets.randbits(32)}, check=False)
         output = ImageOutput(out, config, bool(grid or compare), force, saved)
         if config.sampler is not None and "sampler" in user_options and not repeats_schedule:
@@ -155,7 +194,7 @@ def generate(
 
 
 def _check_ending(out: str) -> None:
-    """Refuse a name of no image format before anything is imported."""
+    """Raise ConfigError unless the name has the suffix of an image format, before anything is imported."""
     from inweave.files.image_names import format_of
 
     if not out.endswith(("/", os.sep)) and not is_folder(out):
@@ -163,7 +202,7 @@ def _check_ending(out: str) -> None:
 
 
 def _report_interrupt(saved: list[dict[str, Any]], count: int, as_json: bool) -> NoReturn:
-    """After Ctrl-C: which images are there."""
+    """Report which images were saved before Ctrl-C, and exit."""
     message = f"stopped; {len(saved)} of {count} images were saved"
     if as_json:
         print_json({"ok": False, "error": message, "images": saved})
@@ -175,7 +214,7 @@ def _report_interrupt(saved: list[dict[str, Any]], count: int, as_json: bool) ->
 
 
 class ImageOutput:
-    """Where the images of a request go; every name is checked before work starts, every image is written when it is done."""
+    """The output of a request: names are checked before work starts, each image is written when it is done."""
 
     def __init__(
         self, out: str | None, config: GenerateConfig, sheet: bool, force: bool, saved: list[dict[str, Any]]
@@ -188,7 +227,7 @@ class ImageOutput:
         self._paths = [] if self.stdout else self._names.paths(config.seed, count)
 
     def check_settings(self, record: Callable[[], dict[str, Any]]) -> None:
-        """Refuse settings that a format cannot hold."""
+        """Raise ConfigError if the format cannot hold the settings."""
         from inweave.files.image_names import format_of
         from inweave.generate.saving import ensure_fits
 
@@ -203,13 +242,13 @@ class ImageOutput:
             sys.stdout.buffer.flush()
             return
         path = self._names.free(self._paths[number])
-        with interrupts_wait():  # a file that is there is also counted
+        with interrupts_wait():  # a written file is also counted
             save_image(path, image, record)
             self.saved.append({"path": str(path), **facts})
 
 
 def _source(image: Path | None) -> ImageSettings:
-    """The settings of --from, or none."""
+    """Return the settings of --from, or none."""
     from inweave.generate.record import read_settings
     from inweave.generate.source import ImageSettings
 
@@ -231,7 +270,7 @@ def _images(
 
 
 def _axes(grid: list[str], comparing: bool) -> list[Axis]:
-    """The axes of --grid, before anything is loaded."""
+    """Parse the axes of --grid, before anything is loaded."""
     from inweave.errors import ConfigError
     from inweave.generate.sweep import Axis
 
@@ -241,7 +280,7 @@ def _axes(grid: list[str], comparing: bool) -> list[Axis]:
 
 
 def _check_inputs(config: GenerateConfig) -> None:
-    """Refuse images that are not there, before anything is loaded."""
+    """Raise ConfigError if an input image is missing, before anything is loaded."""
     from inweave.errors import ConfigError
     from inweave.files.paths import exists, printable_path
 
@@ -259,7 +298,7 @@ def _grid(
     output: ImageOutput,
     progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
-    """The sheet of a sweep over ``axes``, or of a comparison where there are none."""
+    """Write the sheet of a sweep over ``axes``, or of a comparison without axes."""
     from inweave.generate.sweep import compare, sweep
 
     output.check_settings(lambda: pipe.record(config))
@@ -281,7 +320,7 @@ def _parts(options: list[str] | None) -> dict[str, str]:
 
 
 def _on_part(progress: Display, model: str) -> Callable[[str, int, int], None]:
-    """The display as the loader's progress callback: the part of the model, and the bytes of all parts."""
+    """Return the loader's progress callback: the part of the model, and the bytes of all parts."""
 
     def show(part: str, done: int, total: int) -> None:
         progress.update(f"loading {model}", done, total, f"{size(done)} of {size(total)}, {part}")
@@ -290,7 +329,7 @@ def _on_part(progress: Display, model: str) -> Callable[[str, int, int], None]:
 
 
 def _on_step(progress: Display) -> Callable[[Progress], None]:
-    """The display as the pipeline's progress callback: steps of all images together."""
+    """Return the pipeline's progress callback: the steps of all images together."""
 
     def show(at: Progress) -> None:
         activity = f"image {at.image + 1} of {at.images}" if at.images > 1 else "generating"

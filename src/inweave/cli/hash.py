@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from inweave.cli.adapters import LoraDir, locate
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, reporting_errors
 from inweave.cli.options import JSONList
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, reporting_errors
-from inweave.cli.progress import display
+from inweave.cli.progress import LATE, display
 
 
 def hash_files(
@@ -24,7 +24,7 @@ def hash_files(
     """
     from inweave.exchange.hashes import hash_file
 
-    with reporting_errors(as_json), display(as_json, delay=0.3) as progress:
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         located = [locate(file, lora_dir) for file in files]
         hashes = [hash_file(file, progress=progress.byte_counter(f"hashing {file.name}")) for file in located]
     rows = [each.as_dict() for each in hashes]

@@ -1,4 +1,4 @@
-"""`inweave inspect`: what is in a file."""
+"""`inweave inspect`: the contents of a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inweave.cli.adapters import LoraDir, locate
-from inweave.cli.options import AdapterName, Alpha, JSONList, RankAlpha, supplied_alphas
-from inweave.cli.output import (
+from inweave.cli.console import (
     OK,
     PROBLEMS,
     UNREADABLE,
@@ -19,6 +18,7 @@ from inweave.cli.output import (
     print_lines,
     reporting_errors,
 )
+from inweave.cli.options import AdapterName, Alpha, JSONList, RankAlpha, supplied_alphas
 from inweave.cli.progress import LATE, display
 from inweave.files.paths import exists, is_file, is_folder
 
@@ -31,7 +31,7 @@ def inspect(
         list[Path],
         typer.Argument(
             metavar="FILE|DIR...",
-            help="Adapter files, PEFT directories, names or hashes of LoRAs, or folders, searched with all below them.",
+            help="Adapter files, PEFT directories, names or hashes of LoRAs, or folders, searched recursively.",
         ),
     ],
     keys: Annotated[bool, typer.Option("--keys", help="List every tensor.")] = False,
@@ -79,7 +79,7 @@ def inspect(
 
 
 def _adapter_files(path: Path) -> list[Path]:
-    """The adapters in a folder, unless the folder is one itself."""
+    """List the adapters in a folder, or the folder if it is an adapter itself."""
     if not is_folder(path) or exists(path / "adapter_config.json"):
         return [path]
     inside: list[Path] = []
@@ -128,14 +128,14 @@ def _print(facts: Facts) -> None:
 
 
 def _dataset_row(row: dict[str, Any]) -> str:
-    """`10_dog: 15 images x 10 repeats`, as far as it is known."""
+    """Format `10_dog: 15 images x 10 repeats`, without unknown parts."""
     images = f"{row['images']} images" if row["images"] is not None else ""
     repeats = f"{row['repeats']} repeats" if row["repeats"] is not None else ""
     return f"{row['folder']}: {' x '.join(part for part in (images, repeats) if part) or 'images'}"
 
 
 def _counts(counts: dict[str, int]) -> str:
-    """`lora x 12, loha x 3`; the count is left out if there is only one name."""
+    """Format `lora x 12, loha x 3`; without the count if there is only one name."""
     items = list(counts.items())[:6]
     more = f", and {len(counts) - 6} more" if len(counts) > 6 else ""
     return ", ".join(name if len(counts) == 1 else f"{name} x {count}" for name, count in items) + more

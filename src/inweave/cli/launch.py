@@ -1,11 +1,11 @@
-"""Several processes of one run on this machine: started, watched and stopped together.
+"""The processes of one run on this machine: started, monitored and stopped together.
 
 Each one runs `python -m inweave train` with the complete configuration and reads its rank and the world size from the
 environment, as under torchrun. Only the first one writes to the terminal; the output of another is printed if that one
-failed first. They run in sessions of their own, so that a Ctrl-C reaches them only through this process, and exactly once.
+failed first. They run in separate sessions, so that a Ctrl-C reaches them only through this process, and exactly once.
 
-Modules are imported from where Python is installed, never from the folder that the command runs in: `python -m` alone would
-look there first, and a dataset's folder may hold a file of any name.
+Modules are never imported from the working directory, where `python -m` alone would look first: a dataset's folder may
+hold a file of any name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import typer
 
 from inweave.files.paths import printable
 
-#: seconds the others get to exit by themselves after one has failed: they may not know of it
+#: seconds for the other processes to exit after one has failed, before they are killed
 GRACE = 10.0
 #: exit code of a process that stopped because another one did
 LOST = 4
 
 
 def launch(processes: int, configuration: str, as_json: bool) -> int:
-    """Run them all; returns 0 if all succeeded, else the exit code of the first that failed."""
+    """Run all processes; return 0 if all succeeded, else the exit code of the first that failed."""
     with tempfile.TemporaryDirectory(prefix="inweave-train-") as folder:
         file = Path(folder) / "train.toml"
         file.write_text(configuration, "utf-8")
@@ -63,7 +63,7 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
                 each.wait()
         if failed is None:
             return 0
-        if failed:  # not the first one, so its output has not been printed yet
+        if failed:  # not rank 0, so its output has not been printed yet
             for stream in ("out", "err"):
                 output = (Path(folder) / f"{failed}.{stream}").read_text("utf-8", "replace").strip()
                 if output:
@@ -73,7 +73,7 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
 
 
 def _wait(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """The rank that failed first and not because of another one; None if all succeeded."""
+    """Return the rank that failed first, and not because of another one; None if all succeeded."""
     failed: list[int] = []
     deadline = float("inf")
     while True:

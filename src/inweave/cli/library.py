@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inweave.cli.columns import fact_lines, table, terminal_width, wrap_text
+from inweave.cli.adapters import lora_folders
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.options import JSON
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.progress import LATE, display
+from inweave.cli.tables import fact_lines, table, terminal_width, wrap_text
 from inweave.files.paths import printable
 
 if TYPE_CHECKING:
@@ -23,19 +26,23 @@ Folders = Annotated[
     list[Path] | None, typer.Option("--folder", "-f", help="A folder of LoRAs.", show_default="./loras")
 ]
 Database = Annotated[
-    Path | None, typer.Option("--database", help="The file of the index.", show_default="beside the worker's data")
+    Path | None, typer.Option("--database", help="The file of the index.", show_default="next to the worker's data")
 ]
 
 
-def _open(folders: list[Path] | None, database: Path | None) -> Library:
-    from inweave.library import Library
-    from inweave.models import embedded
-    from inweave.serve.settings import default_data_folder
+@contextmanager
+def _library(folders: list[Path] | None, database: Path | None, as_json: bool) -> Iterator[Library]:
+    """Open the library and show that its folders are being read, until the end of the block."""
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading the folders")
+        from inweave.library import Library
+        from inweave.models import embedded
+        from inweave.serve.settings import default_data_folder
 
-    own = folders or [folder for folder in (Path("loras"),) if folder.is_dir()]
-    packaged = embedded.folder() / "loras"
-    listed = own if packaged.resolve() in [folder.resolve() for folder in own] else [*own, packaged]
-    return Library(database or default_data_folder().parent / "library.sqlite3", listed)
+        own = lora_folders(folders)
+        packaged = embedded.folder() / "loras"
+        listed = own if packaged.resolve() in [folder.resolve() for folder in own] else [*own, packaged]
+        yield Library(database or default_data_folder().parent / "library.sqlite3", listed)
 
 
 @library_app.command("scan")
@@ -49,10 +56,8 @@ def scan(
 
     Example: inweave library scan --folder ~/loras --examine
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a file that is being read is not to blame for the end
-    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
-        progress.start("reading the folders")
-        library = _open(folder, database)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the file being read is not marked as crashing
+    with _library(folder, database, as_json) as library:
         report = library.scan().as_dict()
         if examine:
             report["examined"] = library.examine()
@@ -75,9 +80,7 @@ def list_files(
 
     Example: inweave library list pixel --base sdxl
     """
-    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
-        progress.start("reading the folders")
-        library = _open(folder, database)
+    with _library(folder, database, as_json) as library:
         library.scan()
         entries = library.entries(text, base=base)
     if as_json:
@@ -96,11 +99,12 @@ def list_files(
 
 
 def _columns(entry: LibraryEntry) -> list[str]:
-    """One line of a list: name, base, algorithm, rank, trigger word, path."""
+    """Return the columns of a list: name, base, algorithm, rank, trigger word, path."""
     facts = entry.facts
     words = [word for source in facts.triggers if source["source"] != "ss_tag_frequency" for word in source["words"]]
-    return [entry.name, facts.base or "unknown base", "+".join(facts.algorithms) or "-",
-            f"rank {span(facts.ranks)}" if facts.ranks else "-", words[0] if words else "-", entry.path]  # fmt: skip
+    rank = f"rank {span(facts.ranks)}" if facts.ranks else "-"
+    algorithms = "+".join(facts.algorithms) or "-"
+    return [entry.name, facts.base or "unknown base", algorithms, rank, words[0] if words else "-", entry.path]
 
 
 @library_app.command("show")
@@ -110,13 +114,11 @@ def show(
     database: Database = None,
     as_json: JSON = False,
 ) -> None:
-    """Everything that is known of one LoRA.
+    """Show everything known about one LoRA.
 
     Example: inweave library show pixel
     """
-    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
-        progress.start("reading the folders")
-        library = _open(folder, database)
+    with _library(folder, database, as_json) as library:
         library.scan()
         library.examine()
         entry = library.find(reference)
@@ -127,18 +129,15 @@ def show(
     print_facts(str(document["name"]), fact_lines(_rows(document), terminal_width()))
 
 
+#: fields that `show` prints elsewhere, or not at all
+_HIDDEN = ("metadata", "checked", "name", "display_name", "error", "health")
+
+
 def _rows(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is known of one LoRA, for people: what is wrong with it first."""
+    """Return the facts of one LoRA for people, problems first."""
     rows: list[tuple[str, str]] = [("health", line) for line in document["health"]]
     for name, value in document.items():
-        if value in (None, [], (), {}, "") or name in (
-            "metadata",
-            "checked",
-            "name",
-            "display_name",
-            "error",
-            "health",
-        ):
+        if value in (None, [], (), {}, "") or name in _HIDDEN:
             continue
         if name == "base":
             rows.append((name, f"{value} (confidence {document['confidence']:.0%})"))
@@ -161,7 +160,7 @@ def _rows(document: dict[str, Any]) -> list[tuple[str, str]]:
         elif name != "confidence":
             rows.append((name, str(value)))
     if not document["checked"] and not document["error"]:
-        rows.append(("health", "not read whole yet"))
+        rows.append(("health", "not fully read yet"))
     return rows
 
 
@@ -174,13 +173,11 @@ def find(
     database: Database = None,
     as_json: JSON = False,
 ) -> None:
-    """Print the file that a name or a hash means.
+    """Print the file of a name or a hash.
 
     Example: inweave library find ddd48cd74131
     """
-    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
-        progress.start("reading the folders")
-        library = _open(folder, database)
+    with _library(folder, database, as_json) as library:
         library.scan()
         if reference.lower().removeprefix("0x").strip("0123456789abcdef") == "" or ":" in reference:
             library.examine()  # only hashes need whole files
@@ -197,9 +194,7 @@ def doctor(folder: Folders = None, database: Database = None, as_json: JSON = Fa
 
     Example: inweave library doctor --folder ~/loras
     """
-    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
-        progress.start("reading the folders")
-        library = _open(folder, database)
+    with _library(folder, database, as_json) as library:
         report = library.scan()
         library.examine()
         sick = [entry for entry in library.entries() if entry.health]
@@ -211,10 +206,8 @@ def doctor(folder: Folders = None, database: Database = None, as_json: JSON = Fa
             "duplicates": [[entry.path for entry in group] for group in duplicates],
         })  # fmt: skip
     else:
-        print_facts(
-            "library",
-            [("files", str(report.files)), ("unhealthy", str(len(sick))), ("duplicates", str(len(duplicates)))],
-        )
+        counts = {"files": report.files, "unhealthy": len(sick), "duplicates": len(duplicates)}
+        print_facts("library", [(name, str(count)) for name, count in counts.items()])
         width = terminal_width()
         for entry in sick:
             print_lines(

@@ -100,7 +100,7 @@ Energy = Annotated[
 
 
 def supplied_alphas(alpha: float | None, by_key: Sequence[str] | None) -> Alphas | None:
-    """--alpha and --rank-alpha as `load` takes them."""
+    """Parse --alpha and --rank-alpha into the `alpha` of `load`."""
     from inweave.errors import ConfigError
 
     alphas: dict[str, float] = {}
@@ -119,7 +119,7 @@ def supplied_alphas(alpha: float | None, by_key: Sequence[str] | None) -> Alphas
 
 
 class OptionalValues(TyperCommand):
-    """A command where `--resume` may stand alone: it then means `--resume auto`.
+    """A command where `--resume` without a value means `--resume auto`.
 
     The word after it is its value, unless that is another option or a .toml file, which is the configuration.
     """
@@ -129,7 +129,7 @@ class OptionalValues(TyperCommand):
 
 
 def with_default_value(arguments: Sequence[str], option: str, default: str) -> list[str]:
-    """``arguments`` with ``default`` put after every ``option`` that has no value of its own."""
+    """Insert ``default`` after every ``option`` that has no value."""
     result: list[str] = []
     for number, word in enumerate(arguments):
         if word == "--":
@@ -140,12 +140,3 @@ def with_default_value(arguments: Sequence[str], option: str, default: str) -> l
             if following.startswith("-") or following.endswith(".toml"):
                 result.append(default)
     return result
-
-
-def weights_path(base: Path) -> Path:
-    """Where a base lies: a path, or the name of the model inside the package."""
-    if base.as_posix() != "inweave/emoji" or base.exists():
-        return base
-    from inweave.exchange.lookup import packaged_model
-
-    return packaged_model()

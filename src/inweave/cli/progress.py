@@ -1,11 +1,12 @@
-"""The progress display of every command: one rich bar on stderr while somebody watches a terminal.
+"""The progress display of every command: one rich bar on stderr, if that is a terminal.
 
     training ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━  40% 120/300  loss 0.0412  lr 1.00e-04  3.20 it/s  0:00:56
 
-The bar is on the screen before libraries are imported, so no command starts in silence. A narrow terminal gets a short bar;
-NO_COLOR is honored. Elsewhere (a pipe, a log file, a dumb terminal, --json) there is no bar: `line` prints plain lines, and where
-``plain`` is set so do activities, when they start and every few seconds. Commands that read files show a bar, or such lines,
-only if they take long (``delay``), so that they need not wait for rich: a timer shows what they do if nothing else did by then.
+The bar appears before libraries are imported, so that no command starts in silence. A narrow terminal gets a short bar;
+NO_COLOR is honored. Elsewhere (a pipe, a log file, a dumb terminal, --json) there is no bar: `line` prints plain lines,
+and with ``plain`` so do activities, when they start and every few seconds. Commands that read files show a bar, or such
+lines, only if they take long (``delay``), so that they need not wait for the import of rich: a timer shows the
+activity if nothing else did by then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from inweave.files.paths import printable
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-LATE = 0.3  #: seconds after which a command that usually takes none says what it does
+LATE = 0.3  #: seconds after which a usually fast command shows its activity
 EVERY = 2.0  #: seconds between plain lines about one activity
 
 
@@ -52,7 +53,7 @@ class Display:
         return self._bar is not None
 
     def start(self, activity: str) -> None:
-        """Show what is being done now, of which nobody knows how long it takes."""
+        """Show an activity of unknown length."""
         with self._lock:
             self.update(activity, 0, None, detail="")
             if self._timer is not None:
@@ -72,7 +73,7 @@ class Display:
     def update(self, activity: str, done: int, total: int | None, detail: str | None = None) -> None:
         """Show that ``done`` of ``total`` are finished; another ``activity`` starts another bar in its place.
 
-        ``detail`` is what stands beside the bar, the two numbers unless it says something else.
+        ``detail`` is the text next to the bar, the two numbers by default.
         """
         with self._lock:
             if self._delay is not None and time.monotonic() - self._started > self._delay:
@@ -91,18 +92,18 @@ class Display:
             )
 
     def byte_counter(self, activity: str) -> Callable[[int, int], None]:
-        """A ``progress(done, total)`` callback for work that counts bytes."""
+        """Return a ``progress(done, total)`` callback for work that counts bytes."""
         return lambda done, total: self.update(activity, done, total, detail=f"{size(done)} of {size(total)}")
 
     def line(self, text: str) -> None:
-        """A line of text on stderr; it stays above the bar."""
+        """Print a line on stderr; it stays above the bar."""
         if self._bar is None:
             typer.echo(printable(text), err=True)
         else:
             self._bar.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def stop(self) -> None:
-        """Take the bar off the screen, so that results can be printed."""
+        """Remove the bar, so that results can be printed."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -112,7 +113,7 @@ class Display:
             self._delay, self._lines_after = None, 0.0
 
     def _print(self, activity: str, done: int, total: int | None, detail: str | None) -> None:
-        """The same as a plain line, if it is time for one."""
+        """Print a plain line instead, if it is time for one."""
         now = time.monotonic()
         if (
             not self._plain
@@ -127,9 +128,9 @@ class Display:
 
 @contextmanager
 def display(quiet: bool = False, *, plain: bool = False, delay: float | None = None) -> Iterator[Display]:
-    """A display for the time of a `with` block; ``quiet`` (for --json) shows nothing by itself.
+    """Show progress for the duration of a `with` block; ``quiet`` (for --json) shows lines only.
 
-    ``plain``: without a terminal, activities are lines. ``delay``: a bar only after so many seconds.
+    ``plain``: without a terminal, activities are lines. ``delay``: seconds before the bar appears.
     """
     watched = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
     if quiet or not watched:
@@ -164,12 +165,12 @@ def _new_bar() -> Progress:
     )
     if console.width >= 60:
         columns += (TimeRemainingColumn(),)
-    # what is printed to a terminal goes above the bar; what is piped into a file stays there
+    # output to a terminal goes above the bar; output to a file is left alone
     return Progress(
         *columns, console=console, transient=True, refresh_per_second=4, redirect_stdout=sys.stdout.isatty()
     )
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes for people."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

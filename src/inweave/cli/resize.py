@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inweave.cli.adapters import LoraDir, located_stack
+from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, AdapterOut, BaseName, Device, Dtype, Energy, ToOrKeep
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
-from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.output_files import Force, ensure_new
 from inweave.cli.progress import display
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def resize(
         print_json({
             "ok": True, "path": saved.path, "dialect": saved.dialect, "base": result.base, "tensors": saved.tensors,
             "energy": result.energy, "unchanged": result.unchanged, "notes": saved.notes,
-            "modules": [{"name": r.module, "before": r.before, "rank": r.rank, "energy": r.energy} for r in result.rows],
+            "modules": [
+                {"name": r.module, "before": r.before, "rank": r.rank, "energy": r.energy} for r in result.rows
+            ],
         })  # fmt: skip
     else:
         _print(saved.path, result.base or base or "", result)
@@ -77,7 +79,6 @@ def _print(path: str, base: str, result: Resized) -> None:
         rows.append(("least", f"{least.energy:.4f} at rank {least.rank}: {least.module}"))
     print_facts(path, rows)
     if result.unchanged:
-        names = ", ".join(result.unchanged[:3]) + (
-            f" and {len(result.unchanged) - 3} more" if len(result.unchanged) > 3 else ""
-        )
-        print_lines([f"unchanged: {names}: not LoRA pairs"], "yellow")
+        names = ", ".join(result.unchanged[:3])
+        more = f" and {len(result.unchanged) - 3} more" if len(result.unchanged) > 3 else ""
+        print_lines([f"unchanged: {names}{more}: not LoRA pairs"], "yellow")

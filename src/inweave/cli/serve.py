@@ -7,41 +7,81 @@ from typing import Annotated, Any
 
 import typer
 
+from inweave.cli.adapters import lora_folders
+from inweave.cli.console import reporting_errors
 from inweave.cli.extras import require
-from inweave.cli.output import reporting_errors
 
 MODELS, LIMITS, RBEE = "Models", "Limits", "Started by rbee"
 
 
 def serve(
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; other machines need --token.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", envvar="PORT", help="Port; 0 picks a free one.", show_default="7870")] = None,
-    token: Annotated[str | None, typer.Option("--token", envvar="INWEAVE_TOKEN", help="What clients must send as a bearer token.", show_default="none")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of the queue and of results.", show_default="a folder of the user's")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Model of requests that name none.", show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
-    also: Annotated[list[str] | None, typer.Option("--also", metavar="NAME=MODEL", help="Another model that requests may name.", rich_help_panel=MODELS)] = None,
-    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder of LoRAs.", show_default="./loras", rich_help_panel=MODELS)] = None,
-    device: Annotated[list[str] | None, typer.Option("--device", help="One model process per device: cuda:0, cuda:1, ...", rich_help_panel=MODELS)] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU", rich_help_panel=MODELS)] = None,
-    memory: Annotated[float | None, typer.Option("--memory", help="Gigabytes for loaded models; several stay loaded within it.", show_default="what the device has", rich_help_panel=MODELS)] = None,
-    queue_limit: Annotated[int | None, typer.Option("--queue-limit", help="Waiting jobs; more are refused with 429.", show_default="1000", rich_help_panel=LIMITS)] = None,
-    keep_hours: Annotated[float | None, typer.Option("--keep-hours", help="How long results are kept.", show_default="24", rich_help_panel=LIMITS)] = None,
-    keep_gb: Annotated[float | None, typer.Option("--keep-gb", help="How many gigabytes of results are kept.", show_default="4", rich_help_panel=LIMITS)] = None,
-    upload_gb: Annotated[float | None, typer.Option("--upload-gb", help="How many gigabytes of uploaded pictures are kept.", show_default="1", rich_help_panel=LIMITS)] = None,
-    dataset_gb: Annotated[float | None, typer.Option("--dataset-gb", help="How many gigabytes datasets may hold together.", show_default="20", rich_help_panel=LIMITS)] = None,
-    job_seconds: Annotated[float | None, typer.Option("--job-seconds", help="Longest time for one job.", show_default="3600", rich_help_panel=LIMITS)] = None,
-    train_hours: Annotated[float | None, typer.Option("--train-hours", help="Longest time for one train job.", show_default="168", rich_help_panel=LIMITS)] = None,
-    drain_seconds: Annotated[float | None, typer.Option("--drain-seconds", help="Time for the running job after SIGTERM.", show_default="30", rich_help_panel=LIMITS)] = None,
-    origin: Annotated[list[str] | None, typer.Option("--origin", help="A web page of another origin that may call this worker.", rich_help_panel=LIMITS)] = None,
-    worker_id: Annotated[str | None, typer.Option("--worker-id", envvar="WORKER_ID", help="Name of this worker in /info.", show_default="chosen", rich_help_panel=RBEE)] = None,
-    sd_version: Annotated[str | None, typer.Option("--sd-version", envvar="SD_VERSION", help="Model, by its variant.", show_default="none", rich_help_panel=RBEE)] = None,
-    model_path: Annotated[str | None, typer.Option("--model-path", envvar="MODEL_PATH", help="Model, by its path.", show_default="none", rich_help_panel=RBEE)] = None,
-    model_ref: Annotated[str | None, typer.Option("--model-ref", help="Model, by its reference.", show_default="none", rich_help_panel=RBEE)] = None,
-    cuda_device: Annotated[int | None, typer.Option("--cuda-device", envvar="CUDA_DEVICE", help="Number of the GPU.", show_default="none", rich_help_panel=RBEE)] = None,
-    use_f16: Annotated[bool, typer.Option("--use-f16", envvar="USE_F16", help="The same as --dtype fp16.", rich_help_panel=RBEE)] = False,
-    backend: Annotated[str | None, typer.Option("--backend", help="cpu, cuda, metal or rocm: what the number after --device means.", show_default="none", rich_help_panel=RBEE)] = None,
-    ignored: Annotated[list[str] | None, typer.Option("--callback-url", "--queen-url", "--hive-url", help="Accepted and not used.", rich_help_panel=RBEE)] = None,
-    flags: Annotated[bool, typer.Option("--use-flash-attn", "--local-mode", help="Accepted and not used.", rich_help_panel=RBEE)] = False,
+    host: Annotated[str | None, typer.Option(
+        "--host", help="Address to listen on; other machines need --token.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(
+        "--port", "-p", envvar="PORT", help="Port; 0 picks a free one.", show_default="7870")] = None,
+    token: Annotated[str | None, typer.Option(
+        "--token", envvar="INWEAVE_TOKEN", help="The bearer token that clients must send.",
+        show_default="none")] = None,
+    data: Annotated[Path | None, typer.Option(
+        "--data", help="Folder of the queue and the results.", show_default="in the user's data folder")] = None,
+    model: Annotated[str | None, typer.Option(
+        "--model", "-m", help="The default model.", show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
+    also: Annotated[list[str] | None, typer.Option(
+        "--also", metavar="NAME=MODEL", help="Another model that requests may name.", rich_help_panel=MODELS)] = None,
+    lora_dir: Annotated[list[Path] | None, typer.Option(
+        "--lora-dir", help="A folder of LoRAs.", show_default="./loras", rich_help_panel=MODELS)] = None,
+    device: Annotated[list[str] | None, typer.Option(
+        "--device", help="One model process per device: cuda:0, cuda:1, ...", rich_help_panel=MODELS)] = None,
+    dtype: Annotated[str | None, typer.Option(
+        "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
+        rich_help_panel=MODELS)] = None,
+    memory: Annotated[float | None, typer.Option(
+        "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
+        rich_help_panel=MODELS)] = None,
+    queue_limit: Annotated[int | None, typer.Option(
+        "--queue-limit", help="Most waiting jobs; more are refused with 429.", show_default="1000",
+        rich_help_panel=LIMITS)] = None,
+    keep_hours: Annotated[float | None, typer.Option(
+        "--keep-hours", help="Hours to keep results.", show_default="24", rich_help_panel=LIMITS)] = None,
+    keep_gb: Annotated[float | None, typer.Option(
+        "--keep-gb", help="Gigabytes of results to keep.", show_default="4", rich_help_panel=LIMITS)] = None,
+    upload_gb: Annotated[float | None, typer.Option(
+        "--upload-gb", help="Gigabytes of uploaded images to keep.", show_default="1", rich_help_panel=LIMITS)] = None,
+    dataset_gb: Annotated[float | None, typer.Option(
+        "--dataset-gb", help="Gigabytes that all datasets may take.", show_default="20",
+        rich_help_panel=LIMITS)] = None,
+    job_seconds: Annotated[float | None, typer.Option(
+        "--job-seconds", help="Longest time for one job.", show_default="3600", rich_help_panel=LIMITS)] = None,
+    train_hours: Annotated[float | None, typer.Option(
+        "--train-hours", help="Longest time for one train job.", show_default="168", rich_help_panel=LIMITS)] = None,
+    drain_seconds: Annotated[float | None, typer.Option(
+        "--drain-seconds", help="Time for the running job after SIGTERM.", show_default="30",
+        rich_help_panel=LIMITS)] = None,
+    origin: Annotated[list[str] | None, typer.Option(
+        "--origin", help="Another origin whose pages may call this worker.", rich_help_panel=LIMITS)] = None,
+    worker_id: Annotated[str | None, typer.Option(
+        "--worker-id", envvar="WORKER_ID", help="Name of this worker in /info.", show_default="chosen",
+        rich_help_panel=RBEE)] = None,
+    sd_version: Annotated[str | None, typer.Option(
+        "--sd-version", envvar="SD_VERSION", help="Model, by its variant.", show_default="none",
+        rich_help_panel=RBEE)] = None,
+    model_path: Annotated[str | None, typer.Option(
+        "--model-path", envvar="MODEL_PATH", help="Model, by its path.", show_default="none",
+        rich_help_panel=RBEE)] = None,
+    model_ref: Annotated[str | None, typer.Option(
+        "--model-ref", help="Model, by its reference.", show_default="none", rich_help_panel=RBEE)] = None,
+    cuda_device: Annotated[int | None, typer.Option(
+        "--cuda-device", envvar="CUDA_DEVICE", help="Number of the GPU.", show_default="none",
+        rich_help_panel=RBEE)] = None,
+    use_f16: Annotated[bool, typer.Option(
+        "--use-f16", envvar="USE_F16", help="The same as --dtype fp16.", rich_help_panel=RBEE)] = False,
+    backend: Annotated[str | None, typer.Option(
+        "--backend", help="cpu, cuda, metal or rocm: the kind of device that a number selects.", show_default="none",
+        rich_help_panel=RBEE)] = None,
+    ignored: Annotated[list[str] | None, typer.Option(
+        "--callback-url", "--queen-url", "--hive-url", help="Accepted and ignored.", rich_help_panel=RBEE)] = None,
+    flags: Annotated[bool, typer.Option(
+        "--use-flash-attn", "--local-mode", help="Accepted and ignored.", rich_help_panel=RBEE)] = False,
 ) -> None:  # fmt: skip
     """Serve images over HTTP: a durable queue, streams that can be rejoined, the APIs of A1111 and OpenAI.
 
@@ -62,27 +102,26 @@ def serve(
         devices = tuple(_device(each, backend) for each in device or ()) or (
             (f"cuda:{cuda_device}",) if cuda_device is not None else None
         )
-        folders = tuple(lora_dir) if lora_dir else tuple(folder for folder in (Path("loras"),) if folder.is_dir())
         options: dict[str, Any] = {
-            "host": host, "port": port, "token": token, "data": data, "models": models, "lora_folders": folders,
+            "host": host, "port": port, "token": token, "data": data, "models": models,
+            "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices, "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
-            "train_hours": train_hours,
-            "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
+            "train_hours": train_hours, "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
         }  # fmt: skip
         settings = from_options(**options)
         run(settings, {"worker_id": worker_id}, lambda address: typer.echo(f"inweave is listening on {address}"))
 
 
 def _device(text: str, backend: str | None) -> str:
-    """rbee numbers devices, and its backend tells their kind; everybody else names them."""
+    """Return the device; rbee passes a number, whose kind is its backend."""
     kind = {"cpu": "cpu", "metal": "mps"}.get((backend or "").lower())
     return text if not text.isdigit() else kind or f"cuda:{text}"
 
 
 def _variant(text: str | None) -> str | None:
-    """The repository of a variant that rbee names: v1-5, xl, turbo, ...; it must be in the cache of the hub."""
+    """Return the repository of rbee's variant (v1-5, xl, turbo, ...), which must be in the Hub cache."""
     from inweave.errors import ConfigError
     from inweave.models.variants import find_variant, variants
 

@@ -1,11 +1,11 @@
-"""`inweave train`: a folder of images, or a file of texts, becomes a LoRA.
+"""`inweave train`: train a LoRA on a folder of images, or a file of texts.
 
 Exit codes, in addition to those of every command:
 
     0    also after one Ctrl-C (or SIGTERM): the step was finished and saved
     1    the run started and could not continue: out of memory, non-finite numbers, an output file that fails its check
     2    bad input, and also a full disk
-    4    another process of the run ended, and so did this one
+    4    this process stopped because another one of the run ended
     130  after two Ctrl-C: stopped at once, or before the first step; the last checkpoint is intact
 """
 
@@ -20,11 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inweave.cli.adapters import locate
-from inweave.cli.environment import use_expandable_segments
-from inweave.cli.extras import require
-from inweave.cli.launch import LOST, launch
-from inweave.cli.options import JSON
-from inweave.cli.output import (
+from inweave.cli.console import (
     OK,
     PROBLEMS,
     UNREADABLE,
@@ -35,6 +31,10 @@ from inweave.cli.output import (
     print_styled,
     reporting_errors,
 )
+from inweave.cli.environment import use_expandable_segments
+from inweave.cli.extras import require
+from inweave.cli.launch import LOST, launch
+from inweave.cli.options import JSON
 from inweave.cli.progress import Display, display
 from inweave.files.paths import printable
 
@@ -43,35 +43,66 @@ if TYPE_CHECKING:
 
 HARDWARE, IMPORT, RUN = "Hardware", "Configurations of other trainers", "Checkpoints and checks"
 
-#: events worth a line where there is no progress display: decisions made for the user, and what went wrong
-_EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize", "speed", "compile",
-           "compile failed", "graph", "graph failed")  # fmt: skip
+#: events printed without a progress display: automatic decisions, and failures
+_EVENTS = (
+    "memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize", "speed",
+    "compile", "compile failed", "graph", "graph failed",
+)  # fmt: skip
 
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file with settings; options override it.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a model folder, a checkpoint file, a known name (sdxl) or a Hugging Face Hub id.", show_default="that of the file")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="A folder of images with captions, a .txt or .jsonl of texts, or a dataset .toml.", show_default="that of the file")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="The folder to write to.", show_default="out")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The name of the LoRA file, without .safetensors.", show_default="lora")] = None,
-    trigger: Annotated[str | None, typer.Option("--trigger", help="A trigger word, put before every caption that lacks it.", show_default="none")] = None,
+    model: Annotated[str | None, typer.Option(
+        "--model", "-m", help="inweave/emoji (built in), a model folder, a checkpoint file, a known name (sdxl) or a "
+        "Hugging Face Hub id.", show_default="from the file")] = None,
+    dataset: Annotated[str | None, typer.Option(
+        "--dataset", "-d", help="A folder of images with captions, a .txt or .jsonl of texts, or a dataset .toml.",
+        show_default="from the file")] = None,
+    output: Annotated[str | None, typer.Option(
+        "--output", "-o", help="The folder to write to.", show_default="out")] = None,
+    name: Annotated[str | None, typer.Option(
+        "--name", help="The name of the LoRA file, without .safetensors.", show_default="lora")] = None,
+    trigger: Annotated[str | None, typer.Option(
+        "--trigger", help="A trigger word, put before every caption that lacks it.", show_default="none")] = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Rank of the LoRA.", show_default="the preset's")] = None,
-    alpha: Annotated[float | None, typer.Option("--alpha", help="Alpha of the LoRA; its scale is alpha / rank.", show_default="rank")] = None,
+    alpha: Annotated[float | None, typer.Option(
+        "--alpha", help="Alpha of the LoRA; its scale is alpha / rank.", show_default="rank")] = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps.", show_default="the preset's")] = None,
-    lr: Annotated[float | None, typer.Option("--lr", "--learning-rate", help="Learning rate.", show_default="the preset's")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", help="Examples per micro-batch.", show_default="the preset's")] = None,
-    save_every: Annotated[int | None, typer.Option("--save-every", help="Write a checkpoint every so many steps.", show_default="only at the end", rich_help_panel=RUN)] = None,
-    seed: Annotated[int | None, typer.Option("--seed", "-s", help="Random seed; the same seed gives the same result.", show_default="0")] = None,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Train in fp16 with loss scaling.", rich_help_panel=HARDWARE)] = False,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="[CHECKPOINT]", help="Resume from the last checkpoint, or from the one named.", show_default="start anew", rich_help_panel=RUN)] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="SETTING=VALUE", help="Any other setting. Repeat for more.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check the settings and the dataset and estimate memory; do not train.", rich_help_panel=RUN)] = False,
-    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs to train on, one process each.", rich_help_panel=HARDWARE)] = 1,
-    vram: Annotated[str | None, typer.Option("--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit", rich_help_panel=HARDWARE)] = None,
-    allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.")] = False,
-    import_: Annotated[Path | None, typer.Option("--import", help="Print another trainer's configuration file, or command line, as ours; - reads it from standard input. Other options override it.", show_default="none", rich_help_panel=IMPORT)] = None,
-    without: Annotated[list[str] | None, typer.Option("--without", metavar="NAME,...", help="With --import: leave out settings of the file that cannot be trained here.", rich_help_panel=IMPORT)] = None,
+    lr: Annotated[float | None, typer.Option(
+        "--lr", "--learning-rate", help="Learning rate.", show_default="the preset's")] = None,
+    batch_size: Annotated[int | None, typer.Option(
+        "--batch-size", "-b", help="Examples per micro-batch.", show_default="the preset's")] = None,
+    save_every: Annotated[int | None, typer.Option(
+        "--save-every", help="Write a checkpoint every N steps.", show_default="only at the end",
+        rich_help_panel=RUN)] = None,
+    seed: Annotated[int | None, typer.Option(
+        "--seed", "-s", help="Random seed; the same seed gives the same result.", show_default="0")] = None,
+    fp16: Annotated[bool, typer.Option(
+        "--fp16", help="Train in fp16 with loss scaling.", rich_help_panel=HARDWARE)] = False,
+    resume: Annotated[str | None, typer.Option(
+        "--resume", metavar="[CHECKPOINT]", help="Resume from the last checkpoint, or from the one named.",
+        show_default="start from scratch", rich_help_panel=RUN)] = None,
+    settings: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="SETTING=VALUE", help="Any other setting. Repeat for more.")] = None,
+    check: Annotated[bool, typer.Option(
+        "--check", help="Check the settings and the dataset and estimate memory; do not train.",
+        rich_help_panel=RUN)] = False,
+    skip_unreadable: Annotated[bool, typer.Option(
+        "--skip-unreadable", help="Leave out images that cannot be read.")] = False,
+    gpus: Annotated[int, typer.Option(
+        "--gpus", min=1, help="How many GPUs to train on, one process each.", rich_help_panel=HARDWARE)] = 1,
+    vram: Annotated[str | None, typer.Option(
+        "--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit",
+        rich_help_panel=HARDWARE)] = None,
+    allow_download: Annotated[bool, typer.Option(
+        "--allow-download", help="Allow a Hub model to be downloaded.")] = False,
+    import_: Annotated[Path | None, typer.Option(
+        "--import", help="Convert another trainer's configuration file, or command line, and print it; - reads "
+        "standard input. Other options override it.", show_default="none", rich_help_panel=IMPORT)] = None,
+    without: Annotated[list[str] | None, typer.Option(
+        "--without", metavar="NAME,...",
+        help="With --import: leave out settings of the file that inweave does not support.",
+        rich_help_panel=IMPORT)] = None,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
     """Train a LoRA on images with captions, or on texts. A resumed run continues where it stopped.
@@ -79,10 +110,10 @@ def train(
     Example: inweave train --model inweave/emoji --dataset inweave/pixel --output out --steps 300
     """
     options: dict[str, Any] = {
-        "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank, "alpha": alpha,
-        "steps": steps, "learning_rate": lr, "batch_size": batch_size, "save_every": save_every, "seed": seed, "resume": resume,
-        "vram": vram, "precision": "fp16" if fp16 else None, "skip_unreadable": skip_unreadable or None,
-        "allow_download": allow_download or None,
+        "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank,
+        "alpha": alpha, "steps": steps, "learning_rate": lr, "batch_size": batch_size, "save_every": save_every,
+        "seed": seed, "resume": resume, "vram": vram, "precision": "fp16" if fp16 else None,
+        "skip_unreadable": skip_unreadable or None, "allow_download": allow_download or None,
     }  # fmt: skip
     overrides = {setting: value for setting, value in options.items() if value is not None}
     if import_ is not None:
@@ -90,7 +121,7 @@ def train(
             fail("--import only prints a configuration; save it to a file, then train with that file", as_json)
         _import(import_, overrides, settings or [], without or [], as_json)
     if without:
-        fail("--without belongs to --import", as_json)
+        fail("--without works only with --import", as_json)
     require("train", as_json)
     from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError, RequestError
     from inweave.training.config.schema import TrainConfig
@@ -139,7 +170,7 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
 
         def on_record(record: Mapping[str, Any]) -> None:
             if progress.live:
-                if record.get("event") != "finished":  # the last line of the command says it
+                if record.get("event") != "finished":  # the last line of the command reports it
                     show_record(progress, record)
             elif record.get("event") in _EVENTS and "text" in record:
                 notes.append(f"{record['event']}: {record['text']}")
@@ -153,8 +184,9 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
         raise typer.Exit(OK)
     if as_json:
         print_json({
-            "ok": True, "path": str(done.path), "step": done.step, "reason": done.reason, "seconds": round(done.seconds, 2),
-            "skipped_steps": done.skipped_steps, "losses": [finite(loss) for loss in done.losses],
+            "ok": True, "path": str(done.path), "step": done.step, "reason": done.reason,
+            "seconds": round(done.seconds, 2), "skipped_steps": done.skipped_steps,
+            "losses": [finite(loss) for loss in done.losses],
             "validation": [[step, finite(loss)] for step, loss in done.validation], "notes": notes,
         })  # fmt: skip
     else:
@@ -166,7 +198,7 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
 
 
 def show_record(progress: Display, record: Mapping[str, Any]) -> None:
-    """A record of the training log on the terminal: numbers beside the bar, events as lines above it."""
+    """Show a record of the training log on the terminal: numbers next to the bar, events as lines above it."""
     if "loss" not in record:
         validation = f"loss {record['validation']:.4f}" if record.get("validation") is not None else ""
         text = " ".join(str(record[name]) for name in ("path", "text") if record.get(name)) or validation
@@ -176,7 +208,7 @@ def show_record(progress: Display, record: Mapping[str, Any]) -> None:
 
 
 def record_figures(record: Mapping[str, Any]) -> str:
-    """The numbers of a step on one line."""
+    """Format the numbers of a step on one line."""
     average = record.get("loss_average")
     figures = (
         f"{record['step']}/{record['total']}",
@@ -214,9 +246,8 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
         ])  # fmt: skip
         print_lines(estimate.get("choices", []))
         if (seconds := estimate.get("seconds")) is not None:
-            typer.echo(
-                f"time, estimated: {_duration(seconds)} for {estimate['steps']} steps, after images and captions are encoded"
-            )
+            steps = f"{estimate['steps']} steps, after images and captions are encoded"
+            typer.echo(f"time, estimated: {_duration(seconds)} for {steps}")
         for problem in problems:
             print_styled(f"this run would be refused: {problem}", "red", err=True)
     raise typer.Exit(UNREADABLE if problems else OK)
@@ -242,8 +273,8 @@ def _import(path: Path, overrides: dict[str, Any], settings: list[str], without:
     if as_json:
         print_json({
             "ok": True, "kind": result.kind, "config": result.config.model_dump(mode="json", exclude_unset=True),
-            "mapping": dict(result.mapping), "defaults": dict(result.defaults), "no_equivalent": list(result.no_equivalent),
-            "notes": list(result.notes),
+            "mapping": dict(result.mapping), "defaults": dict(result.defaults),
+            "no_equivalent": list(result.no_equivalent), "notes": list(result.notes),
         })  # fmt: skip
     else:
         typer.echo(result.config.to_toml())
@@ -253,7 +284,7 @@ def _import(path: Path, overrides: dict[str, Any], settings: list[str], without:
 
 
 def _add_setting(overrides: dict[str, Any], text: str) -> None:
-    """SETTING=VALUE; the value is read as TOML, or else as plain text."""
+    """Add SETTING=VALUE; the value is parsed as TOML, or else taken as plain text."""
     from inweave.errors import ConfigError
     from inweave.training.config.toml import parse_toml
 

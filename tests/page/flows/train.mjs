@@ -1,4 +1,4 @@
-// Train: images dropped, captions changed together, the check's report, a run with its loss, and its LoRA in a prompt.
+// Train: pictures dropped, captions changed together, the check's report, a run with its loss, and its LoRA in a prompt.
 import {mkdirSync, mkdtempSync, rmSync, writeFileSync} from "node:fs"
 import {tmpdir} from "node:os"
 import {join} from "node:path"
@@ -14,7 +14,7 @@ function crc(bytes) {
 	return (value ^ 0xffffffff) >>> 0
 }
 
-/** An image of one color with a stripe, so that no two are the same. */
+/** A picture of one color with a stripe, so that no two are the same. */
 function png(width, height, [red, green, blue]) {
 	const rows = Buffer.alloc((width * 3 + 1) * height)
 	for (let y = 0; y < height; y += 1) {
@@ -51,7 +51,7 @@ const FILES = [
 	["tall.png", 100, 300, [220, 180, 60]]
 ].map(([name, width, height, color]) => ({name, mimeType: "image/png", buffer: png(width, height, color)}))
 
-/** Wait until an image has this caption. */
+/** Wait until a picture has this caption. */
 const captioned = (page, text) =>
 	page.waitForFunction(
 		wanted => [...document.querySelectorAll(".train-caption")].some(each => each.value === wanted),
@@ -76,7 +76,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 	}
 
 	test(
-		"from images to a LoRA in a prompt: captions, crops, check, run, pause, resume, use",
+		"from pictures to a LoRA in a prompt: captions, crops, check, run, pause, resume, use",
 		async page => {
 			await page.goto("/#/train")
 			await page.getByRole("heading", {name: "Examples"}).waitFor()
@@ -85,20 +85,20 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			const broken = {name: "broken.png", mimeType: "image/png", buffer: Buffer.from("junk")}
 			await page.locator("main input[type=file]").setInputFiles([...FILES, caption, broken])
 			await page.getByRole("textbox", {name: "Caption of green -pear"}).waitFor()
-			await page.getByText(/broken.png: \w+ broken.png/).waitFor()
+			await page.getByText(/broken.png: image broken.png/).waitFor()
 			await page.getByRole("button", {name: "Dismiss"}).click()
 			assert.equal(await page.getByRole("textbox", {name: "Caption of wide"}).inputValue(), "a wide thing, blue")
 			// how each is cropped, from the trainer
-			await page.getByRole("heading", {name: "128 × 128 · 2 images"}).waitFor()
-			await page.getByRole("heading", {name: "160 × 96 · 1 image"}).waitFor()
-			await page.getByText("17% cropped").waitFor()
+			await page.getByRole("heading", {name: "128 × 128 · 2 pictures"}).waitFor()
+			await page.getByRole("heading", {name: "160 × 96 · 1 picture"}).waitFor()
+			await page.getByText("17% is cropped away").waitFor()
 
 			// captions, in place and all at once, and back
 			const apple = page.getByRole("textbox", {name: "Caption of red apple"})
 			await apple.fill("an apple, red")
 			await apple.blur()
-			await page.getByText("Edit all captions").click()
-			await page.getByLabel("Prepend to every caption").fill("drawing of")
+			await page.getByText("Change all captions").click()
+			await page.getByLabel("Put before every caption").fill("drawing of")
 			await page.getByRole("button", {name: "Change 4 captions"}).click()
 			await captioned(page, "drawing of an apple, red")
 			await page.getByRole("button", {name: /^blue 1/}).click()
@@ -106,9 +106,9 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await captioned(page, "drawing of a wide thing")
 			await page.getByRole("radio", {name: "Replace"}).check()
 			await page.getByLabel("Text to replace").fill("drawing")
-			await page.getByLabel("Replace with").fill("image")
+			await page.getByLabel("Replace it with").fill("picture")
 			await page.getByRole("button", {name: "Change 4 captions"}).click()
-			await captioned(page, "image of a wide thing")
+			await captioned(page, "picture of a wide thing")
 			await page.getByRole("button", {name: "Undo: Replace"}).click()
 			await captioned(page, "drawing of a wide thing")
 			const id = param(page, "dataset")
@@ -121,7 +121,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			])
 
 			// the check before anything starts
-			await page.getByLabel("LoRA name").fill("stripes")
+			await page.getByLabel("Name of the LoRA").fill("stripes")
 			await page.getByLabel("Trigger word").fill("strp")
 			await page.getByText("More settings").click()
 			await page.getByLabel("Steps", {exact: true}).fill("400")
@@ -129,7 +129,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByLabel("Batch size").fill("1")
 			await page.getByLabel("Checkpoint every").fill("3")
 			await page.getByLabel("Sample every").fill("3")
-			await page.getByLabel("Sample prompts").fill("strp, drawing of an apple --w 64 --h 64 --s 2")
+			await page.getByLabel("Prompts of the samples").fill("strp, drawing of an apple --w 64 --h 64 --s 2")
 			await page.getByRole("button", {name: "Check", exact: true}).click()
 			await page.getByText("Ready to start.").waitFor({timeout: 300_000})
 			await page.getByText(/GB of .* \(cpu\)/).waitFor()
@@ -141,7 +141,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			// the run: loss, samples, a checkpoint that is used at once
 			await page.getByRole("heading", {name: "stripes", level: 1}).waitFor()
 			await page.getByRole("img", {name: /Running average of the loss/}).waitFor({timeout: 300_000})
-			await page.getByRole("button", {name: "Use now"}).waitFor({timeout: 300_000})
+			await page.getByRole("button", {name: "Use it now"}).waitFor({timeout: 300_000})
 			await page
 				.getByRole("img", {name: /after step/})
 				.first()
@@ -164,7 +164,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByRole("button", {name: "Pause"}).click()
 			assert.equal((await ended(second)).state, "cancelled")
 			await page.getByRole("button", {name: "Train longer"}).waitFor()
-			await page.getByRole("button", {name: "Use now"}).click()
+			await page.getByRole("button", {name: "Use it now"}).click()
 			await page.waitForURL(/#\/generate/)
 			const prompt = page.getByRole("textbox", {name: "Prompt", exact: true})
 			await page.waitForFunction(() => /<lora:stripes-\d+:1>/.test(document.querySelector("textarea")?.value ?? ""))
@@ -198,7 +198,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 360)
 		await shot(page, "train-pad-phone")
 		await dialog.getByRole("button", {name: "Done"}).click()
-		await page.getByText("2 images", {exact: true}).waitFor()
+		await page.getByText("2 pictures", {exact: true}).waitFor()
 		const id = param(page, "dataset")
 		const {pictures} = await api(`/v1/datasets/${id}`)
 		assert.deepEqual(pictures.map(each => each.caption).sort(), ["a drawing of a circle", "a drawing of a sun"])
@@ -208,7 +208,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		assert.ok((await api(`/v1/datasets/${id}`)).error)
 	})
 
-	test("a folder is dropped: its images with their captions, whatever their names", async (page, context) => {
+	test("a folder is dropped: its pictures with the captions beside them, whatever their names", async (page, context) => {
 		const folder = mkdtempSync(join(tmpdir(), "page-"))
 		try {
 			for (const [name, width] of [
@@ -221,7 +221,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			}
 			writeFileSync(join(folder, ".hidden"), "")
 			writeFileSync(join(folder, "notes.json"), "{}")
-			writeFileSync(join(folder, "alone.txt"), "a caption without an image")
+			writeFileSync(join(folder, "alone.txt"), "a caption without a picture")
 			await page.goto("/#/train")
 			const {x, y} = await page.locator(".dropzone").boundingBox()
 			const mouse = await context.newCDPSession(page)
@@ -232,11 +232,11 @@ export function flow({test, assert, api, ended, violations, shot}) {
 					y: y + 20,
 					data: {items: [], files: [folder], dragOperationsMask: 1}
 				})
-			await page.getByText("2 images", {exact: true}).waitFor()
+			await page.getByText("2 pictures", {exact: true}).waitFor()
 			await captioned(page, "one of the circles")
 			await captioned(page, "one of the squares")
-			await page.getByText("notes.json: skipped: not an image or a caption").waitFor()
-			await page.getByText("alone.txt: no image of the same name").waitFor()
+			await page.getByText("notes.json: it is neither a picture nor a caption").waitFor()
+			await page.getByText("alone.txt: no picture of that name").waitFor()
 			const {pictures} = await api(`/v1/datasets/${param(page, "dataset")}`)
 			const captions = Object.fromEntries(pictures.map(({width, caption}) => [width, caption]))
 			assert.deepEqual(captions, {128: "one of the circles", 160: "one of the squares"})
@@ -255,9 +255,9 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await dialog.getByText(`${index + 1} of 12 drawings`).waitFor()
 		}
 		await dialog.getByRole("button", {name: "Done"}).click()
-		await page.getByText("4 images", {exact: true}).waitFor()
+		await page.getByText("4 pictures", {exact: true}).waitFor()
 		assert.equal(await page.getByLabel("Preset").inputValue(), "quick")
-		await page.getByLabel("LoRA name").fill("stamps")
+		await page.getByLabel("Name of the LoRA").fill("stamps")
 		await page.getByText("More settings").click()
 		for (const [name, value] of [
 			["Steps", "2"],
@@ -273,7 +273,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		await page.getByRole("button", {name: "Train longer"}).click()
 		const longer = page.getByRole("dialog", {name: "Train longer"})
 		await longer.getByText("2 steps are done").waitFor()
-		await longer.getByLabel("Total steps").fill("4")
+		await longer.getByLabel("Steps in the end").fill("4")
 		assert.deepEqual(await violations(page), [])
 		await shot(page, "train-extend")
 		await longer.getByRole("button", {name: "Train longer"}).click()
@@ -282,7 +282,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		const job = await api(`/v1/jobs/${param(page, "job")}`)
 		assert.deepEqual([job.run, job.settings.steps], [first, 4])
 		await page.getByRole("img", {name: /Running average of the loss: .* at step 1, .* at step 4,/}).waitFor()
-		await page.getByRole("button", {name: "Use now"}).click()
+		await page.getByRole("button", {name: "Use it now"}).click()
 		await page.waitForFunction(() =>
 			/^a drawing of a \w+ <lora:stamps-2:1>$/.test(document.querySelector("textarea")?.value ?? "")
 		)

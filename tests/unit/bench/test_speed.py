@@ -27,7 +27,7 @@ from inweave.bench.swap import measure_swap  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
 from inweave.bench.train_command import run_command, write_images  # noqa: E402
 from inweave.cli.app import app  # noqa: E402
-from inweave.cli.bench_output import print_table  # noqa: E402
+from inweave.cli.bench_report import print_table  # noqa: E402
 from inweave.errors import ConfigError, FormatError, InweaveError  # noqa: E402
 from inweave.training.data.reader import read_dataset  # noqa: E402
 

@@ -108,7 +108,7 @@ def test_a_slip_gets_a_suggestion(arguments: list[str], suggestion: str, folder:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_strength_that_is_no_number_is_called_that(arguments: list[str], folder: Path) -> None:
+def test_a_strength_that_is_not_a_number_is_reported(arguments: list[str], folder: Path) -> None:
     code, output = run(*arguments)
     assert code == 2 and "'abc'" in output and "strength" in output, output
     assert not [*folder.iterdir()]
@@ -161,11 +161,11 @@ def test_a_model_folder_is_replaced_with_force_alone_and_another_folder_never(fo
     (folder / "photos").mkdir()
     (folder / "photos" / "a.txt").write_text("mine")
     code, output = run(*bake, "photos", "--force")
-    assert code == 2 and "holds no model" in output and (folder / "photos" / "a.txt").exists()
+    assert code == 2 and "not a model folder" in output and (folder / "photos" / "a.txt").exists()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_any_file_has_hashes_and_a_picture_is_called_one(folder: Path) -> None:
+def test_any_file_has_hashes_and_an_image_is_recognized(folder: Path) -> None:
     (folder / "any.bin").write_bytes(b"x" * 100)
     Image.new("RGB", (8, 8)).save(folder / "a.png")
     shutil.copy(folder / "a.png", folder / "b.safetensors")
@@ -174,10 +174,11 @@ def test_any_file_has_hashes_and_a_picture_is_called_one(folder: Path) -> None:
     for arguments in (
         ["generate", "x", "--model", "a.png"], ["generate", "x", "--model", "b.safetensors"], ["inspect", "a.png"],
         ["bake", "--base", "a.png", "--lora", "pixel", "-o", "x.safetensors"], ["check", "pixel", "--base", "a.png"],
-        ["extract", "a.png", "b.safetensors", "-o", "x.safetensors"], ["resize", "a.png", "--rank", "2", "-o", "x.safetensors"],
+        ["extract", "a.png", "b.safetensors", "-o", "x.safetensors"],
+        ["resize", "a.png", "--rank", "2", "-o", "x.safetensors"],
     ):  # fmt: skip
         code, output = run(*arguments)
-        assert code == 2 and "a picture (PNG)" in output, (arguments, output)
+        assert code == 2 and "(PNG), not a model or an adapter" in output, (arguments, output)
 
 
 def test_inspect_looks_into_folders_of_folders(folder: Path) -> None:
@@ -189,7 +190,7 @@ def test_inspect_looks_into_folders_of_folders(folder: Path) -> None:
     assert json.loads(run("inspect", "c", "--json")[1])["path"].endswith("c.safetensors")  # a name in ./loras
 
 
-def test_what_is_wrong_is_said_before_a_model_is_loaded(folder: Path) -> None:
+def test_problems_are_reported_before_a_model_is_loaded(folder: Path) -> None:
     for arguments in (
         ["--grid", "strengt=1"], ["--grid", "seed=1", "--compare"], ["--init", "gone.png"],
         ["--sampler", "lcm", "--schedule", "karras"], ["--sampler", "Euler a Karras"],
@@ -200,14 +201,16 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(folder: Path) -> None:
 
 def test_inspect_shows_dates_repeats_tags_steps_and_clip_skip_as_people_read_them(folder: Path) -> None:
     metadata = {
-        "ss_training_started_at": "1700000000.5", "ss_training_finished_at": "soon", "modelspec.date": "2024-05-01T10:00:00",
-        "ss_dataset_dirs": json.dumps({"10_dog": {"n_repeats": 10, "img_count": 15}}), "ss_steps": "1500", "ss_clip_skip": "None",
+        "ss_training_started_at": "1700000000.5", "ss_training_finished_at": "soon",
+        "modelspec.date": "2024-05-01T10:00:00", "ss_steps": "1500", "ss_clip_skip": "None",
+        "ss_dataset_dirs": json.dumps({"10_dog": {"n_repeats": 10, "img_count": 15}}),
         "ss_tag_frequency": json.dumps({"10_dog": {"dog": 15, "grass": 4}}),
     }  # fmt: skip
     save_file(load_file(PIXEL), folder / "a.safetensors", metadata)
     page = run("inspect", "a.safetensors")[1]
     for text in (
-        "2023-11-14 22:13:20 UTC", "soon", "2024-05-01T10:00:00", "10_dog: 15 images x 10 repeats", "dog (15), grass (4)", "1500",
+        "2023-11-14 22:13:20 UTC", "soon", "2024-05-01T10:00:00", "10_dog: 15 images x 10 repeats",
+        "dog (15), grass (4)", "1500",
     ):  # fmt: skip
         assert text in page, text
     settings = json.loads(run("inspect", "a.safetensors", "--json")[1])["training"]

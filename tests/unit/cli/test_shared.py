@@ -1,4 +1,4 @@
-"""What every command shares: optional values, missing packages, the progress display, exit codes."""
+"""Code that commands share: optional values, missing packages, the progress display, exit codes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from inweave.cli import extras
+from inweave.cli.console import PROBLEMS, print_lines, reporting_errors
 from inweave.cli.options import with_default_value
-from inweave.cli.output import PROBLEMS, print_lines, reporting_errors
 from inweave.cli.progress import display
 from inweave.cli.train import record_figures, show_record
 from inweave.errors import ConfigError, TargetError
@@ -63,18 +63,8 @@ def test_a_progress_bar_only_on_a_terminal(
     with display(quiet) as progress:
         assert progress.live is bar
         progress.byte_counter("merging")(1, 2)
-        show_record(
-            progress,
-            {
-                "step": 1,
-                "total": 3,
-                "loss": 0.25,
-                "lr": 1e-4,
-                "steps_per_second": 2.0,
-                "memory": 2**30,
-                "skipped_steps": 1,
-            },
-        )
+        figures = {"loss": 0.25, "lr": 1e-4, "steps_per_second": 2.0, "memory": 2**30, "skipped_steps": 1}
+        show_record(progress, {"step": 1, "total": 3, **figures})
         progress.line("a line \x1b[31m")
     text = stream.getvalue()
     assert ("merging" in text) == bar and ("loss 0.2500" in text) == bar

@@ -1,6 +1,6 @@
-"""A file of the library as an answer: opened first, without leaving its folder, and sent from what was opened.
+"""Files of the library in answers: opened first, without leaving their folder, and sent from the descriptor.
 
-An answer that opens a path by itself would follow whatever lies there by then.
+A response that opens a path by itself would follow a link that was put there in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inweave.files.confinement import descriptor_path, open_beneath
 
 
 class OpenedFile(FileResponse):
-    """The answer with the bytes of a descriptor, which it closes."""
+    """A response with the bytes of a descriptor, which it closes."""
 
     def __init__(self, descriptor: int, **options: Any) -> None:
         super().__init__(descriptor_path(descriptor), **options)
@@ -32,7 +32,7 @@ class OpenedFile(FileResponse):
 
 
 def library_file(root: str, path: str, label: str, **options: Any) -> OpenedFile:
-    """What lies at ``path`` in a folder of the library; `MissingError` unless that is a regular file inside of it."""
+    """Return a file of a library folder; raise MissingError unless it is a regular file inside of it."""
     try:
         descriptor = open_beneath(Path(root), path, os.O_RDONLY | os.O_NONBLOCK)
     except (OSError, ValueError):

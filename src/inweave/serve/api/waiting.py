@@ -1,4 +1,4 @@
-"""For APIs that answer when a job is done: wait for it, cancel it where the caller hangs up."""
+"""For APIs that answer when a job is done: wait for it, cancel it if the caller hangs up."""
 
 from __future__ import annotations
 
@@ -13,32 +13,20 @@ from inweave.serve.service import Service
 
 
 async def wait_or_cancel(request: Request, service: Service, job: Job, *, keep: bool = False) -> Job:
-    """The job once it has ended; raises the reason where it failed or was cancelled."""
-    ended = await wait(request, service, job, keep=keep)
-    if ended.state == "failed" and ended.error is not None:
-        raise error_of(ended.error)
-    if ended.state == "cancelled":
-        raise CancelledError("the job was cancelled")
-    return ended
+    """Return the job once it is done or cancelled; raise its error if it failed.
 
-
-async def wait(request: Request, service: Service, job: Job, *, keep: bool = False) -> Job:
-    """The job once it has ended, however it did; a caller that hangs up cancels it, unless it can ask again (``keep``)."""
+    A caller that hangs up cancels it, unless it can ask again (``keep``).
+    """
     try:
-        while True:
-            current = await service.wait(job.id, 1.0)
-            if current.final:
-                return current
+        while not (current := await service.jobs.wait(job.id, 1.0)).final:
             if await request.is_disconnected():
                 if not keep:
-                    await service.abandon(job.id)
+                    await service.jobs.abandon(job.id)
                 raise CancelledError("the caller hung up")
     except asyncio.CancelledError:
         if not keep:
-            await asyncio.shield(service.abandon(job.id))
+            await asyncio.shield(service.jobs.abandon(job.id))
         raise
-
-
-async def finished_images(service: Service, job: Job) -> list[bytes]:
-    """The pictures of a job that is done, as PNG."""
-    return [await asyncio.to_thread(path.read_bytes) for path in service.result_files(job)]
+    if current.state == "failed" and current.error is not None:
+        raise error_of(current.error)
+    return current

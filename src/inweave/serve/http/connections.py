@@ -2,7 +2,7 @@
 
 head      a request's line and headers within ``HEAD_SECONDS`` of the connection, or of their first byte on one in use
 answer    a reader that takes nothing for ``STALL_SECONDS`` while more waits for it is cut off
-body      see `security`: a pause and an average speed bound it
+body      see `limits`
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TimedProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._start_stall()  # what was sent may never be read
+        self._start_stall()  # the answer may never be read
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -67,7 +67,7 @@ class TimedProtocol(H11Protocol):
 
 
 def allow_many_connections() -> None:
-    """As many open files as this process may have: 1,024, the usual start, are taken by as many idle connections."""
+    """Raise the limit of open files: 1,024, the usual one, are taken by as many idle connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

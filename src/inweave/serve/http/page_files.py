@@ -1,10 +1,10 @@
 """The web page: static files of the package, served from memory.
 
-    GET /                       index.html, with the digest of all files in its addresses; asked for again on every visit
+    GET /                       index.html, with the digest of all files in its addresses; requested again on every visit
     GET /page/DIGEST/PATH       one file, cached for good: other contents have another address
 
 Modules import each other by relative paths, so that a page never mixes the files of two versions. The files hold nothing
-secret and need no token; what they show comes from the API.
+secret and need no token; their data comes from the API.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inweave.errors import MissingError
 
 router = APIRouter(include_in_schema=False)
 PREFIX = "/page/"
-#: what index.html has where the digest belongs
+#: the part of addresses in index.html that the digest replaces
 _PLACEHOLDER = b"/page/-/"
 _TYPES = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
@@ -51,7 +51,7 @@ class PageFiles:
 
 
 class Page:
-    """The files as they are on disk: whoever works on them reloads the page and sees the change."""
+    """The files on disk, read again when they change, so that a developer only has to reload the page."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or Path(str(resources.files("inweave.serve").joinpath("page")))
@@ -64,7 +64,7 @@ class Page:
         return self._files
 
     def served(self) -> PageFiles:
-        """The files of the last visit, without another look at the disk."""
+        """Return the files of the last visit, without another look at the disk."""
         return self._files
 
 

@@ -13,8 +13,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
@@ -77,7 +76,7 @@ class ImageRequest(CheckedModel):
         except ConfigError as error:
             problems += error.problems
         try:
-            request = cls(**own, settings=parsed or GenerateConfig(prompt="-"))
+            request = cls(**own, settings=parsed or GenerateConfig.model_construct(prompt="-"))
         except ConfigError as error:
             raise ConfigError([*error.problems, *problems]) from None
         problems = problems or request._contradictions()
@@ -96,15 +95,6 @@ class ImageRequest(CheckedModel):
             if not needed and value is not None:
                 problems.append(Problem(name, f"{self.operation} does not use it"))
         return problems
-
-
-@contextmanager
-def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename the fields of problems to the names that the caller's API has for them."""
-    try:
-        yield
-    except ConfigError as error:
-        raise error.renamed(names) from None
 
 
 def decode_base64(text: str, label: str, limit: int) -> bytes:

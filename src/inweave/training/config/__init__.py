@@ -1,1 +1,1 @@
-"""Settings of a run: the schema, what contradicts what, presets, and the files of other trainers."""
+"""Settings of a run: the schema, validation, presets, TOML, and kohya's names for them."""

@@ -13,23 +13,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from inweave.checked import for_message
+from inweave.training.config import row
 from inweave.training.config.network_args import read_network
 from inweave.training.config.optimizer_names import optimizer, optimizer_args
-from inweave.training.config.translate import (
-    Row,
-    Translation,
-    choice,
-    custom,
-    different,
-    ignored,
-    only,
-    refused,
-    renamed,
-    rows,
-    switch,
-    to,
-    translate,
-)
+from inweave.training.config.translate import Row, Translation, translate
 from inweave.training.config.values import (
     normalize_name,
     parse_bool,
@@ -53,24 +40,17 @@ _TIMESTEPS: Final = {
 }  # fmt: skip
 LOSSES: Final = {"l2": "mse", "mse": "mse", "l1": "l1", "huber": "huber", "smoothl1": "smooth_l1"}
 
-SPEED: Final = "only affects speed or memory, which are handled automatically"
-MEMORY: Final = "set vram, a memory limit, instead; the base model keeps its precision"
-OWN_FILE: Final = "is read from the model's own files"
-UPLOAD: Final = "nothing is uploaded"
-METADATA: Final = "is not written into the adapter"
-ALWAYS: Final = "is always the case here"
-NO_EFFECT: Final = "does not affect training"
 
-precision: Final = choice("precision", PRECISIONS)
-save_dtype: Final = choice("save_dtype", PRECISIONS)
-lr_scheduler: Final = choice("lr_scheduler", SCHEDULES)
-min_snr: Final = to("min_snr_gamma", lambda value: parse_scalar(value) or None)
+precision: Final = row.choice("precision", PRECISIONS)
+save_dtype: Final = row.choice("save_dtype", PRECISIONS)
+lr_scheduler: Final = row.choice("lr_scheduler", SCHEDULES)
+min_snr: Final = row.to("min_snr_gamma", lambda value: parse_scalar(value) or None)
 
 
 def polynomial_power(scheduler: str = "lr_scheduler") -> Row:
     """Return the row of the exponent of the polynomial scheduler."""
     why = "only used by the polynomial scheduler"
-    return to("polynomial_power", when=lambda out: out.word(scheduler) == "polynomial", otherwise=why)
+    return row.to("polynomial_power", when=lambda out: out.word(scheduler) == "polynomial", otherwise=why)
 
 
 def cosine_cycles(scheduler: str = "lr_scheduler") -> Row:
@@ -82,7 +62,7 @@ def cosine_cycles(scheduler: str = "lr_scheduler") -> Row:
         else:
             out.note(name, "only used by cosine_with_restarts")
 
-    return custom(read)
+    return row.custom(read)
 
 
 def log_with(out: Translation, name: str, value: Any) -> None:
@@ -167,7 +147,7 @@ def _text_only(out: Translation, name: str, value: Any) -> None:
 
 
 def _part(part: str) -> Row:
-    return custom(lambda out, name, value: out.add_part(name, part, value))
+    return row.custom(lambda out, name, value: out.add_part(name, part, value))
 
 
 def _t5(out: Translation, name: str, value: Any) -> None:
@@ -182,17 +162,17 @@ def known(expected: Iterable[Any], why: str) -> Row:
 
     def read(out: Translation, name: str, value: Any) -> None:
         if normalize_name(value) in usual:
-            out.note(name, ALWAYS)
+            out.note(name, row.ALWAYS)
         else:
             out.refuse(name, f"{for_message(value)}: {why}")
 
-    return custom(read)
+    return row.custom(read)
 
 
 def _prediction(out: Translation, name: str, value: Any) -> None:
-    """Refuse what flux_train_network.py makes of a prediction v before it compares it with noise - image."""
+    """Refuse the forms of a prediction v that flux_train_network.py compares with noise - image, but for v itself."""
     if normalize_name(value) == "raw":
-        out.note(name, ALWAYS)
+        out.note(name, row.ALWAYS)
         return
     forms = {"sigmascaled": "noisy - sigma * v", "additive": "noisy + v"}
     compared = forms.get(normalize_name(value), "something else")
@@ -205,11 +185,11 @@ def _timesteps(out: Translation, name: str, value: Any) -> None:
         normal = out.word("weighting_scheme") == "logitnormal"
         out.put(name, "timestep_sampling", "logit_normal" if normal else "uniform")
     else:
-        choice("timestep_sampling", _TIMESTEPS).read(out, name, value)
+        row.choice("timestep_sampling", _TIMESTEPS).read(out, name, value)
 
 
 def _checkpointing(value: Any) -> Any:
-    """Return a mode for a switch in kohya's files, or a mode of ours."""
+    """Return a mode for a switch in kohya's files, or one of our modes."""
     known = {**dict.fromkeys(("true", "1", "yes", "on"), "full"), **dict.fromkeys(("false", "0", "no", "none"), "off")}
     modes = {mode: mode for mode in ("off", "selective", "full")}
     return (known | modes).get(normalize_name(value), value)
@@ -228,14 +208,14 @@ def _ignore(out: Translation, name: str, value: Any) -> None:
     """Do nothing: `read_network` reads it."""
 
 
-_SHIFT = to(
+_SHIFT = row.to(
     "timestep_shift", parse_number,
     when=lambda out: normalize_name(out.get("timestep_sampling", "shift")) in ("shift", "auto"),
     otherwise="only used with timestep_sampling = shift",
 )  # fmt: skip
 
 ALIASES: Final[dict[str, Row]] = {
-    **renamed({
+    **row.renamed({
         "lr": "learning_rate", "network_dim": "rank", "network_dropout": "hidden_dropout",
         "network_weights": "start_from", "max_train_epochs": "epochs", "train_batch_size": "batch_size",
         "gradient_accumulation_steps": "gradient_accumulation", "lr_warmup_steps": "warmup",
@@ -248,87 +228,90 @@ ALIASES: Final[dict[str, Row]] = {
         "dataset_config": "dataset", "pretrained_model_name_or_path": "model", "guidance_scale": "guidance",
         "cache_text_encoder_outputs": "cache_text",
     }),
-    "learning_rate": custom(_learning_rate), "unet_lr": custom(_unet_lr),
-    "text_encoder_lr": custom(_text_encoder_lr, "train_text_encoders"),
-    "max_train_steps": to("steps", when=lambda out: not out.get("max_train_epochs"),
+    "learning_rate": row.custom(_learning_rate), "unet_lr": row.custom(_unet_lr),
+    "text_encoder_lr": row.custom(_text_encoder_lr, "train_text_encoders"),
+    "max_train_steps": row.to("steps", when=lambda out: not out.get("max_train_epochs"),
                           otherwise="max_train_epochs is used instead"),
-    "network_alpha": to("alpha", lambda value: parse_number(value) or None), "min_snr_gamma": min_snr,
-    "optimizer_type": custom(optimizer, "optimizer"), "optimizer_args": custom(optimizer_args),
-    "use_8bit_adam": only("optimizer", "adamw8bit"), "lr_scheduler": lr_scheduler,
+    "network_alpha": row.to("alpha", lambda value: parse_number(value) or None), "min_snr_gamma": min_snr,
+    "optimizer_type": row.custom(optimizer, "optimizer"), "optimizer_args": row.custom(optimizer_args),
+    "use_8bit_adam": row.only("optimizer", "adamw8bit"), "lr_scheduler": lr_scheduler,
     "lr_scheduler_num_cycles": cosine_cycles(), "lr_scheduler_power": polynomial_power(),
-    "mixed_precision": precision, "fp16": only("precision", "fp16"), "save_precision": save_dtype,
-    "gradient_checkpointing": to("gradient_checkpointing", _checkpointing),
-    "random_crop": switch("crop", "random", "center"), "bucket_no_upscale": switch("upscale", False, True),
-    "cache_latents_to_disk": only("cache_latents"), "cache_text_encoder_outputs_to_disk": only("cache_text"),
-    "v_parameterization": only("objective", "v_prediction"), "save_last_n_steps": custom(_last_steps),
-    "resolution": custom(_resolution), "network_train_unet_only": only("train_text_encoders", False),
-    "network_train_text_encoder_only": custom(_text_only), "vae": _part("vae"), "ae": _part("vae"),
-    "clip_l": _part("text_encoder"), "clip_g": _part("text_encoder_2"), "t5xxl": custom(_t5),
-    "timestep_sampling": custom(_timesteps, "timestep_sampling"), "discrete_flow_shift": _SHIFT,
-    "log_with": custom(log_with), "network_module": custom(_ignore), "network_args": custom(_ignore),
-    "save_model_as": custom(lambda out, name, value: out.note(name, "adapters are written as safetensors")),
-    "model_prediction_type": custom(_prediction),
+    "mixed_precision": precision, "fp16": row.only("precision", "fp16"), "save_precision": save_dtype,
+    "gradient_checkpointing": row.to("gradient_checkpointing", _checkpointing),
+    "random_crop": row.switch("crop", "random", "center"), "bucket_no_upscale": row.switch("upscale", False, True),
+    "cache_latents_to_disk": row.only("cache_latents"), "cache_text_encoder_outputs_to_disk": row.only("cache_text"),
+    "v_parameterization": row.only("objective", "v_prediction"), "save_last_n_steps": row.custom(_last_steps),
+    "resolution": row.custom(_resolution), "network_train_unet_only": row.only("train_text_encoders", False),
+    "network_train_text_encoder_only": row.custom(_text_only), "vae": _part("vae"), "ae": _part("vae"),
+    "clip_l": _part("text_encoder"), "clip_g": _part("text_encoder_2"), "t5xxl": row.custom(_t5),
+    "timestep_sampling": row.custom(_timesteps, "timestep_sampling"), "discrete_flow_shift": _SHIFT,
+    "log_with": row.custom(log_with), "network_module": row.custom(_ignore), "network_args": row.custom(_ignore),
+    "save_model_as": row.custom(lambda out, name, value: out.note(name, "adapters are written as safetensors")),
+    "model_prediction_type": row.custom(_prediction),
     "weighting_scheme": known(["none", "uniform", "logit_normal"], "timesteps are not weighted"),
-    "loss_type": custom(_loss, "loss"), "huber_c": to("huber_c"), "huber_schedule": to("huber_schedule"),
-    "max_token_length": to("max_token_length", parse_int),  # of 75, 150 and 225; captions are padded per batch here
-    "resume": to("resume", lambda value: "never" if value is False else value), "clip_skip": to("clip_skip"),
-    "save_every_n_epochs": to("save_every_epochs", parse_int, off=True),
-    "sample_every_n_epochs": to("sample_every_epochs", parse_int, off=True),
-    "validate_every_n_epochs": to("validate_every_epochs", parse_int, off=True),
-    "validate_every_n_steps": to("validate_every", parse_int, off=True),
-    "min_timestep": to("min_timestep"), "max_timestep": to("max_timestep"),
-    "multires_noise_iterations": to("multires_noise_iterations"),
-    "multires_noise_discount": to("multires_noise_discount"),
-    "debiased_estimation_loss": to("debiased_estimation", parse_bool, off=True),
-    "scale_weight_norms": to("scale_weight_norms"), "training_shift": _SHIFT, "sigmoid_scale": to("logit_std"),
-    "logit_mean": to("logit_mean"), "logit_std": to("logit_std"), "text_encoder": _part("text_encoder"),
-    **rows(ignored(SPEED), """
+    "loss_type": row.custom(_loss, "loss"), "huber_c": row.to("huber_c"), "huber_schedule": row.to("huber_schedule"),
+    "max_token_length": row.to("max_token_length", parse_int),  # of 75, 150 and 225; captions are padded per batch here
+    "resume": row.to("resume", lambda value: "never" if value is False else value), "clip_skip": row.to("clip_skip"),
+    "save_every_n_epochs": row.to("save_every_epochs", parse_int, off=True),
+    "sample_every_n_epochs": row.to("sample_every_epochs", parse_int, off=True),
+    "validate_every_n_epochs": row.to("validate_every_epochs", parse_int, off=True),
+    "validate_every_n_steps": row.to("validate_every", parse_int, off=True),
+    "min_timestep": row.to("min_timestep"), "max_timestep": row.to("max_timestep"),
+    "multires_noise_iterations": row.to("multires_noise_iterations"),
+    "multires_noise_discount": row.to("multires_noise_discount"),
+    "debiased_estimation_loss": row.to("debiased_estimation", parse_bool, off=True),
+    "scale_weight_norms": row.to("scale_weight_norms"), "training_shift": _SHIFT, "sigmoid_scale": row.to("logit_std"),
+    "logit_mean": row.to("logit_mean"), "logit_std": row.to("logit_std"), "text_encoder": _part("text_encoder"),
+    **row.each(row.ignored(row.SPEED), """
         xformers sdpa mem_eff_attn split_attn diffusers_xformers max_data_loader_n_workers
         persistent_data_loader_workers lowram highvram vae_batch_size text_encoder_batch_size torch_compile dynamo_*
         ddp_* disable_mmap_load_safetensors skip_cache_check mem_eff_save num_cpu_threads_per_process deepspeed
         zero_stage offload_* zero3_* compile* cuda_* sage_attn flash_attn flash3 async_upload no_half_vae
         cpu_offload_checkpointing"""),
-    **rows(ignored(OWN_FILE), "v2 sdxl model_train_type model_version sd_models model_list"),
-    **rows(ignored("checkpoints always hold everything needed to resume"), """
+    **row.each(row.ignored(row.OWN_FILE), "v2 sdxl model_train_type model_version sd_models model_list"),
+    **row.each(row.ignored("checkpoints always hold everything needed to resume"), """
         save_state save_state_on_train_end save_state_to_huggingface save_last_n_steps_state
         save_last_n_epochs_state"""),
-    **rows(ignored(NO_EFFECT), """
+    **row.each(row.ignored(row.NO_EFFECT), """
         config_file output_config debug_dataset console_log_* tokenizer_cache_dir script enable_preview dataset_repeats
         token_warmup_min ip_noise_gamma_random_strength base_weights_multiplier noise_offset_type lr_scheduler_params
         sample_at_first sample_sampler wandb_api_key log_prefix log_tracker_* log_config logging_dir gpu_ids
         tensorboard* comment max_validation_steps validation_seed clip_g_dropout_rate *_attn_mask_type"""),
-    **rows(ignored(METADATA), "training_comment metadata_* no_metadata"),
-    **rows(ignored(UPLOAD), "huggingface_* resume_from_huggingface"),
-    **rows(refused("noise is sampled without it"), "adaptive_noise_scale ip_noise_gamma noise_offset_random_strength"),
-    **rows(refused("the loss is not scaled"), "scale_v_pred_loss_like_noise_pred v_pred_like_loss pyramid_loss*"),
-    **rows(refused("images are flipped and cropped alone"), "color_aug face_crop_aug_range"),
-    **rows(refused("captions are the same in every epoch"), "token_warmup_step caption_dropout_every_n_epochs"),
-    **rows(refused("a dataset is a folder or a dataset .toml"), "in_json dataset_class conditioning_data_dir"),
-    **rows(refused("set start_from, or merge the adapter into the model first"), "base_weights dim_from_weights"),
-    **rows(refused("schedulers end at zero with the last step"), "lr_decay_steps lr_scheduler_min_lr_ratio"),
-    "lr_scheduler_timescale": refused("schedulers end at zero with the last step", 1),
-    "lr_scheduler_args": refused("schedulers have no further options"),
-    "lr_scheduler_type": refused("schedulers are constant, cosine, linear and polynomial"),
-    "zero_terminal_snr": refused("the model's own schedule is used"),
-    "huber_scale": refused("huber_c says where the loss becomes linear", 1),
-    "weighted_captions": refused("captions have no weights"),
-    "secondary_separator": refused("captions have one separator"),
-    "use_lion_optimizer": refused("set optimizer"), "optimizer_args_custom": refused("set optimizer_args"),
-    **rows(different("set keep_last and keep_every"), "save_last_n_epochs save_n_epoch_ratio"),
-    **rows(different("set it in the dataset .toml"), """
+    **row.each(row.ignored(row.METADATA), "training_comment metadata_* no_metadata"),
+    **row.each(row.ignored(row.UPLOAD), "huggingface_* resume_from_huggingface"),
+    **row.each(row.refused("noise is sampled without it"), """
+        adaptive_noise_scale ip_noise_gamma noise_offset_random_strength"""),
+    **row.each(row.refused("the loss is not scaled"), """
+        scale_v_pred_loss_like_noise_pred v_pred_like_loss pyramid_loss*"""),
+    **row.each(row.refused("images are flipped and cropped alone"), "color_aug face_crop_aug_range"),
+    **row.each(row.refused("captions are the same in every epoch"), "token_warmup_step caption_dropout_every_n_epochs"),
+    **row.each(row.refused("a dataset is a folder or a dataset .toml"), "in_json dataset_class conditioning_data_dir"),
+    **row.each(row.refused("set start_from, or merge the adapter into the model first"), """
+        base_weights dim_from_weights"""),
+    **row.each(row.refused("schedulers end at zero with the last step"), "lr_decay_steps lr_scheduler_min_lr_ratio"),
+    "lr_scheduler_timescale": row.refused("schedulers end at zero with the last step", 1),
+    "lr_scheduler_args": row.refused("schedulers have no further options"),
+    "lr_scheduler_type": row.refused("schedulers are constant, cosine, linear and polynomial"),
+    "zero_terminal_snr": row.refused("the model's own schedule is used"),
+    "huber_scale": row.refused("huber_c says where the loss becomes linear", 1),
+    "weighted_captions": row.refused("captions have no weights"),
+    "secondary_separator": row.refused("captions have one separator"),
+    "use_lion_optimizer": row.refused("set optimizer"), "optimizer_args_custom": row.refused("set optimizer_args"),
+    **row.each(row.different("set keep_last and keep_every"), "save_last_n_epochs save_n_epoch_ratio"),
+    **row.each(row.different("set it in the dataset .toml"), """
         reg_data_dir keep_tokens_separator enable_wildcard caption_prefix caption_suffix alpha_mask"""),
-    **rows(different(MEMORY), """
+    **row.each(row.different(row.MEMORY), """
         fp8_base fp8_base_unet fp8_scaled fp8_vl fp8_llm fp8_t5 blocks_to_swap lowvram fused_backward_pass
         double_blocks_to_swap single_blocks_to_swap split_mode"""),
-    **rows(different("trained weights stay in fp32"), "full_bf16 full_fp16"),
-    **rows(different("use start_from or resume"), "initial_epoch initial_step skip_until_initial_step"),
-    **rows(different("prompts are encoded as in generation"), """
+    **row.each(row.different("trained weights stay in fp32"), "full_bf16 full_fp16"),
+    **row.each(row.different("use start_from or resume"), "initial_epoch initial_step skip_until_initial_step"),
+    **row.each(row.different("prompts are encoded as in generation"), """
         apply_t5_attn_mask apply_lg_attn_mask disable_*_attn_mask"""),
-    "t5xxl_max_token_length": different("prompts are encoded as in generation", 512, "512"),
-    "stop_text_encoder_training": different("text encoders are trained to the end"),
-    "mode_scale": different("only used by another scheme", 1.29),
-    **rows(different("use --gpus", 1, "1"), "num_processes"), "multi_gpu": different("use --gpus"),
-    "num_machines": different("runs use one machine", 1, "1"),
+    "t5xxl_max_token_length": row.different("prompts are encoded as in generation", 512, "512"),
+    "stop_text_encoder_training": row.different("text encoders are trained to the end"),
+    "mode_scale": row.different("only used by another scheme", 1.29),
+    **row.each(row.different("use --gpus", 1, "1"), "num_processes"), "multi_gpu": row.different("use --gpus"),
+    "num_machines": row.different("runs use one machine", 1, "1"),
 }  # fmt: skip
 
 

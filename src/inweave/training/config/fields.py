@@ -1,7 +1,7 @@
 """Every setting of a training run, by group: its type, its default and its description.
 
-One flat table. What a setting carries besides is explained in `types`, what contradicts what is in `validation`, what a
-family prefers in `presets`, and how a table is read and written in `schema`.
+One flat table. The other facts of a setting are explained in `types`; contradictions are in `validation`, presets of
+families in `presets`, reading and writing in `schema`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TrainSettings(CheckedModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
     model: str = _model("inweave/emoji", "base model: a file, a folder, a known name or a Hub id", resume="content")
-    variant: str | None = _model(None, "model variant, where the file does not tell", task="image")
+    variant: str | None = _model(None, "model variant, if the file does not say", task="image")
     parts: dict[str, str] = _model(
         {}, 'components to load from elsewhere, such as {vae = "vae.safetensors"}', task="image", resume="content"
     )
@@ -122,8 +122,8 @@ class TrainSettings(CheckedModel):
         "torch.optim.RMSprop", "torch.optim.Rprop", "torch.optim.SGD",
     ] = _optimization(
         "adamw",
-        "adamw, adamw8bit (8-bit state), schedulefree, adafactor, lion, came; prodigy and dadapt_adam (adapt their learning "
-        "rate); or a class of torch.optim, such as RAdam",
+        "adamw, adamw8bit (8-bit state), schedulefree, adafactor, lion, came; prodigy and dadapt_adam (adapt their "
+        "learning rate); or a class of torch.optim, such as RAdam",
     )  # fmt: skip
     optimizer_args: dict[str, Any] = _optimization({}, "further options of the optimizer")
     weight_decay: NonNegativeFloat = _optimization(
@@ -223,13 +223,14 @@ class TrainSettings(CheckedModel):
     )
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
-        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if possible, and it saves the run more "
-        "time than it takes)",
+        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if possible, and it saves the run "
+        "more time than it takes)",
     )
     deterministic: bool = _memory(
         False,
-        "give the same bits in every run on the same GPU, and after resuming; slower, least so with inweave[deterministic]: the fastest "
-        "attention kernels add gradients in any order, and attention with a mask takes more memory",
+        "give the same bits in every run on the same GPU, and after resuming; slower, least so with "
+        "inweave[deterministic]: the fastest attention kernels add gradients in any order, and attention with a mask "
+        "takes more memory",
     )
     quantize: Literal["off", "fp8"] = _memory(
         "off",
@@ -244,7 +245,7 @@ class TrainSettings(CheckedModel):
         True, "encode captions once and cache the embeddings; off while text encoders are trained"
     )
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
-    vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for what is free')
+    vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
     save_every_epochs: NonNegativeInt = _checkpoints(0, "epochs between checkpoints; 0: none")
@@ -252,7 +253,7 @@ class TrainSettings(CheckedModel):
         3, "number of checkpoints and of their adapters to keep, 0: all; where it is not set, all adapters are kept"
     )
     keep_every: NonNegativeInt = _checkpoints(
-        0, "milestones that keep_last does not remove: the first checkpoint of every so many steps; 0: none"
+        0, "milestones that keep_last does not remove: the first checkpoint of every N steps; 0: none"
     )
     save_dtype: Literal["fp16", "bf16", "fp32"] = _checkpoints("fp16", "data type of the adapter file")
     dialect: Literal["kohya", "onetrainer", "diffusers", "peft"] = _checkpoints(
@@ -349,12 +350,12 @@ class TrainSettings(CheckedModel):
 
     @property
     def objective_kind(self) -> Literal["noise", "flow"] | None:
-        """What the objective predicts; None where the model's own is used."""
+        """Prediction of the objective; None if the model's own is used."""
         return {"auto": None, "flow": "flow"}.get(self.objective, "noise")
 
 
 def _optimizer_name(value: str) -> str:
-    """Our name of an optimizer, in whatever case and punctuation it was written, or as a class of torch.optim."""
+    """Return our name of an optimizer, written in any case and punctuation, or as a class of torch.optim."""
     plain = "".join(letter for letter in value.lower().removeprefix("torch.optim.") if letter.isalnum())
     if plain in ("lbfgs", "sparseadam"):
         reason = "evaluates the loss several times per step" if plain == "lbfgs" else "is for sparse gradients"
@@ -372,13 +373,13 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if joined else (annotation,)
 
 
-#: settings about an account elsewhere, which are no business of whoever gets the adapter
+#: account settings; never written to adapter metadata
 ACCOUNT = frozenset({"wandb", "wandb_project", "wandb_run_name"})
 
 #: every name of the setting `optimizer`
 OPTIMIZERS: tuple[str, ...] = typing.get_args(TrainSettings.model_fields["optimizer"].annotation)
 
-#: fields that may be empty and hold no text: there "none" cannot mean anything else
+#: fields that may be empty and hold no text, where "none" is unambiguous
 CLEARED_BY_NONE = frozenset(
     name
     for name, field in TrainSettings.model_fields.items()
@@ -387,12 +388,12 @@ CLEARED_BY_NONE = frozenset(
 
 
 def names_where(**facts: Any) -> frozenset[str]:
-    """Settings with these facts: ``names_where(task="image")``."""
+    """Return the settings with these facts: ``names_where(task="image")``."""
     return frozenset(name for name in TrainSettings.model_fields if facts.items() <= setting_facts(name).items())
 
 
 def setting_facts(name: str) -> dict[str, Any]:
-    """group, task, resume and private of a setting."""
+    """Return group, task, resume and private of a setting."""
     facts = TrainSettings.model_fields[name].json_schema_extra
     assert isinstance(facts, dict)
     return facts

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from inweave.checked import for_message
-from inweave.training.config.translate import Translation, choice
+from inweave.training.config import row
+from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, names, normalize_name, parse_bool, parse_pairs, parse_scalar
 
 _ALGORITHMS = ("lora", "locon", "loha", "lokr")
@@ -182,7 +183,7 @@ def _argument(out: Translation, network: Network, name: str, value: Any) -> None
     if name == "algo" or (name == "dora_wd" and network.algorithm in ("lora", "locon")):
         out.mapping.setdefault(theirs, "network")
     elif name == "preset":
-        choice("targets", _PRESETS).read(out, theirs, value)
+        row.choice("targets", _PRESETS).read(out, theirs, value)
     elif read_argument(out, network, name, value):
         return
     elif is_off(parse_scalar(value)) or parse_scalar(value) == "all":

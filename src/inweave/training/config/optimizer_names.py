@@ -1,6 +1,6 @@
 """Optimizers by the names that other trainers and their libraries give them, without case and punctuation.
 
-bitsandbytes' 8-bit and paged variants are the same algorithms as the plain ones; they differ in how the state is stored.
+bitsandbytes' 8-bit and paged variants are the same algorithms as the plain ones, with another storage of the state.
 """
 
 from __future__ import annotations

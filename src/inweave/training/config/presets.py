@@ -1,4 +1,4 @@
-"""What suits each model where the user sets nothing: tables only.
+"""Values that suit each model, for settings that the user leaves out: tables only.
 
 A preset only names what differs from the defaults of `TrainConfig`: alpha is the rank, so that the learning rate means
 the same at every rank; the working precision is bf16 while the trainable weights stay in float32; gradients are
@@ -27,7 +27,7 @@ _LANGUAGE_MODEL: Final[dict[str, Any]] = {
 
 #: optimizers that estimate one learning rate for everything; the setting is a factor of it
 ADAPTIVE: Final = ("prodigy", "dadapt_adam", "dadapt_adagrad", "dadapt_adan", "dadapt_lion", "dadapt_sgd")
-#: what suits an optimizer where the user sets nothing: the numbers of its paper
+#: values that suit an optimizer, for settings that the user leaves out: those of its paper
 OPTIMIZER_PRESETS: Final[dict[str, dict[str, Any]]] = {
     **{name: {"learning_rate": 1.0} for name in ADAPTIVE},
     "lion": {"betas": (0.9, 0.99)},

@@ -1,4 +1,4 @@
-"""The settings as Markdown tables, one per group, for `docs/training.md`: written by the settings themselves."""
+"""Markdown tables of the settings, one per group, for `docs/training.md`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 
 
 def settings_markdown() -> str:
-    """A heading and a table per group, in the order of the fields."""
+    """Return a heading and a table per group, in the order of the fields."""
     groups: dict[str, list[str]] = {}
     for name, field in TrainSettings.model_fields.items():
         default = "required" if field.is_required() else _text(field.default)
@@ -25,7 +25,7 @@ def settings_markdown() -> str:
 
 
 def presets_markdown() -> str:
-    """What each preset sets."""
+    """Return a table of what each preset sets."""
     rows = (
         f"| `{family}` | {', '.join(f'{name} {_text(value)}' for name, value in preset.items())} |"
         for family, preset in presets().items()
@@ -34,7 +34,7 @@ def presets_markdown() -> str:
 
 
 def update_markdown(text: str) -> str:
-    """A page with the tables between its two markers renewed."""
+    """Return a page with the tables between its two markers replaced."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n\n{settings_markdown()}\n\n{presets_markdown()}\n\n{END}{tail}"

@@ -1,10 +1,10 @@
-"""How to train: one flat, typed configuration, checked before any work starts, all problems at once.
+"""The configuration of a training run: flat, typed, and checked before any work starts, all problems at once.
 
     fields ──kohya's names──► our names ──pydantic──► types and limits ──contradictions──► TrainConfig
-    what the user did not set ──with_preset(family)──► the family's values
+    fields that the user did not set ──with_preset(family)──► the family's values
 
-A field remembers whether it was set (`model_fields_set`): presets fill only the others, and `to_toml` writes only those,
-so that a file read back means the same. TOML has no null: "none" clears a field that holds a number.
+A field records whether it was set (`model_fields_set`): presets fill only unset fields, and `to_toml` writes only set
+ones, so that a file read back means the same. TOML has no null: "none" clears a field that holds a number.
 """
 
 from __future__ import annotations
@@ -43,9 +43,16 @@ _LENGTH = frozenset({"steps", "epochs"})
 
 
 class TrainConfig(TrainSettings):
-    """One training run. A field that is not set takes the family's preset (`with_preset`), then its default.
+    """The settings of one training run.
 
-    The constructor takes these fields; `of` and `load` take kohya's names too. All raise `ConfigError` with every problem.
+    A field that is not set takes the value of the family's preset (`with_preset`), or its default. `of` and `load`
+    accept kohya's names too.
+
+    Args:
+        fields: settings, as in the table of docs/training.md; ``dataset`` is required.
+
+    Raises:
+        ConfigError: with every invalid value and contradiction.
     """
 
     _explicit: frozenset[str] | None = PrivateAttr(None)
@@ -181,7 +188,7 @@ class TrainConfig(TrainSettings):
         length = _LENGTH if self.steps or self.epochs else frozenset()
         own = {name: getattr(self, name) for name in self.model_fields_set - (_LENGTH - length)}
         preset = {name: value for name, value in presets()[family].items() if name not in length}
-        if self.objective != "auto":  # an explicit objective outweighs what suits the usual one
+        if self.objective != "auto":  # an explicit objective overrides the preset's
             kind = self.objective_kind
             preset = {name: value for name, value in preset.items() if not is_for_other_objective(name, value, kind)}
         if self.timestep_sampling not in ("auto", "shift"):  # other distributions have no shift
@@ -209,12 +216,12 @@ class TrainConfig(TrainSettings):
 
     @property
     def explicit_fields(self) -> frozenset[str]:
-        """The fields the user set, whatever a preset has filled in since."""
+        """Fields that the user set, not those that a preset filled in."""
         return self._explicit if self._explicit is not None else frozenset(self.model_fields_set)
 
     @property
     def vram_bytes(self) -> int | None:
-        """The memory limit; None without one, or where the free memory decides."""
+        """Memory limit in bytes; None without one, or if the free memory decides."""
         return None if self.vram in (None, "auto") else memory_bytes(str(self.vram))
 
     def warmup_steps(self, steps: int) -> int:
@@ -256,7 +263,7 @@ def _warn(config: TrainConfig, notes: Iterable[str]) -> TrainConfig:
 
 
 def _line_of(problem: str, text: str) -> str:
-    """`:12` where the file sets the field that a problem begins with."""
+    """Return ":12" if the file sets the field that a problem begins with in line 12."""
     name = re.match(r"[A-Za-z_]\w*", problem)
     match = name and re.search(rf"^[ \t]*[\"']?{name[0]}[\"']?[ \t]*=", text, re.MULTILINE)
     return f":{text.count(chr(10), 0, match.start()) + 1}" if match else ""

@@ -3,8 +3,8 @@
     path --read_text_file--> text --parse_toml, parse_json--> table --flatten_sections--> fields
     fields --format_toml_value--> text
 
-A file comes from somebody else: its size, its nesting, the length of its keys, its numbers and its text are limited here
-(`ensure_plain`), so that nothing behind this module meets more than it can handle.
+Files are untrusted: their size, nesting, keys, numbers and text are limited here (`ensure_plain`), so that no other
+module has to.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _MAX_DEPTH, _MAX_VALUES, _MAX_BITS = 64, 100_000, 128
 
 
 def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
-    """The first problems and the number of the others: a file can cause any number of them."""
+    """Return the first problems, and the number of the others: a file can cause any number."""
     return [*problems[:limit], *([f"and {len(problems) - limit} more"] if len(problems) > limit else [])]
 
 
 def read_text_file(path: str | Path) -> str:
-    """The text of a configuration file; one that cannot be a configuration is refused."""
+    """Return the text of a configuration file; raise if it cannot be one."""
     ensure_regular(as_path(path), ConfigError)
     text = read_text(path, MAX_FILE, newlines=False)
     if "\0" in text:
@@ -52,21 +52,21 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         table = tomllib.loads(text)
     except RecursionError:
         raise FormatError(f"{where}: is nested too deeply") from None
-    except ValueError as error:  # a number may be too long to read, which is no TOMLDecodeError
+    except ValueError as error:  # a number may be too long to read, not a TOMLDecodeError
         raise ConfigError(f"{where}: is not valid TOML: {error}") from None
     ensure_plain(table, where)
     return table
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value that a JSON text holds."""
+    """Return the value that a JSON text holds."""
     value = documents.parse_json(text, where, error=ConfigError, finite=False)
     ensure_plain(value, where)
     return value
 
 
 def ensure_plain(value: Any, where: str) -> None:
-    """Refuse what no configuration has: values nested deeply or without end, numbers and text that cannot be printed."""
+    """Raise if values are nested deeply or without end, or numbers or text cannot be printed."""
     todo: list[tuple[Any, int]] = [(value, 0)]
     count = 0
     while todo:
@@ -87,7 +87,7 @@ def ensure_plain(value: Any, where: str) -> None:
 
 
 def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Sections only group: their settings move to the top, but for those that are tables themselves."""
+    """Move the settings in sections to the top, except those that are tables themselves (``keep``)."""
     fields: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in table.items():
@@ -100,13 +100,13 @@ def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tupl
 
 
 def _toml_escape(character: str) -> str:
-    """What JSON lets stand and TOML does not, and what could control the terminal that it is printed on."""
+    """Escape a character that JSON allows and TOML does not, or that could control a terminal."""
     code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def format_toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Return a value in TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -123,7 +123,7 @@ def format_toml_value(value: Any) -> str:
 
 
 def format_toml_tables(table: Mapping[str, Any], name: str) -> str:
-    """A table of tables as sections: [name.key] for a table, [[name.key]] for each of a list of tables."""
+    """Return a table of tables as sections: [name.key] for a table, [[name.key]] for each in a list."""
     plain = {key: value for key, value in table.items() if not _has_tables(value)}
     lines = [f"{_toml_key(key)} = {format_toml_value(value)}" for key, value in plain.items()]
     text = "".join(f"{line}\n" for line in lines)

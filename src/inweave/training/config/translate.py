@@ -7,9 +7,9 @@
                      different                  is done in another way here; reported
                      otherwise                  unknown
 
-`translate` is the only way through a table, so that no setting is lost. Names may contain `*` and `?`; a row without them
-comes first, then the first that matches. A `refused` or `different` setting that is off, or has one of the row's neutral
-values, asks for nothing.
+Rows are made by the functions of `row`. `translate` is the only way through a table, so that no setting is lost. Names
+may contain `*` and `?`; an exact name comes first, then the first pattern that matches. A `refused` or `different`
+setting that is off, or has one of the row's neutral values, asks for nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from inweave.checked import for_message
-from inweave.training.config.values import is_off, normalize_name, parse_bool
+from inweave.training.config.values import is_off, normalize_name
 
 
 @dataclass(slots=True)
 class Translation:
     """Our fields, and a record of what each setting of the other trainer became.
 
-    ``settings``: theirs, complete; ``implied``: those among them that are their trainer's defaults; ``without``: settings
-    that the user asked to leave out instead of having the file refused.
+    ``settings``: theirs, complete; ``implied``: those among them that are their trainer's defaults; ``without``:
+    settings that the user asked to leave out instead of having the file refused.
     """
 
     settings: Mapping[str, Any]
@@ -109,7 +109,6 @@ class Translation:
 
 
 Reader = Callable[[Translation, str, Any], None]
-Condition = Callable[[Translation], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,89 +174,3 @@ def _is_pattern(name: str) -> bool:
 def names_in(table: Table, *kinds: str) -> list[str]:
     """Return the names of rows of some kinds, or of all, without patterns."""
     return [name for name, row in table.items() if not _is_pattern(name) and (not kinds or row.kind in kinds)]
-
-
-# --- rows -----------------------------------------------------------------------------------------------------------
-
-
-def rows(row: Row, names: str) -> dict[str, Row]:
-    """Return the same row for every name in a text."""
-    return dict.fromkeys(names.split(), row)
-
-
-def renamed(names: Mapping[str, str]) -> dict[str, Row]:
-    """Return rows for settings that differ from ours by name only."""
-    return {theirs: to(ours) for theirs, ours in names.items()}
-
-
-def ignored(why: str) -> Row:
-    """Return the row of a setting that does not change what is trained."""
-    return Row("ignored", why)
-
-
-def refused(why: str, *neutral: Any) -> Row:
-    """Return the row of a setting that cannot be expressed here, except at its ``neutral`` values."""
-    return Row("refused", why, neutral=neutral)
-
-
-def different(why: str, *neutral: Any) -> Row:
-    """Return the row of a setting that is done in another way here."""
-    return Row("different", why, neutral=neutral)
-
-
-def custom(reader: Reader, ours: str = "") -> Row:
-    """Return the row of a setting that a function translates."""
-    return Row("read", ours=ours, reader=reader)
-
-
-def to(
-    ours: str,
-    parse: Callable[[Any], Any] | None = None,
-    *,
-    when: Condition | None = None,
-    otherwise: str = "",
-    off: bool = False,
-) -> Row:
-    """Return the row of one of our settings, noted as ``otherwise`` unless ``when`` holds; ``off``: zero asks for nothing."""
-
-    def read(out: Translation, name: str, value: Any) -> None:
-        if off and is_off(value):
-            out.unset.append(name)
-        elif when is not None and not when(out):
-            out.note(name, otherwise)
-        else:
-            out.put(name, ours, value if parse is None else parse(value))
-
-    return custom(read, ours)
-
-
-def choice(ours: str, table: Mapping[str, Any]) -> Row:
-    """Return the row of a setting with a list of values by name; others are refused."""
-
-    def read(out: Translation, name: str, value: Any) -> None:
-        if normalize_name(value) in table:
-            out.put(name, ours, table[normalize_name(value)])
-        else:
-            known = ", ".join(dict.fromkeys(table.values()))
-            out.refuse(name, f"{for_message(value)} is not supported, only {known}", ours)
-
-    return custom(read, ours)
-
-
-def switch(ours: str, on: Any = True, off: Any = False) -> Row:
-    """Return the row of a setting that is on or off."""
-    return to(ours, lambda value: on if parse_bool(value) else off)
-
-
-def only(ours: str, value: Any = True) -> Row:
-    """Return the row of a switch that means something when it is on."""
-
-    def read(out: Translation, name: str, switch: Any) -> None:
-        out.put(name, ours, value) if parse_bool(switch) else out.unset.append(name)
-
-    return custom(read, ours)
-
-
-def mapped(ours: str) -> Row:
-    """Return the row of a setting that is read later, together with others."""
-    return custom(lambda out, name, value: out.mapping.update({name: ours}))

@@ -1,4 +1,4 @@
-"""What settings are made of: their types with limits, the facts they carry, and rules by module pattern.
+"""Building blocks of settings: types with limits, the facts of a setting, and rules by module pattern.
 
 setting(group, default, description, task=, resume=, private=)
 
@@ -42,13 +42,13 @@ def setting(
     private: bool = False,
     min_length: int | None = None,
 ) -> Any:
-    """A field that carries what the rest of the program asks about it."""
+    """Return a field with the facts that the rest of the program needs."""
     facts: dict[str, Any] = {"group": group, "task": task, "resume": resume, "private": private}
     return Field(default, description=description, min_length=min_length, json_schema_extra=facts)
 
 
 def regex_problem(pattern: str) -> str:
-    """What is wrong with a regular expression, and where; empty if nothing is."""
+    """Return the problem of a regular expression, with its position; empty if it is valid."""
     try:
         regex(pattern)
     except ConfigError as error:
@@ -57,7 +57,7 @@ def regex_problem(pattern: str) -> str:
 
 
 def memory_bytes(text: str) -> int:
-    """12GiB, 12G, 800MB: GiB and G are powers of 1024, GB of 1000."""
+    """Return the bytes of 12GiB, 12G or 800MB: GiB and G are powers of 1024, GB of 1000."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?B)?\s*", text, re.IGNORECASE)
     if match is None or not (number := float(match[1])):
         raise ConfigError(f'{for_message(text)} is not an amount of memory; write it as "12GiB", or "auto"')
@@ -66,12 +66,12 @@ def memory_bytes(text: str) -> int:
 
 
 def warmup_in_steps(warmup: float, total: int) -> int:
-    """A number of steps; one below 1 is a fraction of all."""
+    """Return a warmup in steps; one below 1 is a fraction of ``total``."""
     return round(warmup * total) if warmup < 1 else int(warmup)
 
 
 class Rule(CheckedModel):
-    """What holds for the modules that match a pattern; the first rule that matches a module wins."""
+    """Settings of the modules that match a pattern; the first rule that matches a module wins."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Settings that change nothing in a run, because another one turns off what they shape: they may differ after a resume."""
+"""Settings without an effect, because another one turns off what they shape: they may differ after a resume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inweave.training.config.fields import TrainSettings
 
 
 def unused_settings(config: TrainSettings) -> frozenset[str]:
-    """The names of those whose value has no effect with these settings."""
+    """Return the names of settings that have no effect in a configuration."""
     c = config
     conditions: dict[tuple[str, ...], bool] = {
         ("text_encoder_learning_rate", "text_encoder_stop"): not c.train_text_encoders,

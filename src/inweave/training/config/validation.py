@@ -1,9 +1,9 @@
-"""What is wrong with a configuration, all at once: names, values, and settings that contradict each other.
+"""Validation that reports every problem at once: names, values, and settings that contradict each other.
 
     fields --pydantic--> types and limits --contradictions--> a configuration, or every problem in one `ConfigError`
 
-Where some values are invalid, validation runs once more without them, so that what the others contradict is reported in
-the same error.
+If some values are invalid, validation runs once more without them, so that contradictions between the others are
+reported in the same error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Contradictions(ValueError):
 
 
 def ensure_consistent(config: TrainSettings) -> None:
-    """Raise `Contradictions` where settings do not go together."""
+    """Raise `Contradictions` if settings contradict each other."""
     c = config
     pairs: list[tuple[tuple[str, ...], str]] = []
 
@@ -125,7 +125,7 @@ def ensure_consistent(config: TrainSettings) -> None:
 
 
 def run_problems(config: TrainSettings) -> list[str]:
-    """What a run is refused for although each setting is valid: one of them would do nothing, or something else."""
+    """Return reasons to refuse a run whose settings are valid: one would have no effect, or another one."""
     c, problems = config, []
     for name in ("validate_every", "validate_every_epochs"):
         if getattr(c, name) and not c.validation_split:
@@ -134,17 +134,18 @@ def run_problems(config: TrainSettings) -> list[str]:
         problems.append(f'loraplus_lr_ratio: LoRA+ is for lora, locon and dora, not for network = "{c.network}"')
     if c.loraplus_lr_ratio not in (None, 1.0) and c.optimizer in ADAPTIVE:
         problems.append(
-            f'loraplus_lr_ratio: optimizer = "{c.optimizer}" estimates one learning rate for all parameters; leave it out'
+            f'loraplus_lr_ratio: optimizer = "{c.optimizer}" estimates one learning rate for all parameters; '
+            "leave it out"
         )
     if c.scale_weight_norms and c.optimizer == "schedulefree":
         problems.append(
-            'scale_weight_norms: optimizer = "schedulefree" saves an average of the weights, which is not scaled with them; '
-            "leave it out, or choose another optimizer"
+            'scale_weight_norms: optimizer = "schedulefree" saves an average of the weights, which is not scaled with '
+            "them; leave it out, or choose another optimizer"
         )
     if c.text_encoder_stop and c.optimizer == "schedulefree":
         problems.append(
-            'text_encoder_stop: optimizer = "schedulefree" saves an average of the weights, which goes on changing; leave it '
-            "out, or choose another optimizer"
+            'text_encoder_stop: optimizer = "schedulefree" saves an average of the weights, which goes on changing; '
+            "leave it out, or choose another optimizer"
         )
     if c.min_timestep is not None and c.max_timestep is not None and c.min_timestep >= c.max_timestep:
         problems.append(f"max_timestep: {c.max_timestep} is not above min_timestep, {c.min_timestep}")
@@ -152,7 +153,7 @@ def run_problems(config: TrainSettings) -> list[str]:
 
 
 def is_for_other_objective(name: str, value: Any, kind: ObjectiveKind | None) -> bool:
-    """Whether a value has a meaning for the other kind of objective only."""
+    """Return whether a value has a meaning for the other kind of objective only."""
     flow_only = {
         "timestep_shift": value is not None,
         "timestep_sampling": value not in ("auto", "uniform"),

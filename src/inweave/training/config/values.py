@@ -1,6 +1,6 @@
-"""Notations of a value in other trainers' files: true or "True", 3 or "3", ["a=1"] or "a=1", "512,768" or [512, 768].
+"""Notations of values in other trainers' files: true or "True", 3 or "3", ["a=1"] or "a=1", "512,768" or [512, 768].
 
-A value that cannot be what is expected raises `ValueError` with a sentence about it.
+A value of another kind raises `ValueError` with a message about it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 from inweave.checked import for_message
 
-#: what a setting holds that asks for nothing; 0 stands for False and 0.0 too
+#: values of a setting that asks for nothing; False and 0.0 are equal to 0
 OFF: tuple[Any, ...] = (None, "", 0, [], {}, ())
 _OFF_TEXT = ("false", "none", "null", "0", "0.0", "no", "off")
 
 
 def is_off(value: Any) -> bool:
-    """Whether a value asks for nothing: empty, zero, false, or the text of one of these."""
+    """Return whether a value asks for nothing: empty, zero, false, or the text of one of these."""
     return value in OFF or (isinstance(value, str) and value.strip().lower() in _OFF_TEXT)
 
 
 def normalize_name(value: Any) -> str:
-    """A name without its case and punctuation: AdamW8bit, ADAMW_8BIT and adamw-8bit are one."""
+    """Return a name without case and punctuation: AdamW8bit, ADAMW_8BIT and adamw-8bit are the same."""
     return "".join(
         letter for letter in (value if isinstance(value, str) else for_message(value))[:100].lower() if letter.isalnum()
     )
@@ -59,7 +59,7 @@ def parse_int(value: Any) -> int:
 
 
 def parse_pairs(value: Any) -> dict[str, str]:
-    """["a=1", "b=2"], 'a=1 "b=2"' or a table."""
+    """Return the table that ["a=1", "b=2"], 'a=1 "b=2"' or a table means."""
     if isinstance(value, Mapping):
         return {str(name): each for name, each in value.items()}
     listed = words(value) if isinstance(value, str) else value
@@ -75,7 +75,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a command line; quotes hold one together, and one without its partner is a letter."""
+    """Return the words of a command line; an unbalanced quote is ignored."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -83,7 +83,7 @@ def words(text: str) -> list[str]:
 
 
 def parse_scalar(value: Any) -> Any:
-    """true, 3, 0.5 out of text; other text as it is."""
+    """Return the value of text such as true, 3 or 0.5; other text is returned unchanged."""
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):
@@ -98,7 +98,7 @@ def parse_scalar(value: Any) -> Any:
 
 
 def parse_sizes(value: Any) -> list[int]:
-    """1024, "1024,1024", "512x768" or [512, 768]: the sides."""
+    """Return the sides of 1024, "1024,1024", "512x768" or [512, 768]."""
     listed = value.replace("x", ",").split(",") if isinstance(value, str) else value
     sides = [parse_int(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
     if not sides or min(sides) < 1:
@@ -107,7 +107,7 @@ def parse_sizes(value: Any) -> list[int]:
 
 
 def with_setting_name(message: str, settings: Mapping[str, Any]) -> str:
-    """A message about a value, with the names of the settings that have it, or have it among others."""
+    """Prefix a message about a value with the names of the settings that contain it."""
     names = []
     for name, value in settings.items():
         parts = re.split(r"[,x]", value) if isinstance(value, str) else value if isinstance(value, list) else []

@@ -1,10 +1,10 @@
-"""The folders that another trainer reads, as our dataset: one folder, or the tables of a dataset file.
+"""Folders that another trainer reads, as a dataset: one folder, or the tables of a dataset file.
 
     one folder, one resolution, no repeats   dataset = "folder", and its options as settings of the run
     otherwise                                dataset = {datasets = [{resolution, subsets = [{image_dir, ...}]}]}
 
-A folder with several resolutions becomes one dataset per resolution: each image is trained at each of them. The names in
-the tables are those of a dataset .toml.
+A folder with several resolutions becomes one dataset per resolution: each image is trained at each of them. The tables
+have the names of a dataset .toml.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from inweave.training.config.translate import Translation
 #: key of a dataset file -> setting of a run
 _RUN_FIELDS = {
     "caption_extension": "caption_extensions", "shuffle_caption": "shuffle_tags", "keep_tokens": "keep_tokens",
-    "caption_separator": "tag_separator", "caption_dropout_rate": "caption_dropout", "caption_tag_dropout_rate": "tag_dropout",
-    "flip_aug": "flip", "random_crop": "crop", "enable_bucket": "buckets", "bucket_reso_steps": "bucket_step",
+    "caption_separator": "tag_separator", "caption_dropout_rate": "caption_dropout",
+    "caption_tag_dropout_rate": "tag_dropout", "flip_aug": "flip",
+    "random_crop": "crop", "enable_bucket": "buckets", "bucket_reso_steps": "bucket_step",
 }  # fmt: skip
 _DATASET_KEYS = (
     "resolution",
@@ -33,7 +34,7 @@ _DATASET_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """One folder of images: where its settings were written, and its options under the names of a dataset file."""
+    """One folder of images: the name of its setting, and its options under the names of a dataset file."""
 
     where: str
     path: str
@@ -60,7 +61,7 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
 
 
 def put_options(out: Translation, folder: Folder) -> None:
-    """The options of a folder as settings of the run: those of one that is named elsewhere."""
+    """Set the options of a folder as settings of the run."""
     for key, ours in _RUN_FIELDS.items():
         if key in folder.options:
             value = folder.options[key]
@@ -70,7 +71,7 @@ def put_options(out: Translation, folder: Folder) -> None:
 
 
 def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
-    """The tables of a dataset with another folder of images; None where they have several, or none."""
+    """Return the tables of a dataset with another folder of images; None if they have several, or none."""
     listed = [subset for table in tables.get("datasets", ()) for subset in table.get("subsets", ())]
     if len({subset.get("image_dir") for subset in listed}) != 1:
         return None

@@ -1,4 +1,4 @@
-"""The defaults of other trainers, from `defaults.toml`: data, with the version that they were read from."""
+"""Defaults of other trainers, from `defaults.toml`, with the versions that they were read from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 
 def defaults(trainer: str, *sections: str) -> dict[str, Any]:
-    """The named sections of a trainer's defaults, the later ones over the earlier ones."""
+    """Return sections of a trainer's defaults; later ones override earlier ones."""
     merged: dict[str, Any] = {}
     for section in sections:
         table: Any = _tables()[trainer]
@@ -25,5 +25,5 @@ def defaults(trainer: str, *sections: str) -> dict[str, Any]:
 
 
 def trainers() -> dict[str, str]:
-    """Every trainer with a table, and its version."""
+    """Return every trainer with a table, and its version."""
     return {name: str(table["version"]) for name, table in _tables().items()}

@@ -1,11 +1,11 @@
-"""Imports the training file of another trainer: kohya's TOML and command lines, kohya_ss's JSON, OneTrainer's JSON,
+"""Import training files of other trainers: kohya's TOML and command lines, kohya_ss's JSON, OneTrainer's JSON,
 ai-toolkit's YAML, SimpleTuner's JSON, command lines of diffusers' scripts.
 
     file ──text──► table ──the tool that wrote it──► settings + its defaults ──tables──► fields ──settle──► TrainConfig
 
 The tool is recognized by its contents. Every setting is translated, noted as harmless, reported as done in another way
 here, or refused by name; nothing is lost silently. Where a file leaves out a setting, the tool's own default is written
-down, and every other setting at our neutral value, so that no preset of ours changes the run.
+down, and every other setting at its neutral value, so that no preset changes the run.
 
 To add a trainer, write a package with an `IMPORTER` and list it in `IMPORTERS`. Secrets in a file are neither read nor
 printed.
@@ -128,7 +128,7 @@ def import_config(path: str | Path, *, without: Collection[str] = (), **override
     Args:
         path: the file.
         without: settings of the file to leave out, which would have it refused.
-        overrides: settings of ours that replace those of the file, or that it lacks (such as ``dataset``).
+        overrides: our settings, which replace those of the file or add what it lacks (such as ``dataset``).
 
     Returns:
         The configuration, and what became of each setting.

@@ -1,4 +1,4 @@
-"""The text of another trainer's file as a table: a command line, JSON, TOML or YAML, by its looks.
+"""Parse the text of another trainer's file: a command line, JSON, TOML or YAML, recognized by its form.
 
 JSON may have commas before a closing bracket, and a byte order mark: files that people edit by hand do.
 """
@@ -23,7 +23,7 @@ _SCRIPTS = (".sh", ".bash", ".bat", ".cmd", ".ps1")
 
 
 def parse_text(text: str, path: Path) -> dict[str, Any]:
-    """JSON starts with a brace, a command has options, TOML has `name = value`, the rest may be YAML."""
+    """Return the table in a text: JSON has a brace, a command options, TOML `name = value`; others may be YAML."""
     table: Any
     text = text.removeprefix("\ufeff")
     suffix = path.suffix.lower()
@@ -65,7 +65,7 @@ def _yaml(text: str, path: Path) -> Any:
     from inweave.training.importers.yaml_loader import BoundedLoader
 
     try:
-        table = yaml.load(text, BoundedLoader)  # it is a safe one
+        table = yaml.load(text, BoundedLoader)  # a safe loader
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
@@ -76,7 +76,7 @@ def _yaml(text: str, path: Path) -> Any:
 
 
 def leaves_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": [{"c": 1}]}} as {"a.b.0.c": 1}; lists of plain values are leaves. Bounded, since YAML may repeat itself."""
+    """Return {"a.b.0.c": 1} for {"a": {"b": [{"c": 1}]}}; lists of plain values are leaves. YAML may repeat itself."""
     leaves: dict[str, Any] = {}
     todo: list[tuple[str, Any]] = [("", table)]
     seen = 0

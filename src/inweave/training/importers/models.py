@@ -1,6 +1,6 @@
 """The models that other trainers name, and which of them can be trained here.
 
-    name of a model, script or network module ──► a family of ours, or the reason why the file is refused
+    name of a model, script or network module ──► our family, or the reason why the file is refused
 
 A file for a model that cannot be trained is refused for that reason alone, whatever else it asks for.
 """
@@ -16,8 +16,9 @@ KNOWN: Final = "SD 1.5, SD 2.1, SDXL, SD 3 and 3.5, FLUX.1, Qwen-Image and Z-Ima
 
 #: OneTrainer's model types
 ONE_TRAINER: Final = {
-    "STABLE_DIFFUSION_15": "sd", "STABLE_DIFFUSION_20_BASE": "sd", "STABLE_DIFFUSION_20": "sd", "STABLE_DIFFUSION_21": "sd",
-    "STABLE_DIFFUSION_21_BASE": "sd", "STABLE_DIFFUSION_XL_10_BASE": "sdxl", "STABLE_DIFFUSION_3": "sd3",
+    "STABLE_DIFFUSION_15": "sd", "STABLE_DIFFUSION_20_BASE": "sd", "STABLE_DIFFUSION_20": "sd",
+    "STABLE_DIFFUSION_21": "sd", "STABLE_DIFFUSION_21_BASE": "sd",
+    "STABLE_DIFFUSION_XL_10_BASE": "sdxl", "STABLE_DIFFUSION_3": "sd3",
     "STABLE_DIFFUSION_35": "sd3", "FLUX_DEV_1": "flux", "QWEN": "qwen_image", "Z_IMAGE": "z_image",
 }  # fmt: skip
 #: ai-toolkit's architectures, and the switches that came before them
@@ -35,20 +36,21 @@ SIMPLE_TUNER: Final = {
     "sd1x": "sd", "sd2x": "sd", "legacy": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
     "zimage": "z_image", "zimageturbo": "z_image",
 }  # fmt: skip
-#: network modules and scripts of kohya's repositories, without what they have in common
+#: network modules and scripts of kohya's repositories, without their common prefix
 KOHYA: Final = {
     "": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image", "zimage": "z_image", "sd": "sd",
 }  # fmt: skip
-#: their own words for what they train, where a name alone would say little
+#: full names of models whose short name says little
 _NAMES: Final = {
-    "lumina": "Lumina Image 2", "lumina2": "Lumina Image 2", "hunyuanimage": "HunyuanImage", "anima": "Anima", "wan": "Wan",
-    "wan21": "Wan 2.1", "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack", "flux2": "FLUX.2",
+    "lumina": "Lumina Image 2", "lumina2": "Lumina Image 2", "hunyuanimage": "HunyuanImage", "anima": "Anima",
+    "wan": "Wan", "wan21": "Wan 2.1",
+    "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack", "flux2": "FLUX.2",
     "fluxkontext": "FLUX.1 Kontext", "chroma": "Chroma", "hunyuan": "HunyuanVideo", "kandinsky5": "Kandinsky 5",
 }  # fmt: skip
 
 
 def ensure_trainable(family: str | None, name: Any, where: str) -> str:
-    """The family, or an error that names the model."""
+    """Return the family, or raise an error that names the model."""
     if family is None:
         text = for_message(name)
         known_as = _NAMES.get("".join(letter for letter in str(name).lower() if letter.isalnum()))
@@ -58,12 +60,12 @@ def ensure_trainable(family: str | None, name: Any, where: str) -> str:
 
 
 def refuse_method(where: str, method: str) -> ConfigError:
-    """The error for a file that trains something other than an adapter."""
+    """Return the error for a file that trains something other than an adapter."""
     return ConfigError(f"{where}: {method}; only LoRA and its relatives (LoCon, LoHa, LoKr, DoRA) are trained here")
 
 
 def refuse_script(script: str) -> ConfigError:
-    """The error for a command that trains something, with a script that nothing is known of."""
+    """Return the error for a command with an unknown training script."""
     return ConfigError(
         f"script: {for_message(script)} is not one whose settings are known here; those of kohya (train_network.py and "
         "relatives, with network_module) and of diffusers (train_text_to_image_lora*.py, train_dreambooth_lora*.py) are"

@@ -1,4 +1,4 @@
-"""Optimizers of other trainers in an import, with the options they have there unless a file sets them.
+"""Optimizers of other trainers in an import, with the options that their library sets.
 
 Each library gives an optimizer its own betas, epsilon and weight decay. What a trainer leaves to the library is written
 down by `with_library_defaults`, so that our defaults are never used in its place.
@@ -27,11 +27,11 @@ _PREPRINT = ("dadaptation", "dadaptadampreprint")
 _NESTEROV = {"nesterov": True, "momentum": 0.9}
 _IMPLIED_ARGS: dict[str, dict[str, Any]] = {"sgdnesterov": _NESTEROV, "sgdnesterov8bit": _NESTEROV}
 
-#: (weight decay, betas, epsilon) of the library of an optimizer; most of torch.optim and D-Adaptation have the usual ones
+#: (weight decay, betas, epsilon) of an optimizer's library; most of torch.optim and D-Adaptation have the usual ones
 _USUAL = (0.0, (0.9, 0.999), 1e-8)
 _ADAMW = (0.01, (0.9, 0.999), 1e-8)
 _LIBRARY: dict[str, tuple[float, tuple[float, float], float]] = {
-    **dict.fromkeys(("prodigy", "schedulefree", "adafactor", "came", "dadapt_adam", "dadapt_adagrad", "dadapt_sgd"), _USUAL),
+    **dict.fromkeys(names("prodigy schedulefree adafactor came dadapt_adam dadapt_adagrad dadapt_sgd"), _USUAL),
     "adamw": _ADAMW, "adamw8bit": _ADAMW,
     "lion": (0.0, (0.9, 0.99), 1e-8), "dadapt_lion": (0.0, (0.9, 0.99), 1e-8),
     "dadapt_adan": (0.02, (0.98, 0.92), 1e-8),
@@ -58,7 +58,7 @@ def optimizer(out: Translation, name: str, value: Any) -> None:
     """Set the optimizer; refuse other algorithms, and classes of unknown packages."""
     package = str(value).partition(".")[0] if "." in str(value) else ""
     if class_name(value) in _PREPRINT:
-        why = "is DAdaptAdamPreprint there, an older algorithm than DAdaptAdam"
+        why = "is DAdaptAdamPreprint, an older algorithm than DAdaptAdam"
         out.refuse(name, f"{for_message(value)} {why}", "optimizer")
     elif package and package not in _PACKAGES:
         out.refuse(name, f"{for_message(value)} is a class of a package that is not known here", "optimizer")
@@ -91,7 +91,7 @@ def class_name(value: Any) -> str:
 
 
 def with_library_defaults(out: Translation, theirs: Any = None) -> None:
-    """Write down what a file leaves to the library: weight decay, betas, epsilon, and options that their name implies."""
+    """Set what a file leaves to the library: weight decay, betas, epsilon, and options implied by ``theirs``."""
     name = str(out.fields.get("optimizer", "adamw"))
     decay, betas, epsilon = _LIBRARY.get(name, _USUAL if name.startswith("torch.optim.") else _ADAMW)
     if implied := _IMPLIED_ARGS.get(class_name(theirs)):

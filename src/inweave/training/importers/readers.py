@@ -7,17 +7,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
+from inweave.training.config import row
 from inweave.training.config.aliases import min_snr as _min_snr
-from inweave.training.config.translate import Translation, custom, to
+from inweave.training.config.translate import Translation
 from inweave.training.config.values import parse_sizes
 from inweave.training.importers.targets import FLOW
 
-ELSEWHERE: Final = "is covered by the settings around it"
-NO_PART: Final = "is not used by this run"
-LOGS: Final = "logs are written into output"
-SAMPLES: Final = "samples use the model's own settings"
-
-vae: Final = to("parts", lambda value: {"vae": value})
+vae: Final = row.to("parts", lambda value: {"vae": value})
 
 
 def _snr(out: Translation, name: str, value: Any) -> None:
@@ -28,7 +24,7 @@ def _snr(out: Translation, name: str, value: Any) -> None:
 
 
 #: min-SNR weighting, which their trainers ignore for flow models
-min_snr: Final = custom(_snr)
+min_snr: Final = row.custom(_snr)
 
 
 def implied_by(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +50,7 @@ def drop_unused_samples(out: Translation) -> None:
 
 
 def refuse_hidden_dropout(out: Translation, name: str) -> None:
-    """Refuse a dropout between the factors of an adapter that has none there; trainers disagree on what it drops."""
+    """Refuse a dropout between the factors of an algorithm without one; trainers disagree on its meaning."""
     network = out.fields.get("network", "lora")
     if out.fields.get("hidden_dropout") and network not in ("lora", "locon"):
         value = for_message(out.fields.pop("hidden_dropout"))

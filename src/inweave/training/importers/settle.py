@@ -28,7 +28,7 @@ _CHUNK = 75
 
 
 def with_tables(out: Translation, overrides: dict[str, Any]) -> dict[str, Any]:
-    """A folder that stands in for the one of a file keeps what the file says of it: resolutions, repeats, captions."""
+    """Return the overrides; a folder that replaces the file's keeps its resolutions, repeats and captions."""
     folder, tables = overrides.get("dataset"), out.fields.get("dataset")
     is_folder = isinstance(folder, str) and Path(folder).suffix not in (".toml", ".json", ".jsonl", ".txt")
     if is_folder and folder != "inweave/pixel" and isinstance(tables, Mapping):
@@ -47,21 +47,23 @@ def unset_variables(settings: Mapping[str, Any]) -> list[str]:
 
 
 def differences(kind: str, settings: Mapping[str, Any], out: Translation) -> list[str]:
-    """What is done in another way here although every setting is the same."""
+    """Return lines about what differs here although every setting is the same."""
     lines = []
     if kind in ("OneTrainer", "ai-toolkit") or out.family in MUSUBI:
         lines.append(
-            "buckets: their sizes are chosen by inweave's own rule, so that an image may be cropped to a slightly different one"
+            "buckets: their sizes are chosen by inweave's own rule, so that an image may be cropped to a slightly "
+            "different one"
         )
     if kind in ("kohya", "kohya_ss") and is_off(settings.get("enable_wildcard")):
         lines.append(
-            "captions: {a|b} is a random choice and ||| ends the tags that stay in place, as kohya does when it is asked to"
+            "captions: {a|b} is a random choice and ||| ends the tags that stay in place, as kohya does when it is "
+            "asked to"
         )
     return lines
 
 
 def refuse(out: Translation, overrides: Mapping[str, Any], implied: Mapping[str, str]) -> None:
-    """One reason: what the file asks for, or its trainer does by default (``implied``), and cannot be trained here."""
+    """Raise one reason: settings, or defaults of the trainer (``implied``), that cannot be trained here."""
     refused = {name: why for name, why in out.refused.items() if out.replaceable.get(name) not in overrides}
     if refused:
         default = {name: f" ({tool}'s default, which the file does not set)" for name, tool in implied.items()}
@@ -70,11 +72,11 @@ def refuse(out: Translation, overrides: Mapping[str, Any], implied: Mapping[str,
         others = dict.fromkeys(out.replaceable[name] for name in refused if name in out.replaceable)
         ways = [f"--set {name}=... to choose another" for name in others]
         ways += [f"--without {','.join(removable)} to import the rest"] if removable else []
-        raise ConfigError(f"cannot be trained here as it is: {listed} ({'; '.join(ways)})")
+        raise ConfigError(f"cannot be trained here: {listed} ({'; '.join(ways)})")
 
 
 def base_model(out: Translation, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The model of a preset, which names none: the one its family is known for."""
+    """Set the model of a preset, which names none, to the one its family is known for."""
     if out.fields.get("model") or "model" in overrides:
         return {}
     family = "sd2" if out.family == "sd" and not is_off(settings.get("v2")) else out.family
@@ -83,7 +85,7 @@ def base_model(out: Translation, settings: Mapping[str, Any], overrides: Mapping
 
 
 def settle(out: Translation, overrides: Mapping[str, Any]) -> None:
-    """Every setting that neither the file nor its tool's defaults decide, at the value that changes nothing."""
+    """Set everything that neither the file nor its trainer's defaults decide to the value that changes nothing."""
     fields = out.fields
     open_fields = set(_LEFT_OPEN)
     if fields.get("start_from"):
@@ -97,7 +99,7 @@ def settle(out: Translation, overrides: Mapping[str, Any]) -> None:
             fields.setdefault(name, info.get_default(call_default_factory=True))
     side, step = fields.get("resolution"), fields.get("bucket_step", 64)
     if fields.get("buckets") is False and isinstance(side, int) and isinstance(step, int) and gcd(side, step) >= 8:
-        fields["bucket_step"] = gcd(side, step)  # images are cropped to the resolution itself there
+        fields["bucket_step"] = gcd(side, step)  # the other trainers crop images to the resolution itself
     if fields.get("network") != "lokr":
         fields["lokr_factor"] = -1
     if fields.get("network") == "lora":

@@ -1,4 +1,4 @@
-r"""Command lines of kohya's and diffusers' scripts, as people keep them: in a .sh, .bat or .ps1 file, or pasted.
+r"""Command lines of kohya's and diffusers' scripts, in a .sh, .bat or .ps1 file, or pasted.
 
     accelerate launch --num_cpu_threads_per_process 8 sdxl_train_network.py \
       --pretrained_model_name_or_path="$MODEL" \
@@ -22,7 +22,7 @@ from inweave.training.importers.diffusers.settings import is_diffusers_script
 from inweave.training.importers.kohya.settings import KOHYA
 from inweave.training.importers.shell_script import script_commands
 
-#: how many training commands a text has, where there are several
+#: key of the number of training commands in a text, if there are several
 COMMANDS = "number of training commands"
 _LISTS = frozenset({
     "network_args", "optimizer_args", "lr_scheduler_args", "base_weights", "base_weights_multiplier", "text_encoder_lr",
@@ -33,13 +33,13 @@ _SCRIPT = re.compile(r"\.py$|^[\w./\\-]*train_network$")
 
 
 def is_command(text: str) -> bool:
-    """Whether a text holds a command line of a training script."""
+    """Return whether a text holds a command line of a training script."""
     options = len(re.findall(r"(?:^|\s)--[A-Za-z][\w-]*", text))
     return options >= 2 and bool(re.search(r"\.py\b|accelerate\s+launch|^\s*--\w", text, re.MULTILINE))
 
 
 def parse_command(text: str) -> dict[str, Any]:
-    """The options of the training command in a text, and its ``script``."""
+    """Return the options of the training command in a text, and its ``script``."""
     commands = script_commands(text)
     if not commands:
         raise ConfigError("contains no command with options")
@@ -63,7 +63,7 @@ def _options_of(words: list[str]) -> dict[str, Any]:
 
 
 def parse_options(words: Iterable[str], *, shortened: bool = True) -> dict[str, Any]:
-    """--name value, --name=value, --flag, and lists of values; the last of several counts.
+    """Return the options in words: --name value, --name=value, --flag, and lists of values; the last one counts.
 
     ``shortened``: kohya's scripts, whose names may be shortened, and some of which take lists.
     """
@@ -101,6 +101,6 @@ _NAMES = sorted(names_in(KOHYA))
 
 
 def _whole_name(name: str) -> str:
-    """A shortened name as a whole."""
+    """Return a shortened name in full."""
     matches = [each for each in _NAMES if each.startswith(name)]
     return matches[0] if len(matches) == 1 else name

@@ -1,4 +1,4 @@
-r"""What a shell script would run: its commands, with the variables and lists that it sets put in. Nothing is run.
+r"""Commands that a shell script would run, with the values of its variables and lists. Nothing is run.
 
     NAME=value   export NAME=value   set NAME=value   $name = "value"        a variable
     set /a NAME=10*20   NAME=$((10 * 20))                                    whole numbers
@@ -10,8 +10,8 @@ r"""What a shell script would run: its commands, with the variables and lists th
     docker run image bash -c 'python train.py --a b'                         a command in another
 
 A line goes on after a backslash (bash), a caret (cmd) or a backtick (PowerShell), and inside of the brackets of a list.
-A branch is left out where its condition is false. Where a condition cannot be read, such as one on a file that exists, a
-list that its branch changes is uncertain, and a command that uses the list is refused.
+A branch whose condition is false is skipped. If a condition cannot be read, such as one on a file that exists, a list
+that its branch changes is uncertain, and a command that uses the list is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _POWERSHELL_IF = re.compile(r"^\s*(?:\}\s*)?(if|elseif)\s*\((.*)\)\s*\{\s*(.*)$"
 
 @dataclass(slots=True)
 class _Branch:
-    """One level of conditions: None is one that cannot be read."""
+    """One level of conditions; None if a condition cannot be read."""
 
     condition: bool | None
     text: str
@@ -141,7 +141,7 @@ class _Script:
         return holds is not (negated or empty)
 
     def _text(self, expression: str) -> str:
-        """Quoted texts and variables, joined by + in PowerShell."""
+        """Return the value of quoted texts and variables, joined by + in PowerShell."""
         parts = _split(expression.strip(), "+") if re.search(r"[\"']\s*\+|\+\s*\$", expression) else [expression]
         return "".join(self.replaced(_assigned(part)) for part in parts)
 
@@ -153,7 +153,7 @@ class _Script:
         return _VARIABLE.sub(value, self.calculated(text))
 
     def calculated(self, text: str) -> str:
-        """``text`` with the results of its calculations; names in them need no dollar."""
+        """Return a text with the results of its calculations; names in them need no dollar."""
 
         def result(match: re.Match[str]) -> str:
             numbers = _BARE.sub(lambda name: self.variables.get(name[1], name[0]), match[1])
@@ -162,7 +162,7 @@ class _Script:
         return _ARITHMETIC.sub(result, text)
 
     def words(self, line: str) -> list[str]:
-        """The words of a command, with its lists in their place."""
+        """Return the words of a command, with the items of its lists."""
         words: list[str] = []
         for word in _words(self.calculated(line)):
             match = _LIST_WORD.match(word)
@@ -180,7 +180,7 @@ class _Script:
 
 
 def script_commands(text: str) -> list[list[str]]:
-    """The words of every command with options that a script would run."""
+    """Return the words of every command with options that a script would run."""
     script = _Script()
     for line in _statements(_CONTINUED.sub(" ", _COMMENT.sub("", text))):
         script.read(line)
@@ -188,7 +188,7 @@ def script_commands(text: str) -> list[list[str]]:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Lines; those of a list that goes over several are one."""
+    """Yield lines; those of a list that spans several are joined."""
     pending: list[str] = []
     for line in text.splitlines():
         pending.append(line)
@@ -200,7 +200,7 @@ def _statements(text: str) -> Iterator[str]:
 
 
 def _inner(words: list[str]) -> list[str]:
-    """The words of the command that another shell is given: docker run image bash -c 'accelerate launch ...'."""
+    """Return the words of a command for another shell: docker run image bash -c 'accelerate launch ...'."""
     for index in range(1, len(words) - 1):
         if re.fullmatch(r"-l?c", words[index]) and re.search(r"(?:^|/)\w*sh$", words[index - 1]):
             return _words(words[index + 1])
@@ -208,18 +208,18 @@ def _inner(words: list[str]) -> list[str]:
 
 
 def _options(text: str) -> list[str]:
-    """A word; a variable or an item that holds several options, as bash splits it."""
+    """Return a word, or the words of one that holds several options, as bash splits it."""
     return _words(text) if re.match(r"--[\w-]+\s", text) else [text]
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Parts of an expression; a separator between quotes does not count."""
+    """Return the parts of an expression; a separator between quotes does not count."""
     pattern = rf"(?:\"[^\"]*\"|'[^']*'|[^{re.escape(separator)}\"'])+"
     return [part.strip() for part in re.findall(pattern, text) if part.strip()]
 
 
 def _assigned(text: str) -> str:
-    """The value of an assignment: what is between quotes, or the text up to a comment."""
+    """Return the value of an assignment: the text between quotes, or up to a comment."""
     text = text.strip()
     if text[:1] in ("'", '"') and text.find(text[0], 1) > 0:
         return text[1 : text.index(text[0], 1)]
@@ -227,7 +227,7 @@ def _assigned(text: str) -> str:
 
 
 def _computed(text: str, otherwise: str = "") -> str:
-    """The result of a calculation with whole numbers, as shells round it; other text as it is."""
+    """Return the result of a calculation with integers, as shells round it; other text unchanged."""
     if not _CALCULATION.fullmatch(text):
         return otherwise or text
     total, pending = [0], "+"

@@ -57,8 +57,8 @@ class Source:
 class Importer:
     """How the files of one trainer are imported.
 
-    ``recognize`` returns the settings in a table, None for another trainer's; ``prepare`` refuses what trains no adapter
-    of a known model; ``translate`` fills the fields.
+    ``recognize`` returns the settings in a table, None for another trainer's; ``prepare`` adds the trainer's defaults,
+    and refuses a file that does not train an adapter of a known model; ``translate`` fills the fields.
     """
 
     name: str

@@ -1,12 +1,12 @@
 r"""Which modules other trainers adapt, as regular expressions for whole module names in diffusers' spelling.
 
-    UNet           kohya's LoRA: what is inside of Transformer2DModel, with proj_in and proj_out
+    UNet           kohya's LoRA: everything inside of Transformer2DModel, with proj_in and proj_out
                    LoCon:        and ResnetBlock2D, Downsample2D, Upsample2D
                    LyCORIS full: and, of SD 1 and 2, conv_in, conv_out and the time embedding
     transformers   kohya, ai-toolkit: every linear layer inside of the blocks, modulation included
     text encoders  attention and MLP of every layer
 
-One expression stands for all networks of a run: an entry of `targets` that matches nothing is an error.
+One expression is for all networks of a run: an entry of `targets` that matches nothing is an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _joined(*parts: str) -> list[str]:
 
 
 def kohya_targets(family: str, convolutions: bool, modulation: bool = False) -> list[str]:
-    """What networks.lora, lora_flux and lora_sd3 adapt; of Qwen-Image the ``modulation`` where it is asked for."""
+    """Return the modules of networks.lora, lora_flux and lora_sd3; of Qwen-Image the ``modulation`` on request."""
     if family in FLOW:
         blocks = {
             "qwen_image": r"transformer_blocks\.\d+\." + ("" if modulation else "(?!img_mod|txt_mod)") + ".+",
@@ -45,7 +45,7 @@ def kohya_targets(family: str, convolutions: bool, modulation: bool = False) -> 
 
 
 def lycoris_targets(family: str, preset: str) -> list[str]:
-    """What a preset of LyCORIS adapts; kohya's UNet of SDXL has other names, so those of the ends match nothing there."""
+    """Return the modules of a preset of LyCORIS; the names of a UNet's ends match nothing in kohya's UNet of SDXL."""
     encoder = ENCODER if LYCORIS_PRESETS[preset][1] else ""
     if family in FLOW:
         return _joined(r".*attn\..+" if preset == "attnonly" else BLOCKS, encoder)
@@ -63,16 +63,16 @@ def lycoris_targets(family: str, preset: str) -> list[str]:
 
 
 def toolkit_targets(family: str, convolutions: bool) -> list[str]:
-    """What ai-toolkit adapts: of a UNet what kohya does, of a transformer everything in its blocks."""
-    blocks = r"layers\.\d+\..+" if family == "z_image" else BLOCKS  # it chooses by that word
+    """Return the modules of ai-toolkit: those of kohya in a UNet, everything in a transformer's blocks."""
+    blocks = r"layers\.\d+\..+" if family == "z_image" else BLOCKS  # ai-toolkit chooses by that word
     return _joined(blocks, ENCODER) if family in FLOW else kohya_targets(family, convolutions)
 
 
 def everything() -> list[str]:
-    """Every linear layer and convolution, as OneTrainer does without a filter."""
+    """Return a pattern for every linear layer and convolution, as OneTrainer does without a filter."""
     return [".*"]
 
 
 def filtered(patterns: list[str], encoders: bool) -> list[str]:
-    """The modules of the denoiser that match a pattern, and everything of the text encoders."""
+    """Return the denoiser's modules that match a pattern, and everything of the text encoders."""
     return _joined(*patterns, r"(text_model\.|encoder\.).*|text_projection" if encoders else "")

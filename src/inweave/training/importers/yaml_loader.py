@@ -22,7 +22,7 @@ class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]
         self._pairs = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Replace the merge keys of a mapping by the pairs they stand for."""
+        """Replace the merge keys of a mapping by the pairs they expand to."""
         self._count(len(node.value))
         sources: list[yaml.Node] = []
         own = []
@@ -47,4 +47,4 @@ class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]
     def _count(self, pairs: int) -> None:
         self._pairs += pairs
         if self._pairs > MAX_PAIRS:
-            raise yaml.YAMLError("its merge keys (<<) stand for too many settings")
+            raise yaml.YAMLError("its merge keys (<<) expand to too many settings")

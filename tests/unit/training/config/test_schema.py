@@ -106,9 +106,12 @@ def test_all_problems_at_once() -> None:
         network_args="?", optimizer_args={"eps": 1}, unet_lr="fast", patience=3, lokr_factor=4, cosine_cycles=2,
     ).split("\n")  # fmt: skip
     expected = [
-        "rankk", "dataset", "steps and epochs", "rank:", "text_encoder_learning_rate", "caption_dropout", "validation_split",
-        "set cache_text = false", "'a[b' is not a valid regular expression: unterminated character set at position 1", "vram",
-        "min_snr_gamma: is for models that predict noise", "noise_offset", "'x(' is not a valid regular expression", "rules.1: sets",
+        "rankk", "dataset", "steps and epochs", "rank:", "text_encoder_learning_rate", "caption_dropout",
+        "validation_split",
+        "set cache_text = false", "'a[b' is not a valid regular expression: unterminated character set at position 1",
+        "vram",
+        "min_snr_gamma: is for models that predict noise", "noise_offset", "'x(' is not a valid regular expression",
+        "rules.1: sets",
         "network_args", "unet_lr", "lokr_factor", "cosine_cycles",
     ]  # fmt: skip
     for word in expected:
@@ -184,9 +187,12 @@ def test_constructors_raise_every_problem_as_ours() -> None:
         "dataset", "rank", "learning_rat", "steps and epochs",
     ]  # fmt: skip
     assert "got 'y'" in str(caught.value) and "did you mean 'learning_rate'?" in str(caught.value)
-    for wrong in (lambda: TrainConfig.model_validate({"dataset": "x", "rank": "y"}), lambda: TrainConfig.model_validate(3),
-                  lambda: TrainConfig.model_validate_json('{"dataset": "x", "rank": "y"}'), lambda: Rule(pattern="(", skip=True),
-                  lambda: of().model_copy(update={"rank": "y"}), lambda: of(steps=3).model_copy(update={"epochs": 2})):  # fmt: skip
+    for wrong in (lambda: TrainConfig.model_validate({"dataset": "x", "rank": "y"}),
+    lambda: TrainConfig.model_validate(3),
+                  lambda: TrainConfig.model_validate_json('{"dataset": "x", "rank": "y"}'),
+                  lambda: Rule(pattern="(", skip=True),
+                  lambda: of().model_copy(update={"rank": "y"}),
+                  lambda: of(steps=3).model_copy(update={"epochs": 2})):  # fmt: skip
         with pytest.raises(ConfigError):
             wrong()
 

@@ -77,7 +77,8 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 #: fields that exclude others, left to the tests above
 APART = {
-    "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser", "train_text_encoders",
+    "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser",
+    "train_text_encoders",
     "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop", "hidden_dropout", "rank_dropout",
 }  # fmt: skip
 
@@ -117,7 +118,10 @@ def test_toml_there_and_back(
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    program = "import sys, inweave.training.config.schema, inweave.training.importers.detect; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
+    program = (
+        "import sys, inweave.training.config.schema, inweave.training.importers.detect; sys.exit('torch' in "
+        "sys.modules or 'yaml' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

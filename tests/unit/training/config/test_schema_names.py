@@ -167,7 +167,8 @@ def test_every_other_name_is_tested_or_pairs_with_one_that_is() -> None:
     }
     shared = {"dit", "text_encoder", "training_shift"}  # of scripts for other models, tested with imports
     optional = {
-        "save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "validate_every_n_steps", "min_timestep",
+        "save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "validate_every_n_steps",
+        "min_timestep",
         "max_timestep", "multires_noise_iterations", "multires_noise_discount", "debiased_estimation_loss",
         "scale_weight_norms", "huber_c", "huber_schedule",
     }  # fmt: skip

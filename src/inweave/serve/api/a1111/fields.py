@@ -1,7 +1,7 @@
-"""A1111's fields in our words; clients send numbers as 20 or 20.0, and null for what they leave out.
+"""A1111's fields, translated to those of an image request; clients send numbers as 20 or 20.0.
 
-Every field works, or its effect is nil, or the answer names it in a warning: nothing that would change a picture elsewhere is
-dropped in silence. Scripts that were chosen by name are refused, as A1111 refuses those it does not have.
+Every field works, or has no effect, or the answer names it in a warning: a field that changes images in A1111 is never
+dropped silently. Scripts that are chosen by name are refused, just as A1111 refuses those it does not have.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, Problem
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
 from inweave.models.samplers import offered_samplers, offered_schedules, schedules_of
+from inweave.serve.api.a1111.requests import Img2Img
 
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
-#: fields that change a picture elsewhere and have no effect here -> their values that mean "off" or "as always"
+#: fields that change images in A1111 and have no effect here -> their values that mean "off" or "as always"
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "subseed_strength": (0, -1), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0), "restore_faces": (False,),
     "tiling": (False,), "enable_hr": (False,), "refiner_checkpoint": ("", "None"), "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,),
@@ -24,78 +25,20 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "initial_noise_multiplier": (1,), "image_cfg_scale": (0, 1, 1.5), "latent_mask": ("",), "mask_round": (True,),
     "save_images": (False,),
 }  # fmt: skip
-#: settings of the web UI that requests may override -> their values that mean what this worker does
+#: settings of the web UI that requests may override -> their values that match what this worker does
 _OVERRIDES: dict[str, tuple[Any, ...] | None] = {
     "sd_model_checkpoint": None, "CLIP_stop_at_last_layers": None, "sd_vae": ("", "None", "Automatic"),
     "samples_format": ("png",), "live_previews_enable": (True,), "sd_checkpoint_hash": ("",),
 }  # fmt: skip
-#: fields that work, or that have no effect on a picture anywhere
-_KNOWN = frozenset(
-    [
-        "prompt",
-        "negative_prompt",
-        "seed",
-        "subseed",
-        "sampler_name",
-        "sampler_index",
-        "scheduler",
-        "batch_size",
-        "n_iter",
-        "steps",
-        "cfg_scale",
-        "width",
-        "height",
-        "do_not_save_samples",
-        "do_not_save_grid",
-        "denoising_strength",
-        "override_settings",
-        "override_settings_restore_afterwards",
-        "refiner_switch_at",
-        "disable_extra_networks",
-        "comments",
-        "script_name",
-        "script_args",
-        "alwayson_scripts",
-        "send_images",
-        "force_task_id",
-        "infotext",
-        "firstphase_width",
-        "firstphase_height",
-        "hr_scale",
-        "hr_upscaler",
-        "hr_second_pass_steps",
-        "hr_resize_x",
-        "hr_resize_y",
-        "hr_checkpoint_name",
-        "hr_sampler_name",
-        "hr_scheduler",
-        "hr_prompt",
-        "hr_negative_prompt",
-        "init_images",
-        "resize_mode",
-        "mask",
-        "mask_blur",
-        "mask_blur_x",
-        "mask_blur_y",
-        "inpainting_fill",
-        "inpaint_full_res",
-        "inpaint_full_res_padding",
-        "inpainting_mask_invert",
-        "include_init_images",
-        "clip_skip",
-        "on_mismatch",
-        "loras",
-        "url",
-        "auth",
-    ]
-)
+#: fields that work, or that have no effect on an image anywhere; SillyTavern sends its own `url` and `auth`
+_KNOWN = {*Img2Img.model_fields, "url", "auth"}
 #: our names in problems -> A1111's
 FIELD_NAMES = {"guidance": "cfg_scale", "count": "batch_size", "strength": "denoising_strength", "image": "init_images",
                "mask_image": "mask", "sampler": "sampler_name", "schedule": "scheduler", "feather": "mask_blur"}  # fmt: skip
 
 
 def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """A1111's fields in our words."""
+    """Return the fields of an image request."""
     names = {"prompt": "prompt", "negative_prompt": "negative_prompt", "steps": "steps", "cfg_scale": "guidance",
              "width": "width", "height": "height", "clip_skip": "clip_skip", "on_mismatch": "on_mismatch",
              "loras": "loras"}  # fmt: skip
@@ -117,7 +60,7 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
 
 
 def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
-    """Sampler and schedule; A1111 takes its default for what it does not know, and so does this, with a warning."""
+    """Return sampler and schedule; unknown ones are replaced by the default like in A1111, with a warning."""
     label = str(body.get("sampler_name") or body.get("sampler_index") or "")
     sampler, schedule = sampler_name(label)
     scheduler = str(body.get("scheduler") or "")
@@ -140,7 +83,7 @@ def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
 
 
 def ignored_fields(body: Mapping[str, Any]) -> list[str]:
-    """One line per field that has no effect here and is not off."""
+    """Return one line per field that has no effect here and is not off."""
     lines = [
         f"{name} has no effect here" for name, off in _UNSUPPORTED.items() if name in body and body[name] not in off
     ]
@@ -163,13 +106,13 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
 
 
 def _is_on(script: object) -> bool:
-    """A script without arguments, or whose only one is false, is switched off."""
+    """Return whether a script is on: it has arguments, and not just false."""
     arguments = script.get("args") if isinstance(script, Mapping) else script
     return bool(arguments) and arguments != [False]
 
 
 def ignored_options(options: Mapping[str, Any]) -> list[str]:
-    """One line per setting of the web UI that has no effect here."""
+    """Return one line per setting of the web UI that has no effect here."""
     lines = []
     for name, value in options.items():
         same = _OVERRIDES.get(name, ())
@@ -179,7 +122,7 @@ def ignored_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def clip_skip_option(options: Mapping[str, Any]) -> int | None:
-    """`CLIP_stop_at_last_layers` of the web UI's settings."""
+    """Return `CLIP_stop_at_last_layers` of the web UI's settings."""
     value = whole_number(options, "CLIP_stop_at_last_layers")
     if value is not None and not 1 <= value <= 12:
         raise ConfigError(Problem("CLIP_stop_at_last_layers", f"expected 1 to 12, got {value}"))
@@ -187,6 +130,7 @@ def clip_skip_option(options: Mapping[str, Any]) -> int | None:
 
 
 def whole_number(body: Mapping[str, Any], name: str, most: int = 100_000) -> int | None:
+    """Return the value of a field that holds a whole number, if it is there."""
     value = number(body, name)
     if value is None:
         return None
@@ -196,6 +140,7 @@ def whole_number(body: Mapping[str, Any], name: str, most: int = 100_000) -> int
 
 
 def number(body: Mapping[str, Any], name: str) -> float | None:
+    """Return the value of a field that holds a number, if it is there."""
     value = body.get(name)
     if value is None:
         return None
@@ -205,7 +150,7 @@ def number(body: Mapping[str, Any], name: str) -> float | None:
 
 
 def switch(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A field that clients send as true or as 1."""
+    """Return the value of a field that clients send as true or as 1."""
     value = body.get(name, default)
     if value not in (0, 1):
         raise ConfigError(Problem(name, "expected true or false"))
@@ -213,6 +158,7 @@ def switch(body: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that an answer repeats: without images, unless they are asked for."""
     echo = dict(body)
     if not body.get("include_init_images"):
         echo |= {name: None for name in ("init_images", "mask") if name in echo}

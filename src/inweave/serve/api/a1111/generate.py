@@ -1,8 +1,10 @@
-"""AUTOMATIC1111's API below /sdapi/v1, as far as clients use it.
+"""Images from prompts and from other images.
 
-Unknown fields are no errors and every field may be null, as there. Settings that a client leaves out take the model's own
-values. What cannot be honored (hires fix, face restoration, scripts, ...) is named in `info` and in `warnings`; a LoRA that is
-unknown or does not fit is an error, unless the request says on_mismatch = "warn".
+POST /sdapi/v1/txt2img, /sdapi/v1/img2img
+
+As in A1111, unknown fields are ignored and any field may be null. Settings that a client leaves out take the model's
+own values. Fields that cannot be honored (hires fix, face restoration, scripts, ...) are named in `info` and in
+`warnings`; a LoRA that is unknown or does not fit is an error, unless the request says on_mismatch = "warn".
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from inweave.errors import ConfigError, MissingError, Problem
-from inweave.generate.infotext import from_infotext
 from inweave.serve.api.a1111.fields import (
     FIELD_NAMES,
     echoed,
@@ -28,53 +29,55 @@ from inweave.serve.api.a1111.fields import (
     switch,
     whole_number,
 )
-from inweave.serve.api.a1111.images import Inpainting, MaskSettings, prepare_inpainting, resize_input
+from inweave.serve.api.a1111.images import Inpainting, MaskSettings, prepare_inpainting
 from inweave.serve.api.a1111.info import generation_info
 from inweave.serve.api.a1111.options import SdOptions
 from inweave.serve.api.a1111.progress import remember_task
-from inweave.serve.api.json_body import json_body
-from inweave.serve.api.native.jobs import client_of, service_of
-from inweave.serve.api.waiting import finished_images, wait
-from inweave.serve.jobs.failures import error_of
-from inweave.serve.jobs.image_request import ImageRequest, named_as
+from inweave.serve.api.a1111.requests import Img2Img, Txt2Img, image_body
+from inweave.serve.api.context import client_of, service_of
+from inweave.serve.api.openapi import json_body_of
+from inweave.serve.api.resize import MAX_SIDE, resize_input
+from inweave.serve.api.waiting import wait_or_cancel
+from inweave.serve.jobs.image_request import ImageRequest
 from inweave.serve.jobs.job import Job
 from inweave.serve.service import Service
 
 router = APIRouter(prefix="/sdapi/v1")
 LIVE_PREVIEW_EVERY = 5
-MAX_SIDE = 4096
+_TXT2IMG = {"prompt": "a red apple <lora:pixel:0.8>", "steps": 8}
+_IMG2IMG = {"prompt": "a pear", "init_images": ["iVBORw0KGgo..."]}
 
 
-@router.post("/txt2img")
+@router.post("/txt2img", openapi_extra=json_body_of(Txt2Img, _TXT2IMG))
 async def txt2img(request: Request) -> JSONResponse:
-    body = await _fields(request)
+    body = await image_body(request)
     return await _generate(request, body, {"operation": "image_generation"}, [])
 
 
-@router.post("/img2img")
+@router.post("/img2img", openapi_extra=json_body_of(Img2Img, _IMG2IMG))
 async def img2img(request: Request) -> JSONResponse:
-    body = await _fields(request)
+    body = await image_body(request)
     service = service_of(request)
     images = body.get("init_images") or []
     if not isinstance(images, list) or not images or not isinstance(images[0], str):
         raise MissingError("Init image not found")
     if len(images) > 1:
-        raise ConfigError(Problem("init_images", f"one picture is expected, got {len(images)}"))
-    image = await service.picture(images[0], "init_images")
+        raise ConfigError(Problem("init_images", f"one image is expected, got {len(images)}"))
+    image = await service.images.read(images[0], "init_images")
     size = (whole_number(body, "width"), whole_number(body, "height"))
-    if max(side or 0 for side in size) > MAX_SIDE:  # before the picture is made that large
+    if max(side or 0 for side in size) > MAX_SIDE:  # before the image is made that large
         raise ConfigError(f"width, height: at most {MAX_SIDE} pixels")
     warnings: list[str] = []
     mode = whole_number(body, "resize_mode", 3) or 0
     if mode == 3:
-        warnings.append("resize_mode 3 (latent upscale) has no effect here; the picture was stretched")
+        warnings.append("resize_mode 3 (latent upscale) has no effect here; the image was stretched")
     strength = number(body, "denoising_strength")
     fields: dict[str, Any] = {"operation": "image_transform", "strength": 0.75 if strength is None else strength}
     if not body.get("mask"):
         resized = await asyncio.to_thread(resize_input, image, size, mode)
         return await _generate(request, body, fields | {"image": _base64(resized)}, warnings)
     settings = _mask_settings(body, warnings)
-    mask = await service.picture(str(body["mask"]), "mask")
+    mask = await service.images.read(str(body["mask"]), "mask")
     inpainting = await asyncio.to_thread(prepare_inpainting, image, mask, size, mode, settings)
     fields |= {"operation": "image_inpaint", "image": _base64(inpainting.image), "mask_image": _base64(inpainting.mask)}
     fields["feather"] = settings.blur
@@ -101,19 +104,6 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-async def _fields(request: Request) -> dict[str, Any]:
-    body = await json_body(request)
-    if not isinstance(body, Mapping):
-        raise ConfigError("expected a JSON object")
-    fields = {name: value for name, value in body.items() if value is not None and name not in ("url", "auth")}
-    if isinstance(text := fields.get("infotext"), str):
-        if len(text) > 100_000:
-            raise ConfigError(Problem("infotext", "longer than 100,000 characters"))
-        theirs = {"guidance": "cfg_scale", "sampler": "sampler_name", "schedule": "scheduler"}
-        fields = {theirs.get(name, name): value for name, value in from_infotext(text).items()} | fields
-    return fields
-
-
 async def _generate(
     request: Request,
     body: dict[str, Any],
@@ -126,23 +116,23 @@ async def _generate(
     options: SdOptions = request.app.state.sd_options
     warnings += [*ignored_fields(body), *(f"option {line}" for line in options.without_effect)]
     fields |= image_fields(body, warnings)
-    chosen = options.override(body.get("override_settings") or {}, service)
+    chosen = options.override(body.get("override_settings") or {}, service.models)
     fields["model"] = chosen.model
     if chosen.clip_skip is not None:
         fields.setdefault("clip_skip", chosen.clip_skip)
     if body.get("override_settings_restore_afterwards") is False:
         request.app.state.sd_options = chosen
     fields["preview_every"] = LIVE_PREVIEW_EVERY
-    with named_as(FIELD_NAMES):
-        job, _ = await service.submit_image(ImageRequest.parse(fields), client=f"sdapi {client_of(request)}")
+    try:
+        job = await service.submit_image(ImageRequest.parse(fields), client=f"sdapi {client_of(request)}")
+    except ConfigError as error:
+        raise error.renamed(FIELD_NAMES) from None
     if isinstance(task := body.get("force_task_id"), str):
         remember_task(request, task, job)
-    ended = await wait(request, service, job)
-    if ended.state == "failed" and ended.error is not None:
-        raise error_of(ended.error)
-    pictures = await _pictures(service, ended, inpainting)
+    ended = await wait_or_cancel(request, service, job)
+    images = await _images(service, ended, inpainting)
     answer = {
-        "images": pictures if body.get("send_images", True) else [],
+        "images": images if body.get("send_images", True) else [],
         "parameters": echoed(body),
         "info": json.dumps(generation_info(ended, warnings, whole_number(body, "batch_size") or 1)),
         "loras": (ended.result or {}).get("loras", []),
@@ -152,13 +142,13 @@ async def _generate(
     return JSONResponse(answer, headers={"X-Process-Time": f"{time.perf_counter() - started:.4f}"})
 
 
-async def _pictures(service: Service, job: Job, inpainting: Inpainting | None) -> list[str]:
-    """The results; of a job that was interrupted its last preview, as A1111 returns what it has."""
+async def _images(service: Service, job: Job, inpainting: Inpainting | None) -> list[str]:
+    """Return the results; of a job that was interrupted its last preview, like A1111."""
     if job.state == "done":
-        pictures = await finished_images(service, job)
+        images = await service.jobs.images(job)
         if inpainting is not None:
-            pictures = [await asyncio.to_thread(inpainting.restore, content) for content in pictures]
-        return [_base64(content) for content in pictures]
-    events = await asyncio.to_thread(service.store.events, job.id)
+            images = [await asyncio.to_thread(inpainting.restore, content) for content in images]
+        return [_base64(content) for content in images]
+    events = await service.jobs.events(job.id)
     previews = [event.data["image"] for event in events if event.type == "preview"]
     return previews[-1:]

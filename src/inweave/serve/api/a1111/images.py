@@ -1,10 +1,10 @@
-"""What A1111 does to pictures before and after: fit them to a size, fill what is masked, work on the masked part alone.
+"""Images before and after A1111 requests: fitted to a size, filled under the mask, cropped to the masked part.
 
 resize_mode         0 stretches, 1 crops, 2 fills around it (3, in latent space, stretches here)
-inpainting_fill     0 starts from the colors around the mask, 1 from what is there (2 and 3, latent noise and nothing, as 0 here)
+inpainting_fill     0 starts from the colors around the mask, 1 from the image (2 and 3, latent noise and nothing, like 0)
 inpaint_full_res    only the mask's surroundings are repainted, enlarged to the requested size, and put back in their place:
 
-    region = the mask's bounding box + padding, widened to the shape of the requested size, inside the picture
+    region = the mask's bounding box + padding, widened to the shape of the requested size, inside the image
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import io
 from dataclasses import dataclass
 
 from PIL import Image, ImageChops, ImageFilter, ImageOps
-from PIL.PngImagePlugin import PngImageFile, PngInfo
+from PIL.PngImagePlugin import PngInfo
+
+from inweave.serve.api.resize import Size, fit, open_png, png_bytes
 
 Box = tuple[int, int, int, int]
-Size = tuple[int | None, int | None]
 FILL_SIDE = 512  # the colors around a mask are smooth: they are computed at this size
 
 
 @dataclass(frozen=True, slots=True)
 class MaskSettings:
-    """How a masked picture is prepared."""
+    """How a masked image is prepared."""
 
     invert: bool = False
     blur: int = 4
@@ -33,7 +34,7 @@ class MaskSettings:
 
 @dataclass(frozen=True, slots=True)
 class Inpainting:
-    """A picture and its mask, ready to be repainted; with a ``region``, they are that part of ``whole``."""
+    """An image and its mask, ready to be repainted; with a ``region``, they are that part of ``whole``."""
 
     image: bytes
     mask: bytes
@@ -43,11 +44,11 @@ class Inpainting:
     blur: int = 0
 
     def restore(self, result: bytes) -> bytes:
-        """The whole picture with the region repainted; every pixel outside the mask keeps its bits."""
+        """Return the whole image with the region repainted; every pixel outside the mask keeps its bits."""
         if self.region is None:
             return result
         left, top, right, bottom = self.region
-        with _open(result) as new, _open(self.whole) as old, _open(self.whole_mask) as mask:
+        with open_png(result) as new, open_png(self.whole) as old, open_png(self.whole_mask) as mask:
             part = mask.convert("L").crop(self.region)
             if self.blur:
                 soft = part.filter(ImageFilter.GaussianBlur(self.blur / 2)).point(lambda value: max(0, 2 * value - 255))
@@ -63,17 +64,11 @@ class Inpainting:
         return target.getvalue()
 
 
-def resize_input(content: bytes, size: Size, mode: int) -> bytes:
-    """A checked picture at the size the client asked for, as PNG."""
-    with _open(content) as image:
-        return _png(_fit(image.convert("RGBA" if image.mode == "RGBA" else "RGB"), size, mode))
-
-
 def prepare_inpainting(
     content: bytes, mask_content: bytes, size: Size, mode: int, settings: MaskSettings
 ) -> Inpainting:
-    """A checked picture and mask as A1111 would repaint them; white is repainted."""
-    with _open(content) as source, _open(mask_content) as mask_source:
+    """Return a checked image and mask prepared like A1111 does; white is repainted."""
+    with open_png(content) as source, open_png(mask_content) as mask_source:
         image = _flat(source, "white").convert("RGB")
         mask = _flat(mask_source, "black").convert("L").point(lambda value: 255 if value >= 128 else 0)
         if settings.invert:
@@ -81,7 +76,7 @@ def prepare_inpainting(
         if settings.only_masked:
             mask = mask if mask.size == image.size else mask.resize(image.size, Image.Resampling.NEAREST)
         else:
-            image, mask = _fit(image, size, mode), _fit(mask, size, mode, Image.Resampling.NEAREST)
+            image, mask = fit(image, size, mode), fit(mask, size, mode, Image.Resampling.NEAREST)
             mask = mask if mask.size == image.size else mask.resize(image.size, Image.Resampling.NEAREST)
         target = (size[0] or image.width, size[1] or image.height)
         region = crop_region(mask, settings.padding, target) if settings.only_masked else None
@@ -91,12 +86,14 @@ def prepare_inpainting(
             work = work.crop(box).resize(target, Image.Resampling.LANCZOS)
             work_mask = mask.crop(box).resize(target, Image.Resampling.NEAREST)
         if region is None:
-            return Inpainting(_png(work), _png(work_mask))
-        return Inpainting(_png(work), _png(work_mask), region, _png(image), _png(mask), settings.blur)
+            return Inpainting(png_bytes(work), png_bytes(work_mask))
+        return Inpainting(
+            png_bytes(work), png_bytes(work_mask), region, png_bytes(image), png_bytes(mask), settings.blur
+        )
 
 
 def crop_region(mask: Image.Image, padding: int, target: tuple[int, int]) -> Box | None:
-    """The part of a picture around the white of its mask, with the shape of ``target`` as far as the picture reaches."""
+    """Return the part of an image around the white of its mask, with the shape of ``target`` as far as the image reaches."""
     box = mask.getbbox()
     if box is None:
         return None
@@ -111,7 +108,7 @@ def crop_region(mask: Image.Image, padding: int, target: tuple[int, int]) -> Box
 
 
 def fill_masked(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """The picture with what is masked replaced by the colors around it: averages of ever larger neighborhoods."""
+    """Return an image with its masked part replaced by the colors around it: averages of ever larger neighborhoods."""
     scale = min(1.0, FILL_SIDE / max(image.size))
     known = image.convert("RGBA")
     known.putalpha(ImageOps.invert(mask))
@@ -129,17 +126,10 @@ def fill_masked(image: Image.Image, mask: Image.Image) -> Image.Image:
 
 
 def _coarser(level: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Averages of what is not transparent; a pixel is transparent where all of its parts are."""
+    """Average the pixels that are not transparent; the result is transparent where all of its parts are."""
     smaller = level.resize(size, Image.Resampling.BOX)
     smaller.putalpha(smaller.getchannel("A").point(lambda alpha: 255 if alpha else 0))
     return smaller
-
-
-def _open(content: bytes) -> PngImageFile:
-    image = Image.open(io.BytesIO(content), formats=("PNG",))
-    assert isinstance(image, PngImageFile)
-    image.load()
-    return image
 
 
 def _flat(image: Image.Image, background: str) -> Image.Image:
@@ -148,22 +138,3 @@ def _flat(image: Image.Image, background: str) -> Image.Image:
     flat = Image.new("RGBA", image.size, background)
     flat.alpha_composite(image)
     return flat
-
-
-def _fit(
-    image: Image.Image, size: Size, mode: int, resampling: Image.Resampling = Image.Resampling.LANCZOS
-) -> Image.Image:
-    if size[0] is None or size[1] is None or image.size == size:
-        return image
-    target = (max(1, size[0]), max(1, size[1]))
-    if mode == 1:
-        return ImageOps.fit(image, target, resampling)
-    if mode == 2:
-        return ImageOps.pad(image, target, resampling)
-    return image.resize(target, resampling)
-
-
-def _png(image: Image.Image) -> bytes:
-    target = io.BytesIO()
-    image.save(target, format="PNG", compress_level=1)
-    return target.getvalue()

@@ -10,7 +10,7 @@ from inweave.serve.jobs.job import Job
 
 
 def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str, Any]:
-    """The JSON text that A1111 sends beside the pictures."""
+    """Return the object whose JSON text A1111 sends next to the images."""
     result = job.result or {"images": [], "loras": [], "warnings": [], "model": {"name": job.model}}
     images = result["images"]
     first = images[0]["settings"] if images else {**job.request["config"]}

@@ -1,8 +1,7 @@
-"""What A1111's clients ask before they generate: options, models, LoRAs, samplers, the text in a picture, and empty lists."""
+"""Lists that A1111's clients read before they generate: models, LoRAs, samplers, and empty ones; texts in images."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,43 +10,25 @@ from fastapi import APIRouter, Request
 
 from inweave.errors import ConfigError, Problem
 from inweave.generate.infotext import SAMPLER_LABELS, SCHEDULE_LABELS, from_infotext
-from inweave.serve.api.a1111.options import SdOptions
+from inweave.serve.api.a1111.requests import PngInfo
+from inweave.serve.api.context import service_of
 from inweave.serve.api.json_body import json_body
-from inweave.serve.api.native.jobs import service_of
-from inweave.serve.jobs.image_request import decode_base64
+from inweave.serve.api.openapi import json_body_of
 
 router = APIRouter(prefix="/sdapi/v1")
-
-
-@router.get("/options")
-async def options(request: Request) -> dict[str, Any]:
-    current: SdOptions = request.app.state.sd_options
-    return {
-        "sd_model_checkpoint": current.model, "sd_checkpoint_hash": "", "sd_vae": "Automatic",
-        "samples_format": "png", "CLIP_stop_at_last_layers": current.clip_skip or 1, "live_previews_enable": True,
-    }  # fmt: skip
-
-
-@router.post("/options")
-async def change_options(request: Request) -> None:
-    """Change the checkpoint or CLIP's layer; other settings are named in the warnings of later answers."""
-    body = await json_body(request)
-    if not isinstance(body, Mapping):
-        raise ConfigError("expected a JSON object")
-    request.app.state.sd_options = request.app.state.sd_options.set(body, service_of(request))
 
 
 @router.get("/sd-models")
 async def sd_models(request: Request) -> list[dict[str, Any]]:
     return [
         {"title": name, "model_name": name, "hash": None, "sha256": None, "filename": name, "config": None}
-        for name in service_of(request).models
+        for name in service_of(request).models.names
     ]
 
 
 @router.get("/loras")
 async def loras(request: Request) -> list[dict[str, Any]]:
-    entries = await asyncio.to_thread(service_of(request).library.entries)
+    entries = await service_of(request).loras.entries()
     return [
         {"name": e.name, "alias": e.facts.alias or e.name, "path": e.path, "metadata": e.facts.metadata}
         for e in entries
@@ -56,7 +37,7 @@ async def loras(request: Request) -> list[dict[str, Any]]:
 
 @router.post("/refresh-loras")
 async def refresh_loras(request: Request) -> None:
-    await service_of(request).scan()
+    await service_of(request).loras.scan()
 
 
 @router.post("/refresh-checkpoints")
@@ -83,14 +64,12 @@ async def schedulers() -> list[dict[str, Any]]:
     ]
 
 
-@router.post("/png-info")
+@router.post("/png-info", openapi_extra=json_body_of(PngInfo, {"image": "iVBORw0KGgo..."}))
 async def png_info(request: Request) -> dict[str, Any]:
     body = await json_body(request)
     if not isinstance(body, Mapping) or not isinstance(body.get("image"), str):
-        raise ConfigError(Problem("image", "expected a picture in base64"))
-    service = service_of(request)
-    content = decode_base64(body["image"], "image", service.settings.body_bytes)
-    texts = await service.sandbox.record(content)
+        raise ConfigError(Problem("image", "expected an image in base64"))
+    texts = await service_of(request).images.texts(body["image"], "image")
     info = texts.get("parameters", "")
     return {"info": info, "items": texts, "parameters": from_infotext(info) if info else {}}
 

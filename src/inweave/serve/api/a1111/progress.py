@@ -1,11 +1,10 @@
-"""How far A1111's clients can see into the queue: progress, previews, tasks, interruption.
+"""The part of the queue that A1111's clients see: progress, previews, tasks, interruption.
 
 A task is a job under the name that a client gave it with `force_task_id`, or under its own id.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from inweave.errors import ConfigError, MissingError, Problem
+from inweave.serve.api.a1111.requests import TaskProgress
+from inweave.serve.api.context import client_of, service_of
 from inweave.serve.api.json_body import json_body
-from inweave.serve.api.native.jobs import client_of, service_of
+from inweave.serve.api.openapi import json_body_of
 from inweave.serve.jobs.job import Job
 from inweave.serve.service import Service
 
@@ -25,7 +26,7 @@ MAX_TASKS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a running job is."""
+    """The progress of a running job."""
 
     step: int = 0
     steps: int = 0
@@ -39,7 +40,7 @@ class Moment:
 
 
 async def _moment(service: Service, job: Job) -> Moment:
-    events = await asyncio.to_thread(service.store.events, job.id)
+    events = await service.jobs.events(job.id)
     at = next((each.data for each in reversed(events) if each.type in ("progress", "preview")), None)
     seen = next((each for each in reversed(events) if each.type == "preview"), None)
     return Moment(
@@ -49,7 +50,7 @@ async def _moment(service: Service, job: Job) -> Moment:
 
 
 def remember_task(request: Request, task: str, job: Job) -> None:
-    """The name a client gave a job; the oldest names are forgotten first."""
+    """Store the name that a client gave a job; the oldest names are forgotten first."""
     tasks: dict[str, str] = request.app.state.tasks
     tasks.pop(task, None)
     tasks[task[:200]] = job.id
@@ -57,9 +58,9 @@ def remember_task(request: Request, task: str, job: Job) -> None:
         tasks.pop(next(iter(tasks)))
 
 
-@router.post("/internal/progress")
+@router.post("/internal/progress", openapi_extra=json_body_of(TaskProgress, {"id_task": "task(1)"}))
 async def task_progress(request: Request) -> dict[str, Any]:
-    """The progress of one task: {id_task, id_live_preview, live_preview}."""
+    """Return the progress of one task: {id_task, id_live_preview, live_preview}."""
     service = service_of(request)
     body = await json_body(request)
     if not isinstance(body, Mapping) or not isinstance(body.get("id_task"), str):
@@ -70,13 +71,12 @@ async def task_progress(request: Request) -> dict[str, Any]:
     }  # fmt: skip
     name = body["id_task"][:200]
     try:
-        job = await asyncio.to_thread(service.store.job, request.app.state.tasks.get(name, name))
+        job = await service.jobs.get(request.app.state.tasks.get(name, name))
     except MissingError:
         return answer
     answer |= {"active": job.state == "running", "queued": job.state == "queued", "completed": job.final}
     if job.state == "queued":
-        position = await asyncio.to_thread(service.store.position, job)
-        waiting = await asyncio.to_thread(service.store.count, "queued")
+        position, waiting = await service.jobs.position(job), await service.jobs.count("queued")
         answer["textinfo"] = f"In queue: {(position or 0) + 1}/{waiting}"
     if job.state == "running":
         at = await _moment(service, job)
@@ -89,13 +89,13 @@ async def task_progress(request: Request) -> dict[str, Any]:
 
 @router.get("/internal/pending-tasks")
 async def pending_tasks(request: Request) -> dict[str, Any]:
-    """The tasks that wait, in the order they will run."""
-    service = service_of(request)
-    jobs = await asyncio.to_thread(service.store.jobs, states=("queued",), limit=1000)
+    """Return the waiting tasks, in the order they will run."""
+    queue = service_of(request).jobs
+    jobs = await queue.newest("queued", limit=1000)
     names = {job: task for task, job in request.app.state.tasks.items()}
     waiting = sorted(jobs, key=lambda job: (-job.priority, job.number))
     return {
-        "size": await asyncio.to_thread(service.store.count, "queued"),
+        "size": await queue.count("queued"),
         "tasks": [names.get(job.id, job.id) for job in waiting],
     }
 
@@ -103,7 +103,7 @@ async def pending_tasks(request: Request) -> dict[str, Any]:
 @router.get("/sdapi/v1/progress")
 async def progress(request: Request, skip_current_image: bool = False) -> dict[str, Any]:
     service = service_of(request)
-    jobs = await asyncio.to_thread(service.store.jobs, states=("running", "queued"), limit=200)
+    jobs = await service.jobs.newest("running", "queued", limit=200)
     running = next((job for job in jobs if job.state == "running"), None)
     state: dict[str, Any] = {
         "skipped": False, "interrupted": False, "stopping_generation": False, "job": running.id if running else "",
@@ -122,12 +122,12 @@ async def progress(request: Request, skip_current_image: bool = False) -> dict[s
 
 @router.post("/sdapi/v1/interrupt")
 async def interrupt(request: Request) -> dict[str, Any]:
-    """Cancel the caller's newest job; nobody else's."""
+    """Cancel the newest job of the caller."""
     service = service_of(request)
-    jobs = await asyncio.to_thread(service.store.jobs, states=("running", "queued"), limit=1000)
+    jobs = await service.jobs.newest("running", "queued", limit=1000)
     mine = next((job for job in jobs if job.client == f"sdapi {client_of(request)}"), None)
     if mine is not None:
-        await service.abandon(mine.id)
+        await service.jobs.abandon(mine.id)
     return {}
 
 

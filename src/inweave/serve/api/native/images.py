@@ -1,15 +1,14 @@
-"""What made a picture.
+"""The settings that an image was made with.
 
-POST /v1/pictures/settings     the bytes of a picture of inweave, AUTOMATIC1111, ComfyUI or InvokeAI
+POST /v1/pictures/settings     the bytes of an image of inweave, AUTOMATIC1111, ComfyUI or InvokeAI
 
-{settings, loras, model, warnings}    settings: fields of an image job. loras: each that the picture names, and the id of
-                                      the file of the library that it is (by hash, else by name), or null.
-                                      warnings: one line for each thing that is missing or means nothing here
+{settings, loras, model, warnings}    settings: fields of an image job. loras: each that the image names, and the id of
+                                      its file in the library (by hash, else by name), or null. warnings: one line for
+                                      each thing that is missing or has no meaning here
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,35 +18,33 @@ from inweave.errors import ConfigError, InweaveError
 from inweave.generate.prompt import parse
 from inweave.library import LibraryEntry
 from inweave.models.sampler_names import sampler_name, schedule_name
-from inweave.serve.api.native.jobs import service_of
+from inweave.serve.api.context import service_of
+from inweave.serve.api.openapi import binary_body
 from inweave.serve.jobs.failures import message_of
 from inweave.serve.service import Service
 
 router = APIRouter(prefix="/v1/pictures")
 
 
-@router.post("/settings", openapi_extra={"requestBody": {"content": {"application/octet-stream": {
-    "schema": {"type": "string", "format": "binary"}}}}})  # fmt: skip
-async def picture_settings(request: Request) -> dict[str, Any]:
+@router.post("/settings", openapi_extra=binary_body())
+async def image_settings(request: Request) -> dict[str, Any]:
     service = service_of(request)
     content = await request.body()
     if not content:
-        raise ConfigError("the body is empty: send the bytes of a picture")
-    source = await service.sandbox.settings(content)
+        raise ConfigError("the body is empty: send the bytes of an image")
+    source = await service.images.settings(content)
     config = _canonical(source["config"])
     warnings = [str(line) for line in source["warnings"]]
-    warnings += [
-        f"{name}: the picture was made from another image, which it does not hold" for name in source["inputs"]
-    ]
+    warnings += [f"{name}: the image was made from another one, which it does not hold" for name in source["inputs"]]
     loras = [await _resolved(service, reference, digest, warnings) for reference, digest in _references(source)]
     name = source["model"].get("name")
-    if name and name not in service.models:
+    if name and name not in service.models.names:
         warnings.append(f"model {str(name)[:200]}: not served here")
     return {"settings": config, "loras": loras, "model": source["model"], "warnings": warnings}
 
 
 def _canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with samplers and schedules by the names of `/v1/capabilities`."""
+    """Return the settings with samplers and schedules by the names of `/v1/capabilities`."""
     canonical = dict(config)
     if isinstance(config.get("sampler"), str):
         canonical["sampler"], schedule = sampler_name(config["sampler"])
@@ -59,7 +56,7 @@ def _canonical(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _references(source: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Every LoRA of the list and of the prompt, and its hash where the picture tells it."""
+    """Return every LoRA of the list and of the prompt, and its hash if the image has it."""
     hashes: Mapping[str, str] = source["hashes"]
     references: dict[str, str | None] = {}
     for choice in source["config"].get("loras") or ():
@@ -72,7 +69,7 @@ def _references(source: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 async def _resolved(service: Service, reference: str, digest: str | None, warnings: list[str]) -> dict[str, Any]:
-    """The file that a picture means: that of its name and hash, else of its hash, else of its name."""
+    """Return the LoRA that an image names: by its name and hash, else by its hash, else by its name."""
     by_name, problem = await _lookup(service, reference)
     entry = by_name
     if digest is not None and not (by_name and _has_hash(by_name, digest)):
@@ -80,7 +77,7 @@ async def _resolved(service: Service, reference: str, digest: str | None, warnin
         if entry is None and by_name is not None:
             entry = by_name
             if by_name.contents is not None:
-                warnings.append(f"LoRA {reference}: a file of that name is here, but not the one that made the picture")
+                warnings.append(f"LoRA {reference}: a file of that name is here, but not the one that made the image")
     if entry is None:
         warnings.append(problem)
         return {"reference": reference, "id": None, "name": reference}
@@ -89,7 +86,7 @@ async def _resolved(service: Service, reference: str, digest: str | None, warnin
 
 async def _lookup(service: Service, reference: str) -> tuple[LibraryEntry | None, str]:
     try:
-        return await asyncio.to_thread(service.library.find, reference), ""
+        return await service.loras.find(reference), ""
     except InweaveError as error:
         return None, message_of(error)
 

@@ -1,7 +1,7 @@
 """The library over HTTP.
 
 GET    /v1/loras?query=&base=       one line per file
-GET    /v1/loras/{reference}        everything that is known of one: by name, path, id or hash
+GET    /v1/loras/{reference}        all facts about one: by name, path, id or hash
 GET    /v1/loras/{reference}/preview, /file
 POST   /v1/loras?name=NAME          the bytes of a file: checked in a process of its own, then added
 DELETE /v1/loras/{reference}        only files that were uploaded or trained here
@@ -13,7 +13,6 @@ POST   /v1/loras/refresh            look at the folders now
 
 from __future__ import annotations
 
-import asyncio
 import re
 import unicodedata
 from pathlib import Path
@@ -24,20 +23,17 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, model_validator
 
 from inweave.errors import ConfigError, ConflictError, MissingError, Problem
-from inweave.formats.writers import WRITERS
-from inweave.library import LibraryEntry
+from inweave.serve.api.context import service_of
 from inweave.serve.api.file_responses import library_file
 from inweave.serve.api.json_body import JsonRoute
-from inweave.serve.api.native.jobs import service_of
-from inweave.serve.service import Service
-from inweave.targets.bases import known_index
+from inweave.serve.api.openapi import binary_body
 
 router = APIRouter(prefix="/v1/loras", route_class=JsonRoute)
 conversions = APIRouter(prefix="/v1/conversions")
 Reference = Annotated[str, Field(max_length=1000)]
 _NAME = re.compile(r"[^\W_][\w ._()\[\]-]{0,119}")  # letters and digits of any script
 MAX_NAME_BYTES = 200  # a file name may have 255, with its ending and a number
-_PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
+_IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
 
 class LoraCheck(BaseModel):
@@ -65,19 +61,6 @@ class LoraConversion(BaseModel):
     drop: bool = False
 
 
-def document(service: Service, entry: LibraryEntry, *, details: bool = True) -> dict[str, Any]:
-    """An entry as clients get it; ``removable``: whether this worker may delete it."""
-    return {
-        **entry.as_dict(details=details), "duplicates": service.library.twins(entry),
-        "removable": entry.root == str(service.loras.resolve()),
-    }  # fmt: skip
-
-
-def known_base(name: str) -> str:
-    """The name of a base that inweave knows; never a path of this machine."""
-    return known_index(name).base or name
-
-
 @router.get("")
 async def list_loras(
     request: Request,
@@ -86,79 +69,64 @@ async def list_loras(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> dict[str, Any]:
-    service = service_of(request)
-    library = service.library
-    entries = await asyncio.to_thread(library.entries, query, base=base, limit=limit, offset=offset)
-    total = await asyncio.to_thread(library.count)
-    loras = await asyncio.to_thread(lambda: [document(service, entry, details=False) for entry in entries])
-    return {"loras": loras, "total": total}
+    loras = service_of(request).loras
+    entries = await loras.entries(query, base=base, limit=limit, offset=offset)
+    return {"loras": await loras.documents(*entries), "total": loras.count()}
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, openapi_extra=binary_body())
 async def upload(request: Request, name: Annotated[str, Query(max_length=200)]) -> dict[str, Any]:
     stem = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors"))
     if not _NAME.fullmatch(stem) or stem.endswith((" ", ".")) or len(stem.encode()) > MAX_NAME_BYTES:
         raise ConfigError(Problem("name", "letters, digits, spaces, dots, dashes and underscores, at most 120"))
-    service = service_of(request)
-    entry = await service.add_lora(stem, request.stream())
-    return document(service, entry)
+    loras = service_of(request).loras
+    (document,) = await loras.documents(await loras.add(stem, request.stream()), details=True)
+    return document
 
 
 @router.post("/check")
 async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
-    service = service_of(request)
-    entry = await asyncio.to_thread(service.library.find, question.lora)
-    known = question.base is not None
-    name = known_base(question.base) if question.base is not None else service.model(question.model)
-    verdict = await service.sandbox.lora(
-        str(entry.file), name if known else service.base_of(name), f"LoRA {entry.name}", question.values,
-        known=known, placements=question.placements,
-    )  # fmt: skip
-    target = {"base": name} if known else {"model": name}
-    return {"lora": document(service, entry, details=False), **target, "verdict": verdict}
+    return await service_of(request).loras.check(
+        question.lora, model=question.model, base=question.base, values=question.values, placements=question.placements
+    )
 
 
 @router.post("/convert", status_code=201)
 async def convert_lora(request: Request, wish: LoraConversion) -> dict[str, Any]:
-    service = service_of(request)
-    if wish.to not in WRITERS:
-        raise ConfigError(Problem("to", f"no dialect is called {wish.to!r}; there are {', '.join(WRITERS)}"))
-    base = known_base(wish.base) if wish.base is not None else None
-    entry = await asyncio.to_thread(service.library.find, wish.lora)
-    return await service.conversions.create(entry, to=wish.to, base=base, drop=wish.drop)
+    return await service_of(request).loras.convert(wish.lora, to=wish.to, base=wish.base, drop=wish.drop)
 
 
 @conversions.get("/{conversion}")
 async def converted_file(request: Request, conversion: Annotated[str, Field(max_length=100)]) -> FileResponse:
-    path, name = service_of(request).conversions.file(conversion)
+    path, name = service_of(request).loras.converted(conversion)
     return FileResponse(path, media_type="application/octet-stream", filename=name)
 
 
 @router.post("/refresh")
 async def refresh_loras(request: Request) -> dict[str, Any]:
-    service = service_of(request)
-    await service.scan()
-    return {"loras": await asyncio.to_thread(service.library.count)}
+    loras = service_of(request).loras
+    await loras.scan()
+    return {"loras": loras.count()}
 
 
 @router.get("/{reference:path}/preview")
 @router.head("/{reference:path}/preview", include_in_schema=False)
 async def preview(request: Request, reference: Reference) -> FileResponse:
-    entry = await asyncio.to_thread(service_of(request).library.find, reference)
+    entry = await service_of(request).loras.find(reference)
     name = entry.facts.preview
     if name is None:
-        raise MissingError(f"LoRA {entry.name} has no preview picture")
+        raise MissingError(f"LoRA {entry.name} has no preview image")
     folder = entry.path.rpartition("/")[0]
     return library_file(
-        entry.root, f"{folder}/{name}" if folder else name, f"the preview picture of LoRA {entry.name}",
-        media_type=_PICTURES[Path(name).suffix.lower()],
+        entry.root, f"{folder}/{name}" if folder else name, f"the preview image of LoRA {entry.name}",
+        media_type=_IMAGES[Path(name).suffix.lower()],
     )  # fmt: skip
 
 
 @router.get("/{reference:path}/file")
 @router.head("/{reference:path}/file", include_in_schema=False)
 async def download(request: Request, reference: Reference) -> FileResponse:
-    entry = await asyncio.to_thread(service_of(request).library.find, reference)
+    entry = await service_of(request).loras.find(reference)
     if entry.file.is_dir():
         raise ConflictError(f"LoRA {entry.name} is a folder of several files")
     return library_file(
@@ -169,16 +137,11 @@ async def download(request: Request, reference: Reference) -> FileResponse:
 
 @router.get("/{reference:path}")
 async def get_lora(request: Request, reference: Reference) -> dict[str, Any]:
-    service = service_of(request)
-    return document(service, await asyncio.to_thread(service.library.find, reference))
+    loras = service_of(request).loras
+    (document,) = await loras.documents(await loras.find(reference), details=True)
+    return document
 
 
 @router.delete("/{reference:path}")
 async def delete_lora(request: Request, reference: Reference) -> dict[str, Any]:
-    service = service_of(request)
-    entry = await asyncio.to_thread(service.library.find, reference)
-    if entry.root != str(service.loras.resolve()):
-        raise ConflictError(f"LoRA {entry.name} was not added through this worker; remove it from its folder")
-    await asyncio.to_thread(entry.file.unlink)
-    await asyncio.to_thread(service.library.scan)
-    return {"deleted": entry.id}
+    return {"deleted": await service_of(request).loras.remove(reference)}

@@ -1,6 +1,6 @@
-"""What a run can be told: the settings with what a model prefers, and presets by purpose, made from that.
+"""Training options for the page: settings with per-model defaults, and presets scaled from them.
 
-preset      steps, of the model's own    rank, of the model's own
+preset      steps, of the default        rank, of the default
 quick       a quarter                    the same
 subject     three quarters               the same; captions are never left out, so that the trigger word is learned
 style       all                          the same
@@ -15,7 +15,7 @@ from typing import Any
 
 from inweave.models.families import families
 from inweave.models.variants import find_variant
-from inweave.serve.api.native.training_requests import RESERVED
+from inweave.serve.service.training import RESERVED
 from inweave.training.config.fields import setting_facts
 from inweave.training.config.presets import presets
 from inweave.training.config.schema import TrainConfig
@@ -30,7 +30,7 @@ SAVES = 5
 
 
 def own_settings(base: str | None) -> dict[str, Any]:
-    """What the trainer chooses for a base where nothing is set."""
+    """Return the trainer's defaults for a base."""
     name = base if base in presets() else None
     if name is None and base is not None and (variant := find_variant(base)) is not None:
         family = next(family for family in families() if variant in family.variants)
@@ -39,19 +39,19 @@ def own_settings(base: str | None) -> dict[str, Any]:
 
 
 def purposes(own: dict[str, Any]) -> list[dict[str, Any]]:
-    """The presets: settings that differ from the model's own."""
-    presets = []
+    """Return the presets: settings that differ from the defaults."""
+    rows = []
     for name, (description, length, size, more) in _PURPOSES.items():
         steps = max(round(own.get("steps", 2000) * length), SAVES)
         rank = round(own.get("rank", 16) * size)
         every = -(-steps // SAVES)
         settings = {"steps": steps, "rank": rank, "save_every": every, "sample_every": every, **more}
-        presets.append({"name": name, "description": description, "settings": settings})
-    return presets
+        rows.append({"name": name, "description": description, "settings": settings})
+    return rows
 
 
 def setting_table(own: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every setting of a request, with its schema, its description and what applies where it is left out."""
+    """Return every setting of a request, with its schema, description and default."""
     properties: dict[str, Any] = TrainConfig.model_json_schema()["properties"]
     table = []
     for name, schema in properties.items():

@@ -1,17 +1,16 @@
-"""Pictures that jobs name by id: sent once, used in as many jobs as needed.
+"""Images that jobs name by id: sent once, used in as many jobs as needed.
 
-POST   /v1/uploads               the bytes of a picture, or multipart/form-data with one file: 201 {id, width, height, ...}
+POST   /v1/uploads               the bytes of an image, or multipart/form-data with one file: 201 {id, width, height, ...}
 GET    /v1/uploads/{id}          the same facts; 410 once it has expired
-GET    /v1/uploads/{id}/file     the picture, as PNG
+GET    /v1/uploads/{id}/file     the image, as PNG
 DELETE /v1/uploads/{id}          jobs that named it keep their copy
 
-The content decides what a picture is, not its declared type: PNG, JPEG, WebP or BMP, checked in a process of its own
-before it is decoded.
+The content decides the format, not the declared type: PNG, JPEG, WebP or BMP, checked in a process of its own before
+it is decoded.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -20,37 +19,28 @@ from pydantic import Field
 from starlette.datastructures import UploadFile
 
 from inweave.errors import ConfigError
-from inweave.serve.api.native.jobs import service_of
+from inweave.serve.api.context import service_of
+from inweave.serve.api.openapi import answer_of, binary_body
 from inweave.serve.jobs.errors import MediaTypeError
 
 router = APIRouter(prefix="/v1/uploads")
 UploadId = Annotated[str, Field(max_length=100)]
-_BYTES = {"type": "string", "format": "binary"}
-_BODY = {
-    "required": True,
-    "content": {
-        "application/octet-stream": {"schema": _BYTES},
-        "multipart/form-data": {"schema": {"type": "object", "required": ["file"], "properties": {"file": _BYTES}}},
-    },
-}
 
 
-@router.post("", status_code=201, openapi_extra={"requestBody": _BODY})
+@router.post("", status_code=201, openapi_extra=binary_body(form=True))
 async def upload(request: Request) -> JSONResponse:
-    """Keep a picture for jobs to come."""
-    service = service_of(request)
-    content = await _picture(request)
+    """Keep an image for later jobs."""
+    content = await _content(request)
     if not content:
-        raise ConfigError("the body is empty: send the bytes of a picture")
-    clean = await service.sandbox.image(content, "picture", service.settings.image_pixels)
-    document = (await asyncio.to_thread(service.uploads.add, clean)).as_dict()
+        raise ConfigError("the body is empty: send the bytes of an image")
+    document = (await service_of(request).images.upload(content)).as_dict()
     return JSONResponse(document, 201, headers={"Location": document["url"]})
 
 
-async def _picture(request: Request) -> bytes:
+async def _content(request: Request) -> bytes:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared == "application/json" or declared.endswith("+json"):
-        raise MediaTypeError("send the bytes of the picture themselves, or multipart/form-data with one file")
+        raise MediaTypeError("send the bytes of the image themselves, or multipart/form-data with one file")
     if declared != "multipart/form-data":
         return await request.body()
     async with request.form(max_files=2, max_fields=20) as form:
@@ -62,17 +52,16 @@ async def _picture(request: Request) -> bytes:
 
 @router.get("/{upload}")
 async def get_upload(request: Request, upload: UploadId) -> dict[str, Any]:
-    return (await asyncio.to_thread(service_of(request).uploads.find, upload)).as_dict()
+    return (await service_of(request).images.find_upload(upload)).as_dict()
 
 
-@router.get("/{upload}/file")
+@router.get("/{upload}/file", response_class=Response, responses=answer_of("image/png"))
 @router.head("/{upload}/file", include_in_schema=False)
 async def upload_file(request: Request, upload: UploadId) -> Response:
-    content = await asyncio.to_thread(service_of(request).uploads.read, upload)
-    return Response(content, media_type="image/png")
+    return Response(await service_of(request).images.uploaded(upload), media_type="image/png")
 
 
 @router.delete("/{upload}")
 async def delete_upload(request: Request, upload: UploadId) -> dict[str, Any]:
-    await asyncio.to_thread(service_of(request).uploads.remove, upload)
+    await service_of(request).images.delete_upload(upload)
     return {"deleted": upload}

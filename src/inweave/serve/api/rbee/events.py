@@ -1,6 +1,6 @@
-"""Requests and events in the words of rbee's SD worker.
+"""Requests and events in the form of rbee's SD worker.
 
-    operation  image_generation | image_transform | image_inpaint, with hive_id; what is left out has the contract's value:
+    operation  image_generation | image_transform | image_inpaint, with hive_id; fields that are left out have the contract's value:
                steps 20, guidance_scale 7.5, width and height 512, strength 0.8; inpainting repaints all of the mask
 
     event: progress   {"type": "progress", "step", "total", "percent"}
@@ -23,6 +23,7 @@ from sse_starlette import ServerSentEvent
 
 from inweave.serve.jobs.job import StoredEvent
 
+RBEE = "rbee"  # marks the jobs of its clients
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "image_generation": {"width": 512, "height": 512},
     "image_transform": {"strength": 0.8},
@@ -31,7 +32,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def contract_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request of rbee's with everything that its contract says of fields that were left out."""
+    """Return a request of rbee's, with the contract's values for fields that were left out."""
     fields = {"steps": 20, "guidance_scale": 7.5, "preview_every": 5, "preview_first": True}
     fields |= _DEFAULTS.get(str(body.get("operation")), {})
     if "guidance" in body:
@@ -40,13 +41,13 @@ def contract_fields(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def device_label(device: str | None) -> str:
-    """A device as WorkerInfo names it: GPU-0, CPU-0."""
+    """Return the name of a device in WorkerInfo: GPU-0, CPU-0."""
     kind, _, number = (device or "auto").partition(":")
     return {"cuda": f"GPU-{number or 0}", "cpu": "CPU-0", "mps": "GPU-0"}.get(kind, kind)
 
 
 def rbee_event(event: StoredEvent, files: Path) -> Iterator[ServerSentEvent]:
-    """What an event means to rbee's clients; most mean nothing to them."""
+    """Yield an event in rbee's form; most have none."""
     data: dict[str, Any] | None = None
     if event.type in ("progress", "preview"):
         names = (
@@ -56,12 +57,12 @@ def rbee_event(event: StoredEvent, files: Path) -> Iterator[ServerSentEvent]:
         kind = event.type
     elif event.type == "done":
         images = event.data.get("images", [])
-        pictures = [base64.b64encode((files / image["file"]).read_bytes()).decode() for image in images]
-        data, kind = {"image": pictures[0] if pictures else "", "format": "png"}, "complete"
+        contents = [base64.b64encode((files / image["file"]).read_bytes()).decode() for image in images]
+        data, kind = {"image": contents[0] if contents else "", "format": "png"}, "complete"
         if images:
             data["seed"] = images[0]["seed"]
-        if len(pictures) > 1:
-            data["images"] = pictures
+        if len(contents) > 1:
+            data["images"] = contents
     elif event.type == "failed":
         data, kind = {"message": event.data["message"]}, "error"
     elif event.type == "cancelled":

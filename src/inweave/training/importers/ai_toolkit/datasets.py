@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.aliases import SPEED
+from inweave.training.config import row
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
 from inweave.training.importers.datasets import Folder
@@ -21,7 +21,8 @@ from inweave.training.importers.readers import entries_by_index, parse_resolutio
 _OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "caption_dropout_rate": ("caption_dropout_rate", parse_number), "shuffle_tokens": ("shuffle_caption", parse_bool),
     "token_dropout_rate": ("caption_tag_dropout_rate", parse_number), "keep_tokens": ("keep_tokens", parse_int),
-    "flip_x": ("flip_aug", parse_bool), "random_crop": ("random_crop", parse_bool), "buckets": ("enable_bucket", parse_bool),
+    "flip_x": ("flip_aug", parse_bool), "random_crop": ("random_crop", parse_bool),
+    "buckets": ("enable_bucket", parse_bool),
     "bucket_tolerance": ("bucket_reso_steps", parse_int), "caption_ext": ("caption_extension", str),
 }  # fmt: skip
 _DATA_HARMLESS = (
@@ -74,7 +75,7 @@ def _folder(at: str, path: str, table: dict[str, Any], out: Translation) -> Fold
         elif key == "trigger_word" and value:
             out.put(where, "trigger", value)
         elif key.startswith(_DATA_HARMLESS):
-            out.note(where, SPEED)
+            out.note(where, row.SPEED)
         elif is_off(value) or value == _NEUTRAL.get(key):
             out.unset.append(where)
         elif key == "mask_min_value" and is_off(table.get("alpha_mask")) and is_off(table.get("mask_path")):

@@ -1,7 +1,7 @@
 """ai-toolkit's settings, by their place in the first process of its YAML or JSON ("network.linear").
 
     config.process.0   type: sd_trainer, with a network: a LoRA; without one the whole model is trained
-    datasets           each at each of its resolutions; one of ours per pair
+    datasets           each at each of its resolutions: one dataset here per pair
     model.arch         or is_xl, is_v2, is_v3, is_flux: the family
 
 Times of a flow: sigmoid and linear are ours too. Its "shift" and "weighted" are other distributions and loss weights.
@@ -14,32 +14,10 @@ from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
-from inweave.training.config.aliases import (
-    MEMORY,
-    NO_EFFECT,
-    OWN_FILE,
-    SPEED,
-    UPLOAD,
-    lr_scheduler,
-    precision,
-    save_dtype,
-)
+from inweave.training.config import row
+from inweave.training.config.aliases import lr_scheduler, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
-from inweave.training.config.translate import (
-    Row,
-    Translation,
-    choice,
-    custom,
-    different,
-    ignored,
-    only,
-    refused,
-    renamed,
-    rows,
-    switch,
-    to,
-    translate,
-)
+from inweave.training.config.translate import Row, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.ai_toolkit.datasets import read_folders
 from inweave.training.importers.datasets import put_folders
@@ -48,16 +26,7 @@ from inweave.training.importers.files import leaves_of
 from inweave.training.importers.models import AI_TOOLKIT as FAMILIES
 from inweave.training.importers.models import AI_TOOLKIT_SWITCHES, ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.importers.optimizers import with_library_defaults
-from inweave.training.importers.readers import (
-    ELSEWHERE,
-    LOGS,
-    SAMPLES,
-    implied_by,
-    min_snr,
-    refuse_hidden_dropout,
-    substring_patterns,
-    vae,
-)
+from inweave.training.importers.readers import implied_by, min_snr, refuse_hidden_dropout, substring_patterns, vae
 from inweave.training.importers.source import Importer, Source
 from inweave.training.importers.targets import FLOW, everything, toolkit_targets
 
@@ -149,7 +118,7 @@ def _put_network(out: Translation) -> None:
         fields["alpha"] = float(fields["rank"])
     elif kind != "lokr" and flow and fields.get("alpha") != fields["rank"]:
         fields["alpha"] = float(fields["rank"])
-        out.note("network.linear_alpha", "adapters of transformers have alpha = rank there, whatever it says")
+        out.note("network.linear_alpha", "in ai-toolkit adapters of transformers always have alpha = rank")
     if "targets" not in fields:
         whole = is_off(out.get("network.transformer_only", True))
         fields["targets"] = everything() if whole else toolkit_targets(out.family, convolutions)
@@ -176,12 +145,12 @@ def _divide_micro_steps(out: Translation) -> None:
     intervals = [each for each in ("steps", "save_every", "sample_every") if out.fields.get(each)]
     uneven = [each for each in intervals if parse_int(out.fields[each]) % count]
     if uneven:
-        why = f"a step is a batch there, and {uneven[0]} = {out.fields[uneven[0]]} is no multiple of it"
+        why = f"ai-toolkit counts batches, and {uneven[0]} = {out.fields[uneven[0]]} is not a multiple of it"
         out.refuse(name, f"{count}: {why}; gradient_accumulation counts steps of the optimizer")
         return
     for each in intervals:
         out.fields[each] = parse_int(out.fields[each]) // count
-    out.note(name, f"a step is a batch there: {', '.join(intervals)} are divided by {count}")
+    out.note(name, f"ai-toolkit counts batches: {', '.join(intervals)} are divided by {count}")
 
 
 def _put_optimizer(out: Translation) -> None:
@@ -199,7 +168,7 @@ def _put_optimizer(out: Translation) -> None:
     out.mapping["train.optimizer"] = "optimizer"
     if (kind.startswith(("prodigy", "dadapt"))) and parse_number(fields.get("learning_rate", 1)) < 0.1:
         fields["learning_rate"] = 1.0
-        out.note("train.lr", "adaptive optimizers start at 1 there")
+        out.note("train.lr", "in ai-toolkit adaptive optimizers start at 1")
     if kind == "adafactor":
         fields.setdefault("optimizer_args", {"scale_parameter": False})
     fields.setdefault("epsilon", defaults("ai_toolkit", "optimizer")["eps"])
@@ -210,7 +179,7 @@ def _timesteps(out: Translation, name: str, value: Any) -> None:
     if out.family not in FLOW:
         out.note(name, "only used by flow models")
     else:
-        choice("timestep_sampling", {"sigmoid": "sigmoid", "linear": "uniform"}).read(out, name, value)
+        row.choice("timestep_sampling", {"sigmoid": "sigmoid", "linear": "uniform"}).read(out, name, value)
 
 
 def _filters(out: Translation, name: str, value: Any) -> None:
@@ -249,7 +218,7 @@ def _range_of_steps(*neutral: int) -> Row:
             why = "places in a schedule, of which 0 is pure noise, are not chosen here"
             out.refuse(name, f"{for_message(value)}: {why}")
 
-    return custom(read)
+    return row.custom(read)
 
 
 def _ema(out: Translation, name: str, value: Any) -> None:
@@ -266,7 +235,7 @@ def _sample_prompt(out: Translation, name: str, value: Any) -> None:
         out.fields["sample_prompts"] = [*out.fields.get("sample_prompts", []), value]
         out.mapping[name] = "sample_prompts"
     else:
-        out.note(name, SAMPLES)
+        out.note(name, row.SAMPLES)
 
 
 def _uses_wandb(out: Translation) -> bool:
@@ -276,7 +245,7 @@ def _uses_wandb(out: Translation) -> bool:
 _SCHEDULE = "timesteps and noise are sampled from the model's whole schedule"
 _PREDICTION = "the loss is that of the model's own prediction"
 AI_TOOLKIT: Final[dict[str, Row]] = {
-    **renamed({
+    **row.renamed({
         "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
         "network.linear": "rank", "network.rank": "rank", "network.linear_alpha": "alpha",
         "network.dropout": "hidden_dropout", "network.lokr_factor": "lokr_factor", "save.save_every": "save_every",
@@ -289,34 +258,35 @@ AI_TOOLKIT: Final[dict[str, Row]] = {
         "sample.prompts": "sample_prompts", "sample.seed": "sample_seed", "sample.sample_steps": "sample_steps",
         "sample.guidance_scale": "sample_guidance", "logging.log_every": "log_every",
     }),
-    "network.network_kwargs.only_if_contains": custom(_filters),
-    "network.network_kwargs.ignore_if_contains": custom(_filters),
-    "save.dtype": save_dtype, "train.dtype": precision, "train.lr_scheduler": custom(_schedule),
-    "train.lr": to("learning_rate", when=lambda out: not out.get("train.unet_lr"), otherwise="unet_lr is used"),
-    "train.text_encoder_lr": to("text_encoder_learning_rate", when=lambda out: out.is_on("train.train_text_encoder"),
+    "network.network_kwargs.only_if_contains": row.custom(_filters),
+    "network.network_kwargs.ignore_if_contains": row.custom(_filters),
+    "save.dtype": save_dtype, "train.dtype": precision, "train.lr_scheduler": row.custom(_schedule),
+    "train.lr": row.to("learning_rate", when=lambda out: not out.get("train.unet_lr"), otherwise="unet_lr is used"),
+    "train.text_encoder_lr": row.to("text_encoder_learning_rate",
+                                    when=lambda out: out.is_on("train.train_text_encoder"),
                                 otherwise="text encoders are not trained"),
-    "train.gradient_accumulation_steps": custom(_accumulation), "train.timestep_type": custom(_timesteps),
-    "train.gradient_checkpointing": switch("gradient_checkpointing", "full", "off"),
-    "logging.use_wandb": switch("wandb"),
-    "logging.project_name": to("wandb_project", when=_uses_wandb, otherwise=LOGS),
-    "logging.run_name": to("wandb_run_name", when=_uses_wandb, otherwise=LOGS), "train.min_snr_gamma": min_snr,
-    "train.optimizer_params.betas": to("betas", lambda value: tuple(parse_number(each) for each in value)),
-    "train.ema_config.use_ema": custom(_ema), "train.loss_type": choice("loss", {"mse": "mse", "mae": "l1"}),
-    "train.disable_sampling": only("sample_every", 0),
-    "sample.sample_every": to("sample_every", when=lambda out: not out.is_on("train.disable_sampling"),
+    "train.gradient_accumulation_steps": row.custom(_accumulation), "train.timestep_type": row.custom(_timesteps),
+    "train.gradient_checkpointing": row.switch("gradient_checkpointing", "full", "off"),
+    "logging.use_wandb": row.switch("wandb"),
+    "logging.project_name": row.to("wandb_project", when=_uses_wandb, otherwise=row.LOGS),
+    "logging.run_name": row.to("wandb_run_name", when=_uses_wandb, otherwise=row.LOGS), "train.min_snr_gamma": min_snr,
+    "train.optimizer_params.betas": row.to("betas", lambda value: tuple(parse_number(each) for each in value)),
+    "train.ema_config.use_ema": row.custom(_ema), "train.loss_type": row.choice("loss", {"mse": "mse", "mae": "l1"}),
+    "train.disable_sampling": row.only("sample_every", 0),
+    "sample.sample_every": row.to("sample_every", when=lambda out: not out.is_on("train.disable_sampling"),
                               otherwise="disable_sampling is on"),
-    "sample.samples.*": custom(_sample_prompt), "train.min_denoising_steps": _range_of_steps(0),
+    "sample.samples.*": row.custom(_sample_prompt), "train.min_denoising_steps": _range_of_steps(0),
     "train.max_denoising_steps": _range_of_steps(999, 1000), "model.vae_path": vae,
-    "train.cache_text_embeddings": only("cache_text"),
-    **rows(ignored(NO_EFFECT), """
+    "train.cache_text_embeddings": row.only("cache_text"),
+    **row.each(row.ignored(row.NO_EFFECT), """
         job meta.* type performance_log_every sqlite_db_path save.save_format log_dir config.training_folder
         config.device config.is_* config.base_model ui_*"""),
-    **rows(ignored(OWN_FILE), """
+    **row.each(row.ignored(row.OWN_FILE), """
         model.is_* model.arch model.model_kwargs* model.dtype model.*_dtype sample.sampler train.noise_scheduler
         model.use_flux_cfg model.latent_space* model.experimental_xl"""),
-    **rows(ignored(SAMPLES), """
+    **row.each(row.ignored(row.SAMPLES), """
         sample.* train.skip_first_sample train.force_first_sample train.free_u train.show_turbo_outputs"""),
-    **rows(ignored(ELSEWHERE), """
+    **row.each(row.ignored(row.ELSEWHERE), """
         train.ema_config.* network.transformer_only train.unload_text_encoder network.type network.lokr_full_rank
         model.qtype* network.conv network.conv_alpha network.alpha train.optimizer
         train.lr_scheduler_params.num_warmup_steps train.content_or_style_reg train.lr_scheduler_params.total_iters
@@ -326,31 +296,32 @@ AI_TOOLKIT: Final[dict[str, Row]] = {
         train.max_negative_prompts train.guidance_loss_target network.split_multistage_loras
         train.paramiter_swapping_factor train.correct_pred_norm_multiplier train.num_train_timesteps
         train.*_feature_*_weight train.*_feature_loss_weight"""),
-    **rows(ignored(SPEED), """
+    **row.each(row.ignored(row.SPEED), """
         train.xformers train.sdp train.attention_backend model.compile* train.skip_* model.*_device
         model.text_encoder_bits model.split_model* train.single_item_batching"""),
-    "logging.*": ignored(LOGS),
-    "train.content_or_style": refused(_SCHEDULE, "balanced"),
-    **rows(refused(_SCHEDULE), "train.linear_timesteps* train.snr_gamma train.weight_jitter train.learnable_snr_gos"),
-    **rows(refused(_SCHEDULE, 1.0), "train.noise_multiplier train.*noise* train.*multiplier"),
-    "train.loss_target": refused(_PREDICTION, "noise"), "train.pred_scaler": refused(_PREDICTION, 1.0),
-    **rows(refused(_PREDICTION), """
+    "logging.*": row.ignored(row.LOGS),
+    "train.content_or_style": row.refused(_SCHEDULE, "balanced"),
+    **row.each(row.refused(_SCHEDULE), """
+        train.linear_timesteps* train.snr_gamma train.weight_jitter train.learnable_snr_gos"""),
+    **row.each(row.refused(_SCHEDULE, 1.0), "train.noise_multiplier train.*noise* train.*multiplier"),
+    "train.loss_target": row.refused(_PREDICTION, "noise"), "train.pred_scaler": row.refused(_PREDICTION, 1.0),
+    **row.each(row.refused(_PREDICTION), """
         train.diff_output_preservation train.blank_prompt_preservation train.inverted_mask_prior train.do_*
         train.target_norm_std train.*_path train.correct_pred_norm train.match_adapter* train.train_turbo"""),
-    "train.lr_scheduler_params.*": refused("is not supported", 0),
-    "train.switch_boundary_every": refused("is not supported", 1),
-    "train.adapter_assist*": refused("is not supported", "t2i"),
-    **rows(refused("is not supported"), """
+    "train.lr_scheduler_params.*": row.refused("is not supported", 0),
+    "train.switch_boundary_every": row.refused("is not supported", 1),
+    "train.adapter_assist*": row.refused("is not supported", "t2i"),
+    **row.each(row.refused("is not supported"), """
         train.optimizer_params.* train.prompt_* train.short_and_long* train.negative_prompt
         train.bypass_guidance_embedding train.adaptive_scaling_factor train.standardize_* train.merge_network_on_save
         train.unconditional_prompt network.network_kwargs.* network.lorm*"""),
-    **rows(refused("the base model is used as it is"), """
+    **row.each(row.refused("the base model is used unchanged"), """
         model.assistant_lora_path model.lora_path model.inference_lora_path model.refiner_name_or_path
         model.attn_masking model.only_if_contains model.ignore_if_contains"""),
-    **rows(different(MEMORY), """
+    **row.each(row.different(row.MEMORY), """
         model.quantize* model.low_vram model.layer_offloading* model.accuracy_recovery_adapter model.auto_memory"""),
-    "save.push_to_hub": different(UPLOAD), "save.hf_*": different(UPLOAD, True),
-    **rows(different("set parts"), "model.extras_name_or_path model.te_name_or_path model.unet_path"),
+    "save.push_to_hub": row.different(row.UPLOAD), "save.hf_*": row.different(row.UPLOAD, True),
+    **row.each(row.different("set parts"), "model.extras_name_or_path model.te_name_or_path model.unet_path"),
 }  # fmt: skip
 
 IMPORTER = Importer("ai-toolkit", _recognize, _prepare, _translate)

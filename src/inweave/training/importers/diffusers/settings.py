@@ -1,17 +1,16 @@
 r"""Command lines of diffusers' own training scripts for LoRA.
 
     train_text_to_image_lora.py, train_text_to_image_lora_sdxl.py
-    train_dreambooth_lora.py, train_dreambooth_lora_sdxl.py, train_dreambooth_lora_flux.py, train_dreambooth_lora_sd3.py,
-    train_dreambooth_lora_qwen_image.py, train_dreambooth_lora_z_image.py
+    train_dreambooth_lora.py, with _sdxl, _flux, _sd3, _qwen_image and _z_image
 
-They adapt the attention projections (of FLUX.1 the feed-forward layers too), crop squares, at random unless `center_crop`
-is set, and read 77 tokens of a caption. The folder of a text-to-image script has captions in its metadata.jsonl; that of
-a DreamBooth script has none, and `instance_prompt` stands for all of them. A dataset of the Hub is not downloaded: name a
-folder with `--dataset`.
+They adapt the attention projections (of FLUX.1 the feed-forward layers too), crop squares, at random unless
+`center_crop` is set, and read 77 tokens of a caption. The folder of a text-to-image script has captions in its
+metadata.jsonl; that of a DreamBooth script has none, and `instance_prompt` is the caption of every image. A dataset of
+the Hub is not downloaded: name a folder with `--dataset`.
 
-Noise levels are looked up in the model's own schedule, at places that `weighting_scheme` chooses: those of SD 3 and Z-Image
-are shifted by a fixed factor, the others by none. The script for SD 3 compares the images that predictions stand for, unless
-`precondition_outputs` is 0.
+Noise levels are looked up in the model's own schedule, at places that `weighting_scheme` chooses: those of SD 3 and
+Z-Image are shifted by a fixed factor, the others not. The script for SD 3 computes the loss of the predicted images,
+unless `precondition_outputs` is 0.
 """
 
 from __future__ import annotations
@@ -21,36 +20,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
-from inweave.training.config.aliases import (
-    MEMORY,
-    METADATA,
-    OWN_FILE,
-    SPEED,
-    UPLOAD,
-    cosine_cycles,
-    log_with,
-    lr_scheduler,
-    polynomial_power,
-    precision,
-)
-from inweave.training.config.translate import (
-    Row,
-    Translation,
-    custom,
-    different,
-    ignored,
-    refused,
-    renamed,
-    rows,
-    switch,
-    to,
-    translate,
-)
+from inweave.training.config import row
+from inweave.training.config.aliases import cosine_cycles, log_with, lr_scheduler, polynomial_power, precision
+from inweave.training.config.translate import Row, Translation, translate
 from inweave.training.config.values import normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.importers.optimizers import optimizer, with_library_defaults
-from inweave.training.importers.readers import ELSEWHERE, LOGS, NO_PART, drop_unused_samples, min_snr, vae
+from inweave.training.importers.readers import drop_unused_samples, min_snr, vae
 from inweave.training.importers.source import Importer, Source
 from inweave.training.importers.targets import FLOW
 
@@ -211,7 +188,7 @@ def _shift(out: Translation) -> float | None:
 
 
 DIFFUSERS: Final[dict[str, Row]] = {
-    **renamed({
+    **row.renamed({
         "pretrained_model_name_or_path": "model", "rank": "rank", "lora_rank": "rank", "lora_alpha": "alpha",
         "lora_dropout": "dropout", "output_dir": "output", "seed": "seed", "resolution": "resolution",
         "train_batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
@@ -221,42 +198,42 @@ DIFFUSERS: Final[dict[str, Row]] = {
         "prior_loss_weight": "prior_loss_weight", "validation_prompt": "sample_prompts",
         "validation_epochs": "sample_every_epochs", "cache_latents": "cache_latents",
     }),
-    "guidance_scale": to("guidance", parse_number, when=lambda out: out.family == "flux",
+    "guidance_scale": row.to("guidance", parse_number, when=lambda out: out.family == "flux",
                          otherwise="is not used by this model"),
     "pretrained_vae_model_name_or_path": vae, "mixed_precision": precision, "lr_scheduler": lr_scheduler,
-    "optimizer": custom(optimizer), "lr_num_cycles": cosine_cycles(), "lr_power": polynomial_power(),
-    "random_flip": switch("flip"), "center_crop": switch("crop", "center", "random"),
-    "gradient_checkpointing": switch("gradient_checkpointing", "full", "off"),
-    "train_text_encoder": switch("train_text_encoders"), "snr_gamma": min_snr, "report_to": custom(log_with),
-    "text_encoder_lr": to("text_encoder_learning_rate", when=lambda out: out.is_on("train_text_encoder"),
+    "optimizer": row.custom(optimizer), "lr_num_cycles": cosine_cycles(), "lr_power": polynomial_power(),
+    "random_flip": row.switch("flip"), "center_crop": row.switch("crop", "center", "random"),
+    "gradient_checkpointing": row.switch("gradient_checkpointing", "full", "off"),
+    "train_text_encoder": row.switch("train_text_encoders"), "snr_gamma": min_snr, "report_to": row.custom(log_with),
+    "text_encoder_lr": row.to("text_encoder_learning_rate", when=lambda out: out.is_on("train_text_encoder"),
                           otherwise="text encoders are not trained"),
-    **rows(ignored(OWN_FILE), """
+    **row.each(row.ignored(row.OWN_FILE), """
         revision variant cache_dir max_sequence_length tokenizer_* text_encoder_use_attention_mask"""),
-    **rows(ignored(SPEED), """
+    **row.each(row.ignored(row.SPEED), """
         dataloader_num_workers allow_tf32 enable_xformers* enable_npu* local_rank set_grads_to_none sample_batch_size
         prior_generation_precision pre_compute_text_embeddings upcast_before_saving preprocessing_num_workers
         use_8bit_adam offload debug_loss fsdp_text_encoder"""),
-    **rows(ignored(UPLOAD), "push_to_hub hub_*"),
-    **rows(ignored(LOGS), """
+    **row.each(row.ignored(row.UPLOAD), "push_to_hub hub_*"),
+    **row.each(row.ignored(row.LOGS), """
         logging_dir num_validation_images validation_image final_validation_prompt skip_final_inference"""),
-    "output_kohya_format": ignored(METADATA),
-    **rows(ignored(ELSEWHERE), """
+    "output_kohya_format": row.ignored(row.METADATA),
+    **row.each(row.ignored(row.ELSEWHERE), """
         adam_beta1 adam_beta2 prodigy_* instance_data_dir class_data_dir class_prompt with_prior_preservation repeats
         num_train_epochs max_train_steps weighting_scheme logit_mean logit_std lora_layers use_dora train_data_dir
         adam_weight_decay_text_encoder dataset_name num_class_images mode_scale precondition_outputs"""),
-    **rows(ignored(NO_PART), "image_column caption_column dataset_config_name"),
-    "scale_lr": refused("learning rates are used as they are"),
-    "do_edm_style_training": refused("EDM preconditioning does not exist here"),
-    "prediction_type": refused("set objective instead"),
-    "lora_blocks": refused("blocks are not selected by number"),
-    "aspect_ratio_buckets": refused("buckets are computed from the resolution"),
-    "use_aspect_ratio_buckets": refused("buckets are computed in another way"),
-    "train_text_encoder_ti": refused("embeddings are not trained"),
-    "class_labels_conditioning": refused("there is no such model here"),
-    "resume_from_checkpoint": different("use --resume"),
-    "max_train_samples": different("all images of a dataset are trained on"),
-    **rows(different(MEMORY), "bnb_quantization_config_path do_fp8_training"),
-    "image_interpolation_mode": different("images are resized with Lanczos"),
+    **row.each(row.ignored(row.NO_PART), "image_column caption_column dataset_config_name"),
+    "scale_lr": row.refused("learning rates are not scaled"),
+    "do_edm_style_training": row.refused("EDM preconditioning does not exist here"),
+    "prediction_type": row.refused("set objective instead"),
+    "lora_blocks": row.refused("blocks are not selected by number"),
+    "aspect_ratio_buckets": row.refused("buckets are computed from the resolution"),
+    "use_aspect_ratio_buckets": row.refused("buckets are computed in another way"),
+    "train_text_encoder_ti": row.refused("embeddings are not trained"),
+    "class_labels_conditioning": row.refused("there is no such model here"),
+    "resume_from_checkpoint": row.different("use --resume"),
+    "max_train_samples": row.different("all images of a dataset are trained on"),
+    **row.each(row.different(row.MEMORY), "bnb_quantization_config_path do_fp8_training"),
+    "image_interpolation_mode": row.different("images are resized with Lanczos"),
 }  # fmt: skip
 
 IMPORTER = Importer(

@@ -2,7 +2,7 @@ r"""Ranks, alphas and learning rates by block of a UNet, as kohya's networks wri
 
     block_dims = 2,2,4,...      SD: 25 numbers, 12 of the way down, 1 of the middle, 12 of the way up; SDXL: 23
     down_lr_weight = 1,1,0,...  SD: 12 numbers, mid_lr_weight 1, up_lr_weight 12; SDXL: 9, 3 and 9
-                     cosine+.2  or a curve: sine, cosine, linear, reverse_linear, zeros, and what is added to it
+                     cosine+.2  or a curve: sine, cosine, linear, reverse_linear, zeros, plus an offset
 
     index  0  the input             1 + 3 i + j  block i, layer j of the way down; its downsampler is j = 2
     SD     12 the middle            13 + 3 i + j  block i, layer j of the way up; its upsampler is j = 2
@@ -81,7 +81,7 @@ def _numbers(arguments: Mapping[str, Any], name: str, count: int) -> list[float]
 
 
 def _learning_rates(arguments: Mapping[str, Any], sdxl: bool) -> list[float]:
-    """The weight of every block; empty where none is set."""
+    """Return the weight of every block; empty if none is set."""
     if not any(name in arguments for name in ("down_lr_weight", "mid_lr_weight", "up_lr_weight")):
         return []
     side, middle = (9, 3) if sdxl else (12, 1)
@@ -109,11 +109,11 @@ def _weights(arguments: Mapping[str, Any], name: str, count: int) -> list[float]
     numbers = [parse_number(each) for each in text.strip("[]() ").split(",") if each.strip()]
     if not numbers:
         raise ValueError(f"{name}: expected numbers or one of {', '.join(_CURVES)}, got {for_message(text)}")
-    return (numbers + [1.0] * count)[:count]  # kohya fills up with 1, and cuts what is too long
+    return (numbers + [1.0] * count)[:count]  # kohya fills up with 1, and ignores the rest
 
 
 def _blocks(sdxl: bool, convolutions: bool) -> list[tuple[int, str, str]]:
-    """(index, pattern of linear layers and 1x1 convolutions, pattern of wider convolutions) of blocks with adapters."""
+    """Return (index, pattern of linear layers and 1x1 convolutions, of wider convolutions) of blocks with adapters."""
     levels = 3 if sdxl else 4
     attention_down = (1, 2) if sdxl else (0, 1, 2)
     attention_up = (0, 1) if sdxl else (1, 2, 3)

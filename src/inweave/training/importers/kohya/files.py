@@ -1,4 +1,4 @@
-"""An import of kohya's settings: what its scripts would train, with everything written down.
+"""An import of kohya's settings: the run of its scripts, with every setting written down.
 
     settings ──off and ignored ones removed──► + its defaults ──KOHYA's table──► + times, objective, dataset, samples
 
@@ -34,7 +34,8 @@ from inweave.training.importers.targets import FLOW
 _CACHED_TEXT = ("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk")
 _SUBSET = ("keep_tokens_separator", "enable_wildcard", "caption_prefix", "caption_suffix", "alpha_mask")
 _OF_DATASETS = (
-    "enable_bucket", "caption_extension", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps",
+    "enable_bucket", "caption_extension", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso",
+    "bucket_reso_steps",
 )  # fmt: skip
 OWN = frozenset(TrainConfig.model_fields)
 
@@ -56,7 +57,7 @@ def prepare_kohya(source: Source, settings: Mapping[str, Any], implied: Mapping[
 
 
 def translate_kohya(out: Translation, source: Source) -> None:
-    """Set the fields from KOHYA's table, and what its settings mean together."""
+    """Set the fields from KOHYA's table, and from settings that belong together."""
     if out.family in MUSUBI:
         refuse_musubi_arguments(out)
     _refuse_relative_steps(out)
@@ -114,7 +115,7 @@ def _remove_ignored(entries: dict[str, Any], family: str, source: Source) -> Non
 
 
 def _crop_to_rectangle(out: Translation) -> None:
-    """Set a rectangular resolution in the dataset: buckets take it as an area, without them images are cropped to it."""
+    """Set a rectangular resolution in the dataset: without buckets, images are cropped to it."""
     try:
         sides = parse_sizes(out.get("resolution") or 512)
     except ValueError:
@@ -135,7 +136,7 @@ def _crop_to_rectangle(out: Translation) -> None:
 
 
 def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """Return kohya's defaults for what a file does not set."""
+    """Return kohya's defaults of settings that a file leaves out."""
 
     def is_on(name: str) -> bool:
         return not is_off(entries.get(name))
@@ -172,7 +173,7 @@ def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 
 def _keep_one_schedule(settings: dict[str, Any], source: Source) -> None:
-    """Remove what another setting decides: epochs before steps, no warmup of a constant rate, samples by epochs."""
+    """Remove settings that others override: steps by epochs, the warmup of a constant rate, samples by steps."""
     for name in ("max_train_epochs", "max_train_steps"):
         if name in settings and is_off(settings[name]):
             source.unset.append(name)
@@ -197,7 +198,7 @@ def _refuse_relative_steps(out: Translation) -> None:
 
 
 def _dataset(out: Translation) -> tuple[dict[str, Any] | None, frozenset[str]]:
-    """Return several folders, or captions that a run has no settings for, as a dataset, and the settings it is made of."""
+    """Return several folders, or options that only a dataset has, as a dataset, and the settings it is made of."""
     folder, regular = out.get("train_data_dir"), out.get("reg_data_dir")
     if out.get("dataset_config"):
         for name in ("train_data_dir", "reg_data_dir"):

@@ -1,4 +1,4 @@
-"""What kohya's scripts for transformers do in another way than those for UNets: which settings they read, and their times.
+"""kohya's scripts for transformers: the settings that they ignore, and how they sample timesteps.
 
 sd-scripts     flux_train_network.py, sd3_train_network.py
 musubi-tuner   qwen_image_train_network.py, zimage_train_network.py: the text encoders are not trained, and the dataset
@@ -109,7 +109,7 @@ def _sampling(out: Translation) -> dict[str, Any]:
 
 
 def refuse_musubi_arguments(out: Translation) -> None:
-    """Refuse what musubi-tuner does to times and losses besides sampling and weighting them."""
+    """Refuse musubi-tuner's options for timesteps and masks that have no equivalent."""
     for name, why in (
         ("preserve_distribution_shape", "times outside of the range are scaled into it, not sampled again"),
         ("num_timestep_buckets", "times are sampled independently, not by strata"),

@@ -1,6 +1,6 @@
 """The files of kohya_ss, the GUI of kohya's scripts: its own names, and zeros that mean "not set".
 
-    file ──+ the GUI's defaults──► what the GUI would pass to the script, under the script's names
+    file ──+ the GUI's defaults──► the options that the GUI passes to the script
 
     LoRA_type        Standard, Kohya LoCon, LyCORIS/LoHa, Flux1, ...: network_module and network_args
     epoch            the length of the run, where neither max_train_steps nor max_train_epochs is set
@@ -9,7 +9,7 @@
     noise_offset     with noise_offset_type Original, multires_noise_* with Multires
     additional_parameters     flags of the script, which override the others
 
-Files of the tabs for DreamBooth, fine-tuning and textual inversion train no adapter, and are refused.
+Files of the tabs for DreamBooth, fine-tuning and textual inversion do not train an adapter, and are refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from inweave.training.importers.source import Importer, Source
 
 _MARKS = frozenset({"LoRA_type", "max_resolution", "lr_warmup", "stop_text_encoder_training", "LyCORIS_preset"})
 _TEXTUAL_INVERSION = ("token_string", "init_word", "num_vectors_per_token")
-_FINE_TUNE = ("train_dir", "image_folder", "create_caption", "create_buckets", "generate_caption_database", "learning_rate_te",
-              "learning_rate_te1", "finetune_image_folder")  # fmt: skip
+_FINE_TUNE = names(
+    "train_dir image_folder create_caption create_buckets generate_caption_database learning_rate_te learning_rate_te1 "
+    "finetune_image_folder"
+)
 #: LoRA_type without punctuation -> network module
 _MODULES = {
     "standard": "networks.lora", "kohyalocon": "networks.lora", "flux1": "networks.lora_flux",
@@ -195,7 +197,7 @@ def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
 
 
 def _length(entries: Mapping[str, Any], settings: dict[str, Any], source: Source) -> None:
-    """max_train_epochs before max_train_steps before epoch; with a dataset file, epoch counts nothing."""
+    """Set the length: max_train_epochs before max_train_steps before epoch, which is ignored with a dataset file."""
     for name in ("max_train_epochs", "max_train_steps"):
         settings.pop(name, None)
     if _on(entries, "max_train_epochs"):
@@ -213,7 +215,7 @@ def _length(entries: Mapping[str, Any], settings: dict[str, Any], source: Source
 
 
 def _rates(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
-    """Zeros: both mean that learning_rate counts, one that its part is not trained."""
+    """Set the rates: two zeros mean learning_rate, one that its part is not trained."""
     unet, encoder = (parse_number(entries.get(name) or 0) for name in ("unet_lr", "text_encoder_lr"))
     for name in ("unet_lr", "text_encoder_lr"):
         settings.pop(name, None)

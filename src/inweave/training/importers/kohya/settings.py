@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from inweave.checked import for_message
-from inweave.training.config.aliases import (
-    ALIASES,
-    LOSSES,
-    put_encoder_rate,
-    rates_of_encoders,
-)
-from inweave.training.config.translate import Row, Translation, custom, mapped, to
+from inweave.training.config import row
+from inweave.training.config.aliases import ALIASES, LOSSES, put_encoder_rate, rates_of_encoders
+from inweave.training.config.translate import Row, Translation
 from inweave.training.config.values import is_off, normalize_name, parse_int, parse_number, parse_scalar
 from inweave.training.importers.optimizers import optimizer, optimizer_args
-from inweave.training.importers.readers import ELSEWHERE
 
 
 def _text_encoder_lr(out: Translation, name: str, value: Any) -> None:
@@ -62,11 +57,11 @@ def _timestep_limit(ours: str, whole: int) -> Row:
         else:
             out.put(name, ours, parse_int(value))
 
-    return custom(read)
+    return row.custom(read)
 
 
 def _huber(ours: str) -> Row:
-    return to(
+    return row.to(
         ours,
         parse_scalar,
         when=lambda out: normalize_name(out.get("loss_type", "l2")) in ("huber", "smoothl1"),
@@ -78,22 +73,22 @@ def _multires_discount(out: Translation, name: str, value: Any) -> None:
     if not out.is_on("multires_noise_iterations"):
         out.note(name, "only used with multires_noise_iterations")
     else:
-        to("multires_noise_discount", parse_number, off=True).read(out, name, value)
+        row.to("multires_noise_discount", parse_number, off=True).read(out, name, value)
 
 
 KOHYA: Final[dict[str, Row]] = {
     **ALIASES,
-    "text_encoder_lr": custom(_text_encoder_lr, "train_text_encoders"),
-    "optimizer_type": custom(optimizer, "optimizer"), "optimizer_args": custom(optimizer_args),
-    "loss_type": custom(_loss, "loss"), "huber_c": _huber("huber_c"), "huber_schedule": _huber("huber_schedule"),
-    "resume": custom(_resume), "clip_skip": custom(_clip_skip),
+    "text_encoder_lr": row.custom(_text_encoder_lr, "train_text_encoders"),
+    "optimizer_type": row.custom(optimizer, "optimizer"), "optimizer_args": row.custom(optimizer_args),
+    "loss_type": row.custom(_loss, "loss"), "huber_c": _huber("huber_c"), "huber_schedule": _huber("huber_schedule"),
+    "resume": row.custom(_resume), "clip_skip": row.custom(_clip_skip),
     "min_timestep": _timestep_limit("min_timestep", 0), "max_timestep": _timestep_limit("max_timestep", 1000),
-    "multires_noise_iterations": to("multires_noise_iterations", parse_int, off=True),
-    "multires_noise_discount": custom(_multires_discount),
-    "scale_weight_norms": to("scale_weight_norms", parse_number, off=True),
+    "multires_noise_iterations": row.to("multires_noise_iterations", parse_int, off=True),
+    "multires_noise_discount": row.custom(_multires_discount),
+    "scale_weight_norms": row.to("scale_weight_norms", parse_number, off=True),
     # `flow.read_times` reads these together
-    "weighting_scheme": custom(lambda out, name, value: out.note(name, ELSEWHERE)),
-    "timestep_sampling": mapped("timestep_sampling"), "discrete_flow_shift": mapped("timestep_shift"),
-    "training_shift": mapped("timestep_shift"), "sigmoid_scale": mapped("logit_std"),
-    "logit_mean": mapped("logit_std"), "logit_std": mapped("logit_std"),
+    "weighting_scheme": row.custom(lambda out, name, value: out.note(name, row.ELSEWHERE)),
+    "timestep_sampling": row.mapped("timestep_sampling"), "discrete_flow_shift": row.mapped("timestep_shift"),
+    "training_shift": row.mapped("timestep_shift"), "sigmoid_scale": row.mapped("logit_std"),
+    "logit_mean": row.mapped("logit_std"), "logit_std": row.mapped("logit_std"),
 }  # fmt: skip

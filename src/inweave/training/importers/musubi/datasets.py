@@ -1,7 +1,7 @@
-"""musubi-tuner's dataset file as the tables of ours: its names, its defaults, and folders of images only.
+"""musubi-tuner's dataset file as tables of a dataset: its names, its defaults, and folders of images only.
 
-    [general]                          resolution = [960, 544], enable_bucket, bucket_no_upscale, batch_size, num_repeats,
-    [[datasets]]                       caption_extension; a dataset's own come before them
+    [general]                          resolution = [960, 544], enable_bucket, bucket_no_upscale, batch_size,
+    [[datasets]]                       num_repeats, caption_extension; a dataset's own override them
     image_directory = "folder"         videos, control images and lists in .jsonl files cannot be expressed
 
 Buckets have sides in steps of 16.
@@ -23,7 +23,7 @@ _OF_SUBSETS = ("num_repeats", "caption_extension")
 
 
 def is_musubi_dataset(table: Mapping[str, Any]) -> bool:
-    """Whether a table is one of its dataset files, and not one of sd-scripts, whose datasets have subsets."""
+    """Return whether a table is its dataset file, and not one of sd-scripts, whose datasets have subsets."""
     listed = table.get("datasets")
     return isinstance(listed, list) and any(
         isinstance(each, Mapping) and any(name.startswith(("image_", "video_")) for name in each) for each in listed
@@ -31,7 +31,7 @@ def is_musubi_dataset(table: Mapping[str, Any]) -> bool:
 
 
 def musubi_tables(table: Mapping[str, Any], out: Translation) -> dict[str, Any]:
-    """The tables of a dataset; what they cannot express is refused."""
+    """Return the tables of a dataset; options that they cannot express are refused."""
     general = table.get("general")
     usual = {**defaults("kohya", "musubi_dataset"), **(general if isinstance(general, Mapping) else {})}
     tables = []
@@ -40,7 +40,7 @@ def musubi_tables(table: Mapping[str, Any], out: Translation) -> dict[str, Any]:
         for name, value in merged.items():
             if name not in (*_HARMLESS, *_OF_TABLES, *_OF_SUBSETS, "bucket_reso_steps") and not is_off(value):
                 out.refuse(
-                    f"{at}.{name}", f"{for_message(value)}: a dataset is a folder of images with captions beside them"
+                    f"{at}.{name}", f"{for_message(value)}: a dataset is a folder of images with captions next to them"
                 )
         tables.append({
             **{name: merged[name] for name in (*_OF_TABLES, "bucket_reso_steps")},

@@ -1,11 +1,11 @@
 """OneTrainer's concepts: the folders it trains on, each with its own images and captions.
 
     concepts.0.path, .enabled, .balancing      a folder, whether it is used, and how often each image is seen
-    concepts.0.image.enable_random_flip        augmentations; flips and the jitter of the crop are on unless they are set
+    concepts.0.image.enable_random_flip        augmentations; flips and crop jitter are on by default
     concepts.0.text.prompt_source              sample: a .txt next to each image
 
-Several resolutions are chosen between at random there, once per image and epoch; here each image is trained at each of
-them, so that an epoch is as many times as long, and a run has as many times fewer of them.
+OneTrainer chooses one of several resolutions at random, once per image and epoch. Here each image is trained at each of
+them, so that with n resolutions an epoch is n times as long, and a run has n times fewer epochs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _folder(
         out.refuse(f"{at}.balancing_strategy", f"{for_message(concept['balancing_strategy'])}: images are repeated")
     if concept["text.prompt_source"] != "sample":
         source = for_message(concept["text.prompt_source"])
-        out.refuse(f"{at}.text.prompt_source", f"{source}: captions are files beside images")
+        out.refuse(f"{at}.text.prompt_source", f"{source}: captions are files next to images")
     if parse_bool(concept.get("image.enable_resolution_override", False)):
         resolutions = parse_resolutions(concept.get("image.resolution_override") or resolutions)
     options: dict[str, Any] = {

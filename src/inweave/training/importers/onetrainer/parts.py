@@ -1,4 +1,4 @@
-"""What OneTrainer's settings of a component, a unit of time or a distribution mean here.
+"""OneTrainer's settings of components, intervals with a unit, and timestep distributions.
 
 unet, transformer, text_encoder, ...   train, learning_rate, weight_dtype, stop_training_after, ...
 save_every + save_every_unit           STEP, EPOCH, NEVER, and units of time, which cannot be counted in
@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.aliases import MEMORY, PRECISIONS
-from inweave.training.config.translate import Row, Translation, custom
+from inweave.training.config import row
+from inweave.training.config.aliases import PRECISIONS
+from inweave.training.config.translate import Row, Translation
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.targets import FLOW
 
@@ -21,13 +22,13 @@ _FROZEN = {"flux": ("text_encoder_2",), "sd3": ("text_encoder_3",), "qwen_image"
 
 
 def networks_of(family: str) -> tuple[str, tuple[str, ...]]:
-    """(the denoiser, the text encoders) of a family, by OneTrainer's names."""
+    """Return OneTrainer's names of (the denoiser, the text encoders) of a family."""
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
     return ("transformer" if family in FLOW else "unet"), encoders[: {"sdxl": 2, "sd3": 3, "flux": 2}.get(family, 1)]
 
 
 def part(out: Translation, name: str, value: Any) -> None:
-    """One setting of one component."""
+    """Translate one setting of one component."""
     component, _, key = name.partition(".")
     denoiser, encoders = networks_of(out.family)
     trained = {each: parse_bool(out.get(f"{each}.train", True)) for each in encoders}
@@ -53,7 +54,7 @@ def part(out: Translation, name: str, value: Any) -> None:
     elif key == "model_name":
         out.add_part(name, component, value)
     elif key == "weight_dtype" and normalize_name(value) not in (*PRECISIONS, "none", "tfloat32"):
-        out.unsupported(name, f"{for_message(value)}: {MEMORY}")
+        out.unsupported(name, f"{for_message(value)}: {row.MEMORY}")
     elif key == "dropout_probability" and component in encoders and parse_number(value) > 0:
         if out.fields.get("caption_dropout", parse_number(value)) == parse_number(value):
             out.put(name, "caption_dropout", parse_number(value))
@@ -64,7 +65,7 @@ def part(out: Translation, name: str, value: Any) -> None:
     elif key == "gradient_checkpointing" and component == denoiser:
         out.put(name, "gradient_checkpointing", "full" if parse_bool(value) else "off")
     elif key in ("offload_fraction", "activation_offloading") and not is_off(value):
-        out.unsupported(name, MEMORY)
+        out.unsupported(name, row.MEMORY)
     elif key == "stop_training_after" and trained.get(component, component == denoiser):
         _stop(out, name, value)
     elif key == "attention_mask" and parse_bool(value):
@@ -103,7 +104,7 @@ def _stop(out: Translation, name: str, value: Any) -> None:
 
 
 def rate(out: Translation, name: str, value: Any) -> None:
-    """The rate of the components that have none of their own."""
+    """Set the learning rate of the components that have none of their own."""
     denoiser, encoders = networks_of(out.family)
     if out.get(f"{denoiser}.learning_rate") is None:
         out.put(name, "learning_rate", value)
@@ -127,11 +128,11 @@ def every(steps: str, epochs: str) -> Row:
         else:
             out.unsupported(name, f"counts in {for_message(unit)}; {steps} is in steps")
 
-    return custom(read)
+    return row.custom(read)
 
 
 def put_times(out: Translation) -> None:
-    """A shift, fixed or by resolution, is for flow models; models that predict noise sample uniformly."""
+    """Set how timesteps are sampled; a shift, fixed or by resolution, is for flow models."""
     kind = normalize_name(out.get("timestep_distribution"))
     flow = out.family in FLOW
     shift = parse_number(out.get("timestep_shift") or 1)
@@ -141,7 +142,7 @@ def put_times(out: Translation) -> None:
     factor = shift if flow and shift != 1 else None
     whole = not out.is_on("min_noising_strength") and parse_number(out.get("max_noising_strength", 1) or 1) == 1
     if flow and not whole and (moves or factor):
-        why = "a range of noise levels is chosen before the shift there, and after it here"
+        why = "OneTrainer chooses a range of noise levels before the shift, inweave after it"
         out.refuse("timestep_shift", why, "timestep_shift")
     if not flow and shift != 1:
         why = f"{shift:g}: models that predict noise sample timesteps without a shift"

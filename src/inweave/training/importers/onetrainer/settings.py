@@ -11,33 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
-from inweave.training.config.aliases import (
-    ALWAYS,
-    MEMORY,
-    METADATA,
-    NO_EFFECT,
-    OWN_FILE,
-    SCHEDULES,
-    SPEED,
-    cosine_cycles,
-    precision,
-    save_dtype,
-)
+from inweave.training.config import row
+from inweave.training.config.aliases import SCHEDULES, cosine_cycles, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
-from inweave.training.config.translate import (
-    Row,
-    Translation,
-    choice,
-    custom,
-    different,
-    ignored,
-    only,
-    refused,
-    renamed,
-    rows,
-    to,
-    translate,
-)
+from inweave.training.config.translate import Row, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number, parse_scalar
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.files import leaves_of
@@ -47,9 +24,6 @@ from inweave.training.importers.onetrainer.concepts import destination, put_conc
 from inweave.training.importers.onetrainer.parts import every, networks_of, part, put_limits, put_times, rate
 from inweave.training.importers.optimizers import optimizer, put_betas, with_library_defaults
 from inweave.training.importers.readers import (
-    ELSEWHERE,
-    LOGS,
-    NO_PART,
     drop_unused_samples,
     implied_by,
     refuse_hidden_dropout,
@@ -71,7 +45,7 @@ _RENAMED = {
     "optimizer": "optimizer.optimizer", "weight_decay": "optimizer.weight_decay", "latent_caching": "image_caching",
     "train_prior": "prior.train", "dataloader_threads": "caching_threads",
 }  # fmt: skip
-#: layers that a preset stands for, where a file does not list them; by family
+#: layers of a preset, for files that do not list them; by family
 _LAYERS = {
     "sd": {"attn-mlp": "attentions", "attn-only": "attn"}, "sdxl": {"attn-mlp": "attentions", "attn-only": "attn"},
     "qwen_image": {"attn-mlp": "attn,img_mlp,txt_mlp", "attn-only": "attn", "blocks": "transformer_block"},
@@ -167,7 +141,7 @@ def _translate(out: Translation, source: Source) -> None:
     if fields.get("masked_loss"):
         out.unsupported("unmasked_weight", "the loss counts where masks are white, and nowhere else")
     drop_unused_samples(out)
-    fields["upscale"] = True  # it enlarges what is too small
+    fields["upscale"] = True  # small images are enlarged
     refuse_hidden_dropout(out, "dropout_probability")
     _divide_micro_steps(out)
     with_library_defaults(out, out.get("optimizer.optimizer"))
@@ -179,25 +153,27 @@ def _divide_micro_steps(out: Translation) -> None:
     count = parse_int(fields.get("gradient_accumulation") or 1)
     if fields.get("optimizer") == "schedulefree":
         fields |= {"warmup": 0, "lr_scheduler": "constant"}
-        out.note("learning_rate_warmup_steps", "schedule-free optimizers have a constant rate and no warmup there")
+        out.note(
+            "learning_rate_warmup_steps", "in OneTrainer schedule-free optimizers have a constant rate and no warmup"
+        )
     if count <= 1:
         return
     if parse_number(fields.get("warmup") or 0) > 1:
         fields["warmup"] = int(parse_number(fields["warmup"]) / count)
-        out.note("learning_rate_warmup_steps", f"a step is a batch there: divided by {count}")
+        out.note("learning_rate_warmup_steps", f"OneTrainer counts batches: divided by {count}")
     theirs = {"sample_every": "sample_after", "text_encoder_stop": "text_encoder.stop_training_after"}
     for ours in ("save_every", "sample_every", "text_encoder_stop"):
         name, value = theirs.get(ours, ours), parse_number(fields.get(ours) or 0)
         if value > 1 and value % count:
-            why = "a step is a batch there, and this is no multiple of gradient_accumulation_steps"
+            why = "OneTrainer counts batches, and this is not a multiple of gradient_accumulation_steps"
             out.refuse(name, f"{value:g}: {why}")
         elif value > 1:
             fields[ours] = int(value // count)
-            out.note(name, f"a step is a batch there: divided by {count}")
+            out.note(name, f"OneTrainer counts batches: divided by {count}")
 
 
 def _put_targets(out: Translation) -> None:
-    """Set the modules from layer_filter: substrings or expressions, all without one; text encoders are adapted whole."""
+    """Set the modules from layer_filter, substrings or expressions; text encoders are adapted whole."""
     listed = [each.strip() for each in str(out.get("layer_filter") or "").split(",") if each.strip()]
     preset = str(out.get("layer_filter_preset") or "full")
     if not listed and preset not in ("full", "custom"):
@@ -215,7 +191,7 @@ def _put_targets(out: Translation) -> None:
 
 def _network(out: Translation, name: str, value: Any) -> None:
     plain = "dora" if parse_bool(out.get("lora_decompose") or False) else "lora"
-    choice("network", {"lora": plain, "loha": "loha", "lokr": "lokr"}).read(out, name, value)
+    row.choice("network", {"lora": plain, "loha": "loha", "lokr": "lokr"}).read(out, name, value)
     if normalize_name(value) == "lokr":
         for each in filter(out.is_on, ("lokr_decompose_both", "lokr_use_tucker", "lokr_weight_decompose")):
             out.refuse(each, "LoKr factorizes its larger factor only, without a core or a magnitude")
@@ -240,7 +216,7 @@ def _layer_skip(out: Translation, name: str, value: Any) -> None:
 def _loss_weight(out: Translation, name: str, value: Any) -> None:
     kind = normalize_name(value)
     if kind == "constant" or (out.family in FLOW and kind != "sigma"):
-        out.note(name, ALWAYS)
+        out.note(name, row.ALWAYS)
     elif kind == "minsnrgamma":
         out.put(name, "min_snr_gamma", parse_number(out.get("loss_weight_strength") or 5))
     elif kind == "debiasedestimation":
@@ -272,7 +248,8 @@ _ADAPTIVE = ("d0", "growth_rate", "decouple", "use_bias_correction")
 #: options of an optimizer that OneTrainer writes, and that the class used here has too
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "prodigy": (*_ADAPTIVE, "d_coef", "safeguard_warmup"), "dadapt_adam": _ADAPTIVE, "dadapt_adan": _ADAPTIVE[:2],
-    "dadapt_sgd": (*_ADAPTIVE[:2], "momentum"), "dadapt_adagrad": (*_ADAPTIVE[:2], "momentum"), "dadapt_lion": _ADAPTIVE[:1],
+    "dadapt_sgd": (*_ADAPTIVE[:2], "momentum"), "dadapt_adagrad": (*_ADAPTIVE[:2], "momentum"),
+    "dadapt_lion": _ADAPTIVE[:1],
     "torch.optim.SGD": ("momentum", "nesterov", "dampening"), "torch.optim.RMSprop": ("alpha", "momentum", "centered"),
     "torch.optim.Adagrad": ("lr_decay", "initial_accumulator_value"), "torch.optim.Adam": ("amsgrad",),
 }  # fmt: skip
@@ -305,69 +282,74 @@ def _ema(out: Translation, name: str, value: Any) -> None:
 
 
 ONE_TRAINER: Final[dict[str, Row]] = {
-    **renamed({
+    **row.renamed({
         "base_model_name": "model", "lora_alpha": "alpha", "lora_model_name": "start_from", "epochs": "epochs",
         "batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
         "learning_rate_warmup_steps": "warmup", "clip_grad_norm": "max_grad_norm", "tensorboard": "tensorboard",
         "image_caching": "cache_latents", "dropout_probability": "hidden_dropout", "masked_training": "masked_loss",
         "train_device": "device", "optimizer.weight_decay": "weight_decay", "optimizer.eps": "epsilon",
     }),
-    "lora_rank": to("rank", when=lambda out: not _is_lokr(out), otherwise="lokr_dim is used"),
-    "lokr_dim": to("rank", when=_is_lokr, otherwise=NO_PART),
-    "lokr_decompose_factor": to("lokr_factor", when=_is_lokr, otherwise=NO_PART),
-    "peft_type": custom(_network), "learning_rate": custom(rate), "train_dtype": custom(_precision),
-    "output_dtype": save_dtype, "output_model_destination": custom(destination),
-    "optimizer.optimizer": custom(optimizer), "optimizer.beta1": custom(_betas), "optimizer.beta2": custom(_betas),
-    "optimizer.*": custom(_argument),
-    "learning_rate_scheduler": choice("lr_scheduler", {
+    "lora_rank": row.to("rank", when=lambda out: not _is_lokr(out), otherwise="lokr_dim is used"),
+    "lokr_dim": row.to("rank", when=_is_lokr, otherwise=row.NO_PART),
+    "lokr_decompose_factor": row.to("lokr_factor", when=_is_lokr, otherwise=row.NO_PART),
+    "peft_type": row.custom(_network), "learning_rate": row.custom(rate), "train_dtype": row.custom(_precision),
+    "output_dtype": save_dtype, "output_model_destination": row.custom(destination),
+    "optimizer.optimizer": row.custom(optimizer), **row.each(row.custom(_betas), "optimizer.beta1 optimizer.beta2"),
+    "optimizer.*": row.custom(_argument),
+    "learning_rate_scheduler": row.choice("lr_scheduler", {
         theirs: ours for theirs, ours in SCHEDULES.items() if theirs != "cosinewithrestarts"
     }),
-    "learning_rate_cycles": cosine_cycles("learning_rate_scheduler"), "offset_noise_weight": custom(_noise_offset),
-    "ema": custom(_ema), "loss_weight_fn": custom(_loss_weight),
-    "save_every": every("save_every", "save_every_epochs"), "sample_after": every("sample_every", "sample_every_epochs"),
-    **rows(custom(part), "unet.* transformer.* text_encoder.* text_encoder_?.* vae.* prior.*"),
-    **rows(custom(_layer_skip), "text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip"),
-    "force_v_prediction": only("objective", "v_prediction"), "force_epsilon_prediction": only("objective", "epsilon"),
-    "gradient_checkpointing": to(
+    "learning_rate_cycles": cosine_cycles("learning_rate_scheduler"), "offset_noise_weight": row.custom(_noise_offset),
+    "ema": row.custom(_ema), "loss_weight_fn": row.custom(_loss_weight),
+    "save_every": every("save_every", "save_every_epochs"),
+    "sample_after": every("sample_every", "sample_every_epochs"),
+    **row.each(row.custom(part), "unet.* transformer.* text_encoder.* text_encoder_?.* vae.* prior.*"),
+    **row.each(row.custom(_layer_skip), "text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip"),
+    "force_v_prediction": row.only("objective", "v_prediction"),
+    "force_epsilon_prediction": row.only("objective", "epsilon"),
+    "gradient_checkpointing": row.to(
         "gradient_checkpointing", lambda value: "off" if normalize_name(value) in ("off", "false") else "full"),
-    **rows(custom(_loss), "mse_strength mae_strength huber_strength log_cosh_strength"),
-    **rows(ignored(NO_EFFECT), """
+    **row.each(row.custom(_loss), "mse_strength mae_strength huber_strength log_cosh_strength"),
+    **row.each(row.ignored(row.NO_EFFECT), """
         __version debug_* workspace_dir cache_dir tensorboard_* validate_after* only_cache prevent_overwrites
         include_train_config continue_last_backup backup_* rolling_backup* save_skip_first sample_skip_first
         sample_*_format samples_to_tensorboard cloud.* cloud non_ema_sampling sample_definition_file_name samples.*
         samples sample_after_unit save_every_unit secrets* output_model_format extra_model_name frames
         clear_cache_before_training wandb* samples_*"""),
-    **rows(ignored(METADATA), "save_filename_prefix bundle_additional_embeddings"),
-    **rows(ignored(SPEED), """
+    **row.each(row.ignored(row.METADATA), "save_filename_prefix bundle_additional_embeddings"),
+    **row.each(row.ignored(row.SPEED), """
         caching_threads train_data_loader* temp_device attention_mechanism *async* compile enable_autocast_cache
         prefetch_next_batch fused_gradient_reduce gradient_reduce* text_caching device_indexes latent_caching_epochs
         optimizer_defaults* enable_activation_offloading"""),
-    **rows(ignored(OWN_FILE), "model_type training_method fallback_train_dtype text_encoder*_sequence_length"),
-    **rows(ignored(ELSEWHERE), """
+    **row.each(row.ignored(row.OWN_FILE), """
+        model_type training_method fallback_train_dtype text_encoder*_sequence_length"""),
+    **row.each(row.ignored(row.ELSEWHERE), """
         weight_dtype *_weight_dtype ema_decay ema_update_step_interval loss_weight_strength lora_decompose*
         concept_file_name unmasked_* timestep_distribution noising_* timestep_shift dynamic_timestep_shifting
         layer_filter* resolution lokr_* oft_* dora_oft aspect_ratio_bucketing quantization.* huber_delta
         vb_loss_strength min_noising_strength max_noising_strength"""),
-    **rows(ignored(NO_PART), """
+    **row.each(row.ignored(row.NO_PART), """
         unconditional_transformer.* effnet_encoder.* decoder.* decoder_text_encoder.* decoder_vqgan.* text_encoder_4*
         embedding.* embedding_* embeddings.* token_count initial_embedding_text preserve_embedding_norm prior_*
         decoder_* effnet_* circular_mask_generation random_rotate_and_crop train_unet_* embeddings"""),
-    "tensorboard_expose": ignored(LOGS),
-    **rows(refused("losses and learning rates are used as they are", "NONE"), "loss_scaler learning_rate_scaler"),
-    "custom_learning_rate_scheduler": refused("losses and learning rates are used as they are"),
-    "learning_rate_min_factor": refused("schedulers end at zero"),
-    "scheduler_params*": refused("schedulers are constant, cosine and linear"),
-    **rows(refused("noise is sampled without it"), "perturbation_noise_weight generalized_offset_noise cep_gamma"),
-    "k_noise_sampling": refused("noise is sampled without it", 1),
-    **rows(refused("the model's own schedule and layers are used"), """
+    "tensorboard_expose": row.ignored(row.LOGS),
+    **row.each(row.refused("losses and learning rates are not scaled", "NONE"), "loss_scaler learning_rate_scaler"),
+    "custom_learning_rate_scheduler": row.refused("schedulers are constant, cosine and linear"),
+    "learning_rate_min_factor": row.refused("schedulers end at zero"),
+    "scheduler_params*": row.refused("schedulers are constant, cosine and linear"),
+    **row.each(row.refused("noise is sampled without it"), """
+        perturbation_noise_weight generalized_offset_noise cep_gamma"""),
+    "k_noise_sampling": row.refused("noise is sampled without it", 1),
+    **row.each(row.refused("the model's own schedule and layers are used"), """
         rescale_noise_scheduler_to_zero_terminal_snr force_circular_padding"""),
-    **rows(refused("the loss counts where masks are white"), """
+    **row.each(row.refused("the loss counts where masks are white"), """
         normalize_masked_area_loss masked_prior_preservation_weight"""),
-    "additional_embeddings*": refused("embeddings are not trained"),
-    "custom_conditioning_image": refused("there are no conditioning images"),
-    "multi_gpu": different("use --gpus"), "layer_offload_fraction": different(MEMORY),
-    "validation": different("set validation_split, the fraction held out"),
-    "*_layer_skip": different("this model uses a fixed layer"), "*sequence_length": different(OWN_FILE, 77, 512),
+    "additional_embeddings*": row.refused("embeddings are not trained"),
+    "custom_conditioning_image": row.refused("there are no conditioning images"),
+    "multi_gpu": row.different("use --gpus"), "layer_offload_fraction": row.different(row.MEMORY),
+    "validation": row.different("set validation_split, the fraction held out"),
+    "*_layer_skip": row.different("this model uses a fixed layer"),
+    "*sequence_length": row.different(row.OWN_FILE, 77, 512),
 }  # fmt: skip
 
 IMPORTER = Importer("OneTrainer", _recognize, _prepare, _translate)

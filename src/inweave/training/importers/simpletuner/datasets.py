@@ -1,7 +1,8 @@
 """SimpleTuner's data backends: folders in a file of their own, each with its resolution, crop and captions.
 
 repeats      how often an image is seen again: 0 is once
-resolution   by resolution_type: pixel_area, the side of a square of that area; area, megapixels; pixel, the shorter side
+resolution   by resolution_type: pixel_area, the side of a square of that area; area, megapixels; pixel, the shorter
+             side
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: 
         options["caption_extension"] = ".no-captions"
     elif strategy != "textfile":
         out.refuse(
-            f"{at}.caption_strategy", f"{for_message(table['caption_strategy'])}: captions are files beside images"
+            f"{at}.caption_strategy", f"{for_message(table['caption_strategy'])}: captions are files next to images"
         )
     elif not is_off(table.get("prepend_instance_prompt")):
         out.put(f"{at}.instance_prompt", "trigger", str(table.get("instance_prompt") or "").strip())
@@ -79,5 +80,6 @@ def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: 
     for key, value in backend.items():
         if not key.startswith(_HARMLESS) and not is_off(value):
             out.refuse(f"{at}.{key}", f"{for_message(value)}: is not supported")
-    return Folder(at, str(table.get("instance_data_dir") or ""), [round(side)], parse_int(table["repeats"] or 0) + 1,
-                  any(key.startswith("is_regulari") and not is_off(value) for key, value in table.items()), options)  # fmt: skip
+    path, repeats = str(table.get("instance_data_dir") or ""), parse_int(table["repeats"] or 0) + 1
+    regular = any(key.startswith("is_regulari") and not is_off(value) for key, value in table.items())
+    return Folder(at, path, [round(side)], repeats, regular, options)

@@ -1,4 +1,7 @@
-"""SimpleTuner's file for LyCORIS: {algo, linear_dim, linear_alpha, factor, apply_preset: {target_module, module_algo_map}}."""
+"""SimpleTuner's file for LyCORIS.
+
+{algo, linear_dim, linear_alpha, factor, apply_preset: {target_module, module_algo_map}}
+"""
 
 from __future__ import annotations
 

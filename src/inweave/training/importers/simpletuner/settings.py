@@ -1,9 +1,9 @@
 """SimpleTuner's config.json: the flags of its script, with or without their dashes.
 
     model_family + model_type = lora   the family, and that an adapter is trained
-    lora_type standard                 PEFT: attention, or what flux_lora_target says
-              lycoris                  lycoris_config, a file beside it: algorithm, sizes and classes of modules
-    data_backend_config                a file beside it: a list of folders
+    lora_type standard                 PEFT: attention, or the modules of flux_lora_target
+              lycoris                  lycoris_config, a file next to it: algorithm, sizes and classes of modules
+    data_backend_config                a file next to it: a list of folders
 
 Files that it names are read where they are, or next to the configuration. Times of a flow: a sigmoid, shifted by
 flow_schedule_shift, or by the resolution with flow_schedule_auto_shift.
@@ -16,37 +16,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
-from inweave.training.config.aliases import (
-    MEMORY,
-    OWN_FILE,
-    SPEED,
-    UPLOAD,
-    cosine_cycles,
-    log_with,
-    lr_scheduler,
-    polynomial_power,
-    precision,
-)
-from inweave.training.config.translate import (
-    Row,
-    Translation,
-    choice,
-    custom,
-    different,
-    ignored,
-    refused,
-    renamed,
-    rows,
-    switch,
-    to,
-    translate,
-)
+from inweave.training.config import row
+from inweave.training.config.aliases import cosine_cycles, log_with, lr_scheduler, polynomial_power, precision
+from inweave.training.config.translate import Row, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.models import SIMPLE_TUNER as FAMILIES
 from inweave.training.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.importers.optimizers import optimizer, optimizer_args, put_betas, with_library_defaults
-from inweave.training.importers.readers import ELSEWHERE, LOGS, SAMPLES, implied_by, min_snr, vae
+from inweave.training.importers.readers import implied_by, min_snr, vae
 from inweave.training.importers.simpletuner.datasets import put_backends
 from inweave.training.importers.simpletuner.lycoris import put_lycoris
 from inweave.training.importers.source import Importer, Source
@@ -110,7 +88,7 @@ def _translate(out: Translation, source: Source) -> None:
         out.fields.pop("sample_every", None)
     if out.word("lr_scheduler") == "constant":
         out.fields["warmup"] = 0
-    out.fields["upscale"] = True  # it enlarges what is too small
+    out.fields["upscale"] = True  # small images are enlarged
     _put_optimizer_defaults(out)
 
 
@@ -126,7 +104,7 @@ def _put_optimizer_defaults(out: Translation) -> None:
     if out.fields.get("optimizer") == "schedulefree":
         out.fields["lr_scheduler"] = "constant"
         out.refused.pop("lr_scheduler", None)
-        out.note("lr_scheduler", "schedule-free optimizers have none there")
+        out.note("lr_scheduler", "SimpleTuner's schedule-free optimizers have none")
     with_library_defaults(out, out.get("optimizer"))
 
 
@@ -218,7 +196,7 @@ def _uses_wandb(out: Translation) -> bool:
 
 
 SIMPLE_TUNER: Final[dict[str, Row]] = {
-    **renamed({
+    **row.renamed({
         "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "init_lora": "start_from",
         "learning_rate": "learning_rate", "lr_warmup_steps": "warmup", "train_batch_size": "batch_size",
         "gradient_accumulation_steps": "gradient_accumulation", "pretrained_model_name_or_path": "model",
@@ -230,34 +208,34 @@ SIMPLE_TUNER: Final[dict[str, Row]] = {
         "validation_seed": "sample_seed", "max_grad_norm": "max_grad_norm", "flux_guidance_value": "guidance",
         "aspect_bucket_alignment": "bucket_step",
     }),
-    "optimizer": custom(optimizer), "optimizer_config": custom(_optimizer_config),
-    "optimizer_beta1": custom(_betas), "optimizer_beta2": custom(_betas),
-    "adam_weight_decay": to("weight_decay", parse_number), "lr_scheduler": lr_scheduler,
+    "optimizer": row.custom(optimizer), "optimizer_config": row.custom(_optimizer_config),
+    "optimizer_beta1": row.custom(_betas), "optimizer_beta2": row.custom(_betas),
+    "adam_weight_decay": row.to("weight_decay", parse_number), "lr_scheduler": lr_scheduler,
     "lr_num_cycles": cosine_cycles(), "lr_power": polynomial_power(), "mixed_precision": precision,
-    "gradient_checkpointing": switch("gradient_checkpointing", "full", "off"), "report_to": custom(log_with),
-    "tracker_project_name": to("wandb_project", when=_uses_wandb, otherwise=LOGS),
-    "tracker_run_name": to("wandb_run_name", when=_uses_wandb, otherwise=LOGS),
-    "snr_gamma": min_snr, "use_ema": custom(_ema), "pretrained_vae_model_name_or_path": vae,
-    "prediction_type": choice("objective", {
+    "gradient_checkpointing": row.switch("gradient_checkpointing", "full", "off"), "report_to": row.custom(log_with),
+    "tracker_project_name": row.to("wandb_project", when=_uses_wandb, otherwise=row.LOGS),
+    "tracker_run_name": row.to("wandb_run_name", when=_uses_wandb, otherwise=row.LOGS),
+    "snr_gamma": min_snr, "use_ema": row.custom(_ema), "pretrained_vae_model_name_or_path": vae,
+    "prediction_type": row.choice("objective", {
         "epsilon": "epsilon", "vprediction": "v_prediction", "flowmatching": "flow",
     }),
-    "loss_type": custom(_loss), "noise_offset": custom(_noise_offset),
-    "lora_init_type": choice("network", {"default": "lora", "gaussian": "lora"}),
-    "resume_from_checkpoint": to("resume", lambda value: "auto" if normalize_name(value) == "latest" else "never"),
-    "flux_guidance_mode": custom(_guidance_mode),
-    **rows(ignored(ELSEWHERE), """
+    "loss_type": row.custom(_loss), "noise_offset": row.custom(_noise_offset),
+    "lora_init_type": row.choice("network", {"default": "lora", "gaussian": "lora"}),
+    "resume_from_checkpoint": row.to("resume", lambda value: "auto" if normalize_name(value) == "latest" else "never"),
+    "flux_guidance_mode": row.custom(_guidance_mode),
+    **row.each(row.ignored(row.ELSEWHERE), """
         model_family model_type model_flavour lora_type lycoris_config data_backend_config max_train_steps
         num_train_epochs flux_lora_target flow_* use_dora ema_decay adam_beta* adam_epsilon grad_clip_method resolution*
         instance_prompt caption_strategy crop* noise_offset_probability flux_guidance_min flux_guidance_max
         soft_min_snr_sigma_data timestep_bias_* refiner_training_* prepend_instance_prompt only_instance_prompt
         minimum_image_size maximum_image_size target_downsample_size ignore_final_epochs aspect_bucket_rounding
         disable_bucket_pruning loss_* huber_*"""),
-    **rows(ignored(UPLOAD), "hub_* push_* model_card_* webhook_* publishing_*"),
-    **rows(ignored(LOGS), "tracker_* logging_dir print_* debug_* attend_* log_*"),
-    **rows(ignored(SAMPLES), """
+    **row.each(row.ignored(row.UPLOAD), "hub_* push_* model_card_* webhook_* publishing_*"),
+    **row.each(row.ignored(row.LOGS), "tracker_* logging_dir print_* debug_* attend_* log_*"),
+    **row.each(row.ignored(row.SAMPLES), """
         validation_* num_validation_images disable_benchmark eval_* evaluation_type num_eval_images user_prompt_library
         cache_clear_* inference_scheduler_* enable_watermark"""),
-    **rows(ignored(SPEED), """
+    **row.each(row.ignored(row.SPEED), """
         vae_* cache_* compress_disk_cache attention_mechanism sageattention_usage dataloader_* *_workers *_batch_size
         torch_num_threads aws_* skip_file_discovery quantize_via gradient_precision set_grads_to_none allow_tf32
         disable_tf32 enable_xformers* ema_device ema_cpu_only ema_foreach_disable ema_validation offload_* fuse_*
@@ -266,20 +244,21 @@ SIMPLE_TUNER: Final[dict[str, Row]] = {
         num_processes compile_* preserve_* override_dataset_config ignore_missing_files data_backend_sampling
         optimizer_release_gradients optimizer_cpu_offload* optimizer_offload* local_rank fully_unload_text_encoder
         vram_* ddp_* enable_chunked* musubi_* group_offload*"""),
-    **rows(ignored(OWN_FILE), """
+    **row.each(row.ignored(row.OWN_FILE), """
         revision variant *_subfolder t5_padding tokenizer_max_length framerate base_model_default_dtype
         training_scheduler_timestep_spacing sd3_*_uncond_* non_ema_revision flux sd3 sdxl seed_for_each_device
         snr_weight data_aesthetic_score freeze_encoder* text_encoder_limit text_encoder_lr save_text_encoder delete_*
         disable_segmented_timestep_sampling pretrained_transformer_model_name_or_path
         pretrained_unet_model_name_or_path pretrained_t5_model_name_or_path prodigy_steps hidream_* ltx_* sana_* qwen_*
         input_perturbation_steps layer_freeze_strategy lr_end use_fsdp model_name"""),
-    **rows(refused("noise and timesteps are sampled without it"), """
+    **row.each(row.refused("noise and timesteps are sampled without it"), """
         use_soft_min_snr rescale_betas_zero_snr refiner_training offset_noise input_perturbation flux_fast_schedule"""),
-    **rows(refused("is not supported"), """
+    **row.each(row.refused("is not supported"), """
         train_text_encoder flux_attention_masked_training init_lokr_norm lr_scale lr_scale_sqrt tread_config
         crepa_enabled twinflow_enabled slider_* scheduled_sampling*"""),
-    **rows(different(MEMORY, "no_change"), "base_model_precision text_encoder_*_precision"),
-    "quantize_activations": different(MEMORY), "ema_update_interval": different("the average is updated in every step"),
+    **row.each(row.different(row.MEMORY, "no_change"), "base_model_precision text_encoder_*_precision"),
+    "quantize_activations": row.different(row.MEMORY),
+    "ema_update_interval": row.different("the average is updated in every step"),
 }  # fmt: skip
 
 IMPORTER = Importer("SimpleTuner", _recognize, _prepare, _translate)

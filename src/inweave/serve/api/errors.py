@@ -1,0 +1,103 @@
+"""Errors over HTTP: each API renders them in its own shape, all of them with the same status, code and message."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from inweave.errors import BusyError, ConfigError, InweaveError, Problem
+from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.failures import failure_of, public, status_of
+from inweave.serve.jobs.job import Failure
+from inweave.serve.service.loras import MismatchError
+
+log = logging.getLogger("inweave.serve")
+RETRY_AFTER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One HTTP API: its routers, the paths that it owns, and its errors.
+
+    ``error`` documents the body that ``render`` returns for a status, a failure and further details of it.
+    """
+
+    routers: tuple[APIRouter, ...]
+    prefixes: tuple[str, ...]
+    error: type[BaseModel]
+    render: Callable[[int, Failure, dict[str, Any]], dict[str, Any]]
+
+    def include_in(self, app: FastAPI) -> None:
+        """Add the routers to an application."""
+        refused: dict[int | str, dict[str, Any]] = {
+            "4XX": {"model": self.error, "description": "refused; the message says why"}
+        }
+        for router in self.routers:
+            app.include_router(router, responses=refused)
+
+
+class ErrorHandlers:
+    """Renders errors in the shape of the API that owns the path; the last API owns all other paths."""
+
+    def __init__(self, apis: Sequence[Api]) -> None:
+        self._apis = apis
+
+    def install(self, app: FastAPI) -> None:
+        """Handle every error of an application."""
+        app.add_exception_handler(InweaveError, self._inweave_error)
+        app.add_exception_handler(RequestValidationError, self._invalid)
+        app.add_exception_handler(HTTPException, self._http_error)
+        app.add_exception_handler(sqlite3.OperationalError, self._storage_error)
+        app.add_exception_handler(OSError, self._storage_error)
+        app.add_exception_handler(Exception, self._bug)
+
+    def _response(
+        self, request: Request, status: int, failure: Failure, more: dict[str, Any], headers: dict[str, str]
+    ) -> JSONResponse:
+        path = request.url.path
+        api = next((each for each in self._apis if path.startswith(each.prefixes)), self._apis[-1])
+        return JSONResponse(api.render(status, failure, more), status, headers)
+
+    async def _inweave_error(self, request: Request, error: Exception) -> JSONResponse:
+        more: dict[str, Any] = {}
+        if isinstance(error, ConfigError):
+            more["problems"] = [public(str(problem)) for problem in error.problems]
+        if isinstance(error, MismatchError):
+            more["report"] = error.report
+        headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, BusyError) else {}
+        return self._response(request, status_of(error), failure_of(error), more, headers)
+
+    async def _invalid(self, request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        fields = [(".".join(map(str, each["loc"][1:])), each["msg"]) for each in error.errors()]
+        problems = [Problem(field[:300], text[: max(0, 298 - len(field))]) for field, text in fields]
+        return await self._inweave_error(request, ConfigError(problems))
+
+    async def _http_error(self, request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        path, status = request.url.path[:200], error.status_code
+        failure = Failure("invalid_request", "the request cannot be served")
+        if status == 404:
+            failure = Failure("not_found", f"no route matches {request.method} {path}")
+        elif status == 405:
+            failure = Failure("method_not_allowed", f"{request.method} is not allowed for {path}")
+        return self._response(request, status, failure, {}, dict(error.headers or {}))
+
+    async def _storage_error(self, request: Request, error: Exception) -> JSONResponse:
+        """Answer that the disk refuses: nothing was queued, and the client may try again later."""
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        full = StorageError("the disk of the worker is full or cannot be written")
+        return await self._inweave_error(request, full)
+
+    async def _bug(self, request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return await self._inweave_error(request, error)

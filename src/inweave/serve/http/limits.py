@@ -1,0 +1,63 @@
+"""Limits of request bodies: refused once longer than the limit, whatever the headers say, or once they come too slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.types import Message, Receive
+
+#: how long a body may pause between two pieces
+BODY_SECONDS = 30.0
+#: bytes per second, on average, of a body that takes longer than that
+BODY_RATE = 1024
+TOO_SLOW = f"request body too slow: send at least {BODY_RATE:,} bytes/s, with no pause over {BODY_SECONDS:g} s"
+
+
+class BodyTooLarge(Exception):
+    """A request is longer than the limit."""
+
+
+class BodyTooSlow(Exception):
+    """A request stopped in the middle of its body."""
+
+
+class LimitedBody:
+    """A body that ends with an error once it is too long, or too slow."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive, self.limit, self._length, self._waited = receive, limit, 0, 0.0
+        self.exceeded = self.late = self._complete = False
+
+    @property
+    def refusal(self) -> tuple[int, str, str] | None:
+        """(status, code, message), if the body was refused."""
+        if self.late:
+            return 408, "too_slow", TOO_SLOW
+        return (413, "too_large", f"the body is longer than {self.limit:,} bytes") if self.exceeded else None
+
+    def declare(self, length: str | None) -> None:
+        """Refuse a body whose declared length is wrong or too large."""
+        if length:
+            self.exceeded = not (length.isascii() and length.isdigit()) or int(length) > self.limit
+
+    async def __call__(self) -> Message:
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(None if self._complete else self._patience()):
+                message = await self._receive()
+        except TimeoutError:
+            self.late = True
+            raise BodyTooSlow from None
+        self._waited += time.monotonic() - started
+        if message["type"] == "http.request":
+            self._complete = not message.get("more_body", False)
+            self._length += len(message.get("body", b""))
+            if self._length > self.limit:
+                self.exceeded = True
+                raise BodyTooLarge
+        return message
+
+    def _patience(self) -> float:
+        """Return the seconds until the next piece must arrive: one pause, but not one after the other."""
+        return max(0.0, min(BODY_SECONDS, BODY_SECONDS + self._length / BODY_RATE - self._waited))

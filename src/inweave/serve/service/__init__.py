@@ -1,0 +1,258 @@
+"""The worker without HTTP: every API compiles to the calls of `Service`.
+
+jobs        queue, wait for, reorder, cancel
+loras       look up, add, check against models, convert
+models      names and locations
+images      images of requests, uploads, settings stored in images
+datasets    images and captions to train on
+training    plan, submit, extend; checkpoints
+
+An image job: parse -> look up model and LoRAs -> prove that each LoRA fits -> check images -> queue. APIs use these
+subjects and plain data types, never the parts behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import ConfigError, Problem
+from inweave.files.paths import printable_path
+from inweave.generate.config import GenerateConfig
+from inweave.library import Library
+from inweave.models import embedded
+from inweave.models.samplers import ensure_schedule
+from inweave.serve.engine.contract import RunnerSettings
+from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.jobs.image_request import ImageRequest, png_size
+from inweave.serve.jobs.job import Job, Submission
+from inweave.serve.jobs.signals import JobSignals
+from inweave.serve.jobs.store import JobStore
+from inweave.serve.jobs.training_runs import TrainingRuns
+from inweave.serve.sandbox.client import SandboxClient
+from inweave.serve.service.datasets import Datasets
+from inweave.serve.service.images import Images
+from inweave.serve.service.jobs import Jobs
+from inweave.serve.service.loras import Loras
+from inweave.serve.service.models import Models
+from inweave.serve.service.training import Training
+from inweave.serve.settings import ServeSettings
+from inweave.serve.storage.datasets import DatasetStore
+from inweave.serve.storage.run_retention import expire_runs
+from inweave.serve.storage.uploads import UploadStore
+
+log = logging.getLogger("inweave.serve")
+SWEEP_SECONDS = 60.0
+GRACE = 5.0
+MAX_LORAS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A device that runs jobs, and its figures since the worker started."""
+
+    device: str | None
+    status: str
+    busy: bool
+    finished_jobs: int
+    restarts: int
+    busy_seconds: float
+
+
+class Service:
+    """The parts of a worker, started and stopped together."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        data = settings.data
+        self.store = JobStore(
+            data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
+            keep_bytes=int(settings.keep_gb * 1024**3),
+        )  # fmt: skip
+        self._uploads = UploadStore(
+            data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
+            max_bytes=int(settings.upload_gb * 1024**3),
+        )  # fmt: skip
+        self._dataset_store = DatasetStore(data / "datasets", int(settings.dataset_gb * 1024**3))
+        self._runs = TrainingRuns(data / "training")
+        (data / "loras").mkdir(parents=True, exist_ok=True)
+        folders = [*settings.lora_folders, data / "loras", embedded.folder() / "loras"]
+        self.library = Library(data / "library.sqlite3", folders)
+        signals = JobSignals()
+        self._sandbox = SandboxClient(folders=self.library.folders)
+        self.models = Models(settings.model_table())
+        self.jobs = Jobs(self.store, signals)
+        self.loras = Loras(data, self.library, self.models, self._sandbox)
+        self.images = Images(settings, self._uploads, self._sandbox)
+        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
+        self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
+        self.started = time.time()
+        memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
+        self._dispatchers = [
+            Dispatcher(
+                self.store, signals,
+                DispatchSettings(
+                    RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
+                    settings.model, settings.job_seconds, settings.train_hours * 3600,
+                ),
+                self._resolve, self._deliver,
+            )
+            for device in (settings.devices or (None,))
+        ]  # fmt: skip
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # life
+
+    @classmethod
+    def open(cls, settings: ServeSettings) -> Service:
+        """Return a worker with the jobs of its last process recovered; raise ConfigError if its folder is unusable."""
+        try:
+            service = cls(settings)
+            service.store.recover()
+        except (OSError, sqlite3.Error) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise ConfigError(
+                f"{printable_path(settings.data)}: cannot be used as the data folder: {reason}; choose one with --data"
+            ) from None
+        return service
+
+    async def start(self) -> None:
+        """Start the processes and the periodic work."""
+        await asyncio.to_thread(self.loras.clear)
+        self._tasks = [asyncio.create_task(each.run()) for each in self._dispatchers]
+        self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
+
+    async def stop(self) -> None:
+        """Finish running jobs within the grace period, put the rest back, close everything."""
+        await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
+        await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._sandbox.close()
+        await self.training.close()
+        self.library.close()
+        self._uploads.close()
+        self.store.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self.store.expire)
+                await asyncio.to_thread(self.loras.expire)
+                await asyncio.to_thread(self._uploads.expire)
+                await asyncio.to_thread(expire_runs, self.store, self.settings.data / "training", self.store.keep_bytes)
+            except Exception:
+                log.exception("expired jobs could not be removed")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _index(self) -> None:
+        while True:
+            await self.loras.scan(examine=True)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    @property
+    def devices(self) -> list[DeviceState]:
+        """The state of every device, in the order of the settings."""
+        return [
+            DeviceState(
+                each.device, each.status, each.current is not None, each.finished_jobs, each.restarts, each.busy_seconds
+            )
+            for each in self._dispatchers
+        ]
+
+    @property
+    def readiness(self) -> tuple[bool, str]:
+        """(whether a job would run now, the reason if not)."""
+        if any(each.status == "ready" for each in self._dispatchers):
+            return True, ""
+        return False, self._dispatchers[0].reason
+
+    # image jobs
+
+    async def submit_image(
+        self, request: ImageRequest, *, client: str = "", key: str | None = None, fingerprint: str = ""
+    ) -> Job:
+        """Check a request whole and queue it."""
+        if (known := await self.jobs.submitted(key, fingerprint)) is not None:
+            return known  # whatever became of its LoRAs meanwhile
+        model = self.models.name(request.model)
+        config = request.settings
+        self._ensure_limits(config)
+        choices = (*config.loras, *config.tagged_loras())
+        if len(choices) > MAX_LORAS:
+            raise ConfigError(Problem("loras", f"at most {MAX_LORAS} in one job, got {len(choices)}"))
+        loras = await self.loras.find_all(choices)
+        warnings = await self.loras.ensure_fit(loras.values(), model, request.on_mismatch)
+        body = {
+            "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
+            "preview_every": request.preview_every, "preview_first": request.preview_first,
+            "on_mismatch": request.on_mismatch, "warnings": warnings,
+        }  # fmt: skip
+        inputs = await self._inputs(request)
+        submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)
+        job, _ = await self.jobs.submit(submission)
+        return job
+
+    def _ensure_limits(self, config: GenerateConfig) -> None:
+        limits = self.settings
+        if config.count > limits.max_images:
+            raise ConfigError(Problem("count", f"at most {limits.max_images} images in one job, got {config.count}"))
+        if config.sampler is not None:
+            ensure_schedule(config.sampler, config.schedule)
+        if (config.width or 0) * (config.height or 0) > limits.image_pixels:
+            raise ConfigError(f"width x height: at most {limits.image_pixels:,} pixels")
+
+    async def _inputs(self, request: ImageRequest) -> dict[str, bytes]:
+        """Return the images of a request by the names of their files."""
+        inputs = {
+            f"{name}.png": await self.images.read(text, label)
+            for name, label, text in (("init", "image", request.image), ("mask", "mask_image", request.mask_image))
+            if text is not None
+        }
+        if "mask.png" in inputs:
+            (width, height), (across, down) = (png_size(inputs[name]) for name in ("init.png", "mask.png"))
+            if (width, height) != (across, down):
+                reason = f"{across}x{down}; it must have the size of the image, {width}x{height}"
+                raise ConfigError(Problem("mask_image", reason))
+        return inputs
+
+    # for the dispatchers
+
+    def _resolve(self, job: Job) -> Resolved:
+        """Return the files that a job needs when it starts: they may have moved since it was submitted."""
+        loras = {label: self.loras.file(label, entry) for label, entry in job.request.get("loras", {}).items()}
+        model = self.models.location(job.model)
+        paths = {}
+        if job.kind == "train":
+            paths = {
+                "dataset": str(self._dataset_store.folder(job.request["dataset"])),
+                "output": str(self._runs.folder(job)),
+            }
+        return Resolved(model, loras, paths)
+
+    def _deliver(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        """Put a trained adapter into the library, under a name that is free."""
+        if job.kind != "train":
+            return result
+        source = Path(result["adapter"])
+        return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
+
+
+def _stored(config: GenerateConfig) -> dict[str, Any]:
+    """Return the settings to store: LoRAs by the reference the client used, never by a path of this machine."""
+    fields = config.model_dump(exclude_none=True, exclude_defaults=True)
+    fields["prompt"] = config.prompt
+    fields["loras"] = [
+        {"name": choice.label, "strength": choice.strength, "te": choice.te, "unet": choice.unet, "alpha": choice.alpha}
+        for choice in config.loras
+    ]
+    return fields

@@ -1,0 +1,163 @@
+"""Files of kohya_ss: the vocabulary of its GUI, and what is refused, for one reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inweave.errors import ConfigError
+from tests.unit.training.importers.small_imports import GUI, gui, imported, refusal
+
+
+def test_the_vocabulary_of_the_gui(tmp_path: Path) -> None:
+    c = gui(tmp_path)
+    assert (c.rank, c.alpha, c.network, c.epochs, c.steps, c.warmup) == (32, 16, "lora", 3, None, 0.1)
+    assert (c.optimizer, c.resolution, c.min_snr_gamma, c.resume, c.clip_skip) == (
+        "adamw8bit",
+        1024,
+        None,
+        "never",
+        None,
+    )
+    assert (c.learning_rate, c.text_encoder_learning_rate, c.model) == (
+        1e-4,
+        5e-5,
+        "stabilityai/stable-diffusion-xl-base-1.0",
+    )
+    assert gui(tmp_path, max_train_steps="900").steps == 900
+    assert (gui(tmp_path, max_train_steps=900, max_train_epochs="7").epochs) == 7
+    assert gui(tmp_path, optimizer="adamw", optimizer_type="AdamW8bit").optimizer == "adamw8bit"
+    assert gui(tmp_path, optimizer="PRODIGY", optimizer_args='"d_coef=2" "weight_decay=0.4"').optimizer_args == {
+        "d_coef": 2
+    }
+    assert gui(tmp_path, additional_parameters="--max_grad_norm=0 --min_snr_gamma 5").max_grad_norm == 0
+    assert gui(tmp_path, caption_extension="").caption_extensions == (".caption",)
+    only = gui(tmp_path, text_encoder_lr=0)
+    assert (only.train_text_encoders, only.train_denoiser) == (False, True)
+    both = gui(tmp_path, text_encoder_lr=0, unet_lr="0")
+    assert (both.train_text_encoders, both.learning_rate, both.text_encoder_learning_rate) == (True, 1e-4, 1e-4)
+    texts = gui(tmp_path, unet_lr=0)
+    assert (texts.train_denoiser, texts.text_encoder_learning_rate) == (False, 5e-5)
+    assert gui(tmp_path, noise_offset=0.05).noise_offset == 0.05
+    assert gui(tmp_path, noise_offset=0.05, noise_offset_type="Multires").noise_offset == 0
+    robust = gui(tmp_path, loss_type="huber", scale_weight_norms=1.5, min_timestep=100, noise_offset_type="Multires",
+                 multires_noise_iterations=6, multires_noise_discount=0.2, save_every_n_epochs=2,
+                 debiased_estimation_loss=True)  # fmt: skip
+    assert (robust.loss, robust.huber_c, robust.huber_schedule) == (
+        "huber",
+        0.1,
+        "snr",
+    )  # the script's schedule, not ours
+    assert (robust.scale_weight_norms, robust.min_timestep, robust.max_timestep) == (1.5, 100, None)
+    assert (robust.multires_noise_iterations, robust.multires_noise_discount) == (6, 0.2)
+    assert (robust.save_every_epochs, robust.debiased_estimation) == (2, True)
+    assert "keep_last" not in robust.model_fields_set  # every adapter is kept
+    lokr = gui(tmp_path, LoRA_type="LyCORIS/LoKr", factor=6, network_dim=100000, conv_dim=100000)
+    assert (lokr.network, lokr.lokr_factor, lokr.rank, lokr.conv_rank) == ("lokr", 6, 100000, 100000)
+    adafactor = gui(tmp_path, optimizer="Adafactor", optimizer_args="scale_parameter=False relative_step=False")
+    assert (adafactor.optimizer, adafactor.optimizer_args, adafactor.weight_decay) == (
+        "adafactor",
+        {"scale_parameter": False},
+        0,
+    )
+
+
+def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None:
+    old = {"max_resolution": "512,512", "learning_rate": "0.0001", "lr_warmup": "0", "epoch": "2", "network_dim": 8,
+    "use_8bit_adam": True,
+           "unet_lr": "0.0001", "text_encoder_lr": "5e-5", "seed": "12", "keep_tokens": "1", "bucket_reso_steps": 64.0,
+           "gradient_accumulation_steps": 1.0, "lr_scheduler_num_cycles": "", "xformers": True}  # fmt: skip
+    c = imported(tmp_path, old).config
+    assert (c.epochs, c.seed, c.keep_tokens, c.optimizer, c.text_encoder_learning_rate) == (2, 12, 1, "adamw8bit", 5e-5)
+    assert (c.alpha, c.lr_scheduler, c.buckets, c.precision) == (1, "cosine", True, "fp16")  # the GUI's own defaults
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"LoRA_type": "LyCORIS/iA3"}, "'ia3' is not supported"),
+        ({"LoRA_type": "LyCORIS/Diag-OFT"}, "'diag-oft' is not supported"),
+        ({"LoRA_type": "LyCORIS/Native Fine-Tuning"}, "trains the whole model"),
+        ({"LoRA_type": "LoRA-FA"}, "'networks.lora_fa' is not supported"),
+        ({"ip_noise_gamma": 0.1}, "ip_noise_gamma: 0.1"),
+        ({"weighted_captions": True}, "weighted_captions: True"),
+        ({"color_aug": True}, "color_aug: True"),
+        ({"module_dropout": 0.1}, "network_args.module_dropout: '0.1': the adapter of a module is never skipped"),
+        (
+            {"LoRA_type": "LyCORIS/LoCon", "rank_dropout": 0.1},
+            "network_args.rank_dropout: '0.1': LyCORIS drops outputs",
+        ),
+        (
+            {"LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1},
+            "network_dropout: 0.1: LyCORIS drops the adapter's outputs",
+        ),
+        (
+            {"LoRA_type": "LyCORIS/LoHa", "network_dropout": 0.1},
+            "network_dropout: 0.1: LyCORIS drops the adapter's outputs",
+        ),
+        ({"optimizer": "AdEMAMix8bit"}, "'AdEMAMix8bit' is not supported"),
+        ({"optimizer": "Adafactor"}, "relative_step=True chooses its own learning rate"),
+        ({"additional_parameters": "--lr_scheduler_type CosineAnnealingLR"}, "lr_scheduler_type: 'CosineAnnealingLR'"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_reason(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gui(tmp_path, **changes)
+    assert reason in refusal(caught)
+
+
+def test_dropout_between_two_factors_is_imported(tmp_path: Path) -> None:
+    c = gui(tmp_path, network_dropout=0.1, rank_dropout=0.2)
+    assert (c.network, c.dropout, c.hidden_dropout, c.rank_dropout) == ("lora", 0, 0.1, 0.2)
+    table = {**GUI, "LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1}
+    c = imported(tmp_path, table, dropout=0.1).config
+    assert (c.dropout, c.hidden_dropout) == (0.1, 0)
+
+
+def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:
+    table = {**GUI, "ip_noise_gamma": 0.1, "optimizer": "AdEMAMix8bit"}
+    with pytest.raises(
+        ConfigError, match=r"--set optimizer=.* to choose another; --without ip_noise_gamma to import the rest"
+    ):
+        imported(tmp_path, table)
+    result = imported(tmp_path, table, without=["ip_noise_gamma"], optimizer="adamw")
+    assert result.config.optimizer == "adamw" and result.no_equivalent[0].startswith("ip_noise_gamma: left out")
+    with pytest.raises(ConfigError, match="AdEMAMix8bit"):
+        imported(tmp_path, table, without=["ip_noise_gamma", "optimizer_type"])  # another one has to be chosen
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({"max_resolution": "512,512", "lr_warmup": 0, "learning_rate": 1e-6}, "DreamBooth trains the whole model"),
+        ({"max_resolution": "512,512", "lr_warmup": 0, "token_string": "x", "init_word": "*"}, "an embedding"),
+        ({"max_resolution": "512,512", "lr_warmup": 0, "train_dir": "x", "learning_rate_te": 0}, "a full fine-tune"),
+        ({"train_data_dir": "x", "max_train_steps": 10, "learning_rate": 1e-6}, "network_module: is not set"),
+        (
+            {"network_module": "lycoris.kohya", "network_args": ["algo=full"], "train_data_dir": "x"},
+            "a fine-tune of the whole",
+        ),
+        ({"network_module": "networks.lora_lumina", "train_data_dir": "x"}, "Lumina"),
+        (
+            {"leco_denoise_guidance_scale": 1.0, "network_dim": 4, "network_module": "networks.lora"},
+            "LECO trains from prompts",
+        ),
+        ({"model_train_type": "sdxl-finetune", "train_data_dir": "x", "network_dim": 1}, "trains no adapter"),
+        ({"training_method": "EMBEDDING", "model_type": "STABLE_DIFFUSION_15"}, "an embedding"),
+        (
+            {"training_method": "LORA", "model_type": "HUNYUAN_VIDEO"},
+            "'HUNYUAN_VIDEO' is a model that cannot be trained here",
+        ),
+        ({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15_INPAINTING"}, "cannot be trained here"),
+        ({"model_family": "ltxvideo", "model_type": "lora"}, "'ltxvideo' is a model that cannot be trained"),
+        ({"model_family": "flux", "model_type": "full"}, "a full fine-tune"),
+        ({"model_family": "flux", "model_type": "lora", "controlnet": True}, "a ControlNet"),
+        ({"plugin_unet": {"a": {"lr": 1}}}, "HCP-Diffusion"),
+    ],
+)
+def test_other_methods_and_models_are_refused_by_name(table: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, table)
+    assert reason in refusal(caught)

@@ -10,7 +10,7 @@ from inweave.cli.app import app
 
 
 def in_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """What a process would have left: exit code, standard output, standard error. Any exception fails the test."""
+    """Run a command; return exit code, standard output and standard error like a process. Exceptions fail the test."""
     command = list(map(str, arguments))
     result = CliRunner(env={"NO_COLOR": "1"}).invoke(app, command)
     if result.exception is not None and not isinstance(result.exception, SystemExit):

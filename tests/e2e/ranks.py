@@ -1,4 +1,4 @@
-"""The two processes of a run, forked from one that has imported the libraries and done nothing with them.
+"""The two processes of a run, forked from one that has only imported the libraries.
 
 Launchers, which import them again in every process, are tested in `test_train_processes`.
 """

@@ -1,4 +1,4 @@
-"""The command line on whatever is not an adapter: one line, exit code 2, no traceback; nothing runs, nothing blocks."""
+"""The command line with files that are not adapters: one line, exit code 2, no traceback; nothing runs or blocks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def arguments(verb: str, path: Path, out: Path) -> list[object]:
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
-    """The error, after checking that it is the only thing that was printed."""
+    """Return the error, after checking that nothing else was printed."""
     assert result.returncode == 2, result
     assert result.stdout == ""
     assert result.stderr.startswith("error: ") and result.stderr.endswith("\n")
@@ -95,7 +95,7 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_process_ends_as_the_command_does(verb: str, tmp_path: Path) -> None:
-    """The others run in this process, named pipes and their like apart."""
+    """Run real processes; the other tests run in this one, except with named pipes and the like."""
     path = BAD["cut-in-data"].make(tmp_path)
     for more in ((), ("--json",)):
         command = [*arguments(verb, path, tmp_path / "out.safetensors"), *more]

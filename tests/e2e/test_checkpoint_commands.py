@@ -39,7 +39,7 @@ RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "unchange
 
 
 def inweave(*arguments: str | Path, code: int = 0) -> str:
-    """The command inside this process: everything but the start of Python."""
+    """Run a command inside this process: everything but the start of Python."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
@@ -67,7 +67,7 @@ def lora(tmp_path: Path) -> Path:
 
 
 def header_only(folder: Path, name: str, listing: str) -> Path:
-    """A published checkpoint's names and shapes, with a hole for weights."""
+    """Write a checkpoint with published names and shapes, and a sparse hole for the weights."""
     return write_sparse(
         folder / f"{name}.safetensors", {n: ("F16", shape) for n, shape in base_listing(listing).items()}
     )

@@ -58,7 +58,7 @@ def commands_of(page: Path) -> Iterator[str]:
 
 
 def first_commands() -> dict[Path, list[str]]:
-    """The commands of each page that no page before it shows with other words in the prompt."""
+    """Return the commands of each page, without those of earlier pages that differ only in the prompt."""
     known: set[str] = set()
     pages: dict[Path, list[str]] = {}
     for page in PAGES:
@@ -73,7 +73,7 @@ COMMANDS = first_commands()
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that pages name, where the built-in model takes a few steps."""
+    """Prepare a folder with the files that pages name, where the built-in model takes a few steps."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedded, "VARIANT", replace(embedded.VARIANT, steps=STEPS))
     for name, style in (("style", "pixel"), ("lora", "pixel"), ("detail", "ink"), ("other", "ink")):
@@ -96,7 +96,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def brought_along(text: str) -> dict[str, Any]:
-    """What a page's blocks expect of the reader."""
+    """Return the objects that a page's blocks expect from the reader."""
     names: dict[str, Any] = {}
     if "Weaver(pipe)" in text:
         from diffusers import StableDiffusionPipeline

@@ -132,7 +132,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def refused(arguments: list[str], seconds: float = 10) -> str:
-    """The error of a command that must end with one; a traceback or another exit code is a failure."""
+    """Return the error of a command that must fail; a traceback or another exit code fails the test."""
     with at_most(seconds), stopwatch(time.process_time) as cost:
         result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, SystemExit), (arguments, result.exception, result.output)
@@ -155,7 +155,7 @@ def _imports(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_is_no_file_is_refused_at_once(reader: str, tmp_path: Path) -> None:
+def test_special_files_are_refused_at_once(reader: str, tmp_path: Path) -> None:
     name, arguments = READERS[reader]
     slow = reader in ("bake --lora", "generate --init", "generate --mask") or reader.startswith("train -")
     for number, (kind, make) in enumerate(KINDS.items()):
@@ -169,7 +169,7 @@ def test_what_is_no_file_is_refused_at_once(reader: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_cannot_be_written_is_refused_at_once(writer: str, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused_at_once(writer: str, tmp_path: Path) -> None:
     name, arguments = WRITERS[writer]
     for number, (kind, make) in enumerate(KINDS.items()):
         if kind in ("dangling link", "nobody's home", "bytes that are not text"):

@@ -69,7 +69,7 @@ def test_a_command_that_loads_torch_starts_and_works_with_a_bar(arguments: list[
 
 
 def interpreter_seconds() -> float:
-    """How long this machine takes to import what every command imports: a measure of who else uses it."""
+    """Return the seconds that the imports of every command take: a measure of the load on this machine."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import inweave.cli.app, rich.progress"], check=True)
     return time.monotonic() - started
@@ -103,7 +103,7 @@ def test_a_slow_reader_says_so_off_a_terminal_and_a_quick_one_is_silent(
 
 
 def test_a_slow_reader_shows_a_bar_and_a_quick_one_does_not() -> None:
-    """The timer shows what is being done although nothing reports progress."""
+    """Check that the timer shows the activity even if nothing reports progress."""
     from inweave.cli.progress import Display
 
     quick = Display(delay=30.0)

@@ -1,5 +1,6 @@
-"""Every test begins with nothing compiled, long tests come first, and failures are printed when they happen: a run on a rented machine
-may be cut off.
+"""Every test begins with nothing compiled, long tests come first, and failures are printed when they happen.
+
+A run on a rented machine may be cut off.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ LONG = ("test_compile.py", "compiled", "test_whole_step.py", "test_training.py")
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> None:
-    """torch gives up on a function that was compiled for many shapes, whichever tests this process has run before."""
+    """Reset the compiler: torch gives up on a function that previous tests of this process compiled for many shapes."""
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Compiling takes most of the time: every worker begins with a share of it."""
+    """Distribute the tests that compile, which take most of the time, over the workers."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1 and all("tests/gpu/" in item.nodeid for item in items):
         items[:] = shares(items, workers)
 
 
 def shares(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """An order for xdist's `worksteal`, which gives every worker one contiguous part of the list: each part begins with long tests."""
+    """Order tests for xdist's `worksteal`, which gives each worker a contiguous part: each begins with long tests."""
 
     def place(item: pytest.Item) -> int:
         return next((place for place, name in enumerate(LONG) if name in item.nodeid), len(LONG))

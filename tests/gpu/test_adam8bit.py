@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-torch = pytest.importorskip("torch")
+import pytest
+import torch
+
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
@@ -28,7 +30,7 @@ def wide(size: int, seed: int) -> torch.Tensor:
     return torch.randn(size, generator=generator, device=CUDA) * sizes
 
 
-def options(count: int, lr: torch.Tensor, ok: torch.Tensor) -> dict[str, object]:
+def options(count: int, lr: torch.Tensor, ok: torch.Tensor) -> dict[str, Any]:
     return {
         "lr": lr, "ok": ok, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1,
         "grad_scale": torch.tensor(0.7, device=CUDA),
@@ -50,9 +52,8 @@ def test_kernel_equals_the_reference(size: int) -> None:
         blocks = -(-size // 256)
         lr = torch.rand(blocks if count % 2 else (), device=CUDA) * 1e-2
         chosen, grads = options(count, lr, torch.tensor(True, device=CUDA)), wide(size, count)
-        summands = plain[2].abs() + reference._blocks(grads).abs().amax(
-            1
-        )  # a first moment may cancel, its error does not
+        # a first moment may cancel, its error does not
+        summands = plain[2].abs() + reference._blocks(grads).abs().amax(1)
         reference.step(plain[0], grads, *plain[1:], **chosen)
         kernel.step(ours[0], grads, *ours[1:], **chosen)
         # rounding of x, and of a step of some lr; sums may be fused

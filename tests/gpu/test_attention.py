@@ -1,12 +1,12 @@
-"""Attention's kernels on a GPU: right against float64, the same bits twice, and safe with every layout that models have."""
+"""Attention kernels on a GPU: right against float64, the same bits twice, and safe with every layout of models."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
@@ -45,7 +45,7 @@ def inputs(shape: tuple[int, ...], dtype: Any = torch.bfloat16, layout: str = "s
 def exact(q: Any, k: Any, v: Any, g: Any, causal: bool = False) -> list[Any]:
     wide = [tensor.double().requires_grad_() for tensor in (q, k, v)]
     with sdpa_kernel([SDPBackend.MATH]):
-        out = functional.scaled_dot_product_attention(*wide, is_causal=causal)
+        out = functional.scaled_dot_product_attention(wide[0], wide[1], wide[2], is_causal=causal)
     return [out, *torch.autograd.grad(out, wide, g.double())]
 
 
@@ -75,10 +75,10 @@ def test_a_kernel_is_as_exact_as_plain_torch(name: str, shape: tuple[int, ...], 
     if name == "cudnn-fixed-order":
         needs_frontend()
     try:
-        mine, lse = KERNELS[name].forward(q, k, v, False, scale)
+        result, lse = KERNELS[name].forward(q, k, v, False, scale)
     except RuntimeError as refusal:
         pytest.skip(f"{name} refuses {shape}: {str(refusal).splitlines()[0]}")
-    mine = [mine, *KERNELS[name].backward(g, q, k, v, sequence_first(mine), lse, False, scale)]
+    mine = [result, *KERNELS[name].backward(g, q, k, v, sequence_first(result), lse, False, scale)]
     for one, other, truth in zip(mine, theirs, true, strict=True):
         assert error(one, truth) <= 2 * error(other, truth) + 1e-6
 
@@ -104,10 +104,10 @@ def test_causal_attention_of_a_kernel_is_as_exact_as_plain_torch(name: str) -> N
     true = exact(q, k, v, g, causal=True)
     plain = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
     with sdpa_kernel([SDPBackend.MATH]):
-        out = functional.scaled_dot_product_attention(*plain, is_causal=True)
+        out = functional.scaled_dot_product_attention(plain[0], plain[1], plain[2], is_causal=True)
     theirs = [out, *torch.autograd.grad(out, plain, g)]
-    mine, lse = KERNELS[name].forward(q, k, v, True, 0.125)
-    mine = [mine, *KERNELS[name].backward(g, q, k, v, sequence_first(mine), lse, True, 0.125)]
+    result, lse = KERNELS[name].forward(q, k, v, True, 0.125)
+    mine = [result, *KERNELS[name].backward(g, q, k, v, sequence_first(result), lse, True, 0.125)]
     for one, other, truth in zip(mine, theirs, true, strict=True):
         assert error(one, truth) <= 2 * error(other, truth) + 1e-6
 
@@ -153,7 +153,7 @@ def test_what_needs_too_large_a_workspace_is_computed_by_another_kernel(monkeypa
 @pytest.mark.parametrize("queries", ["heads", "sequence", "columns"])
 @pytest.mark.parametrize("grad", ["heads", "sequence"])
 def test_cudnn_survives_every_pair_of_layouts(queries: str, grad: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the gradient is sequence-first and the queries heads-first, cuDNN's backward pass read out of bounds (Flux)."""
+    """With a sequence-first gradient and heads-first queries, cuDNN's backward pass read out of bounds (Flux)."""
     shape = (1, 24, 4608, 4608, 128)
     monkeypatch.setattr(select, "_chosen", {})
     monkeypatch.setattr(select, "_stored", dict)
@@ -181,7 +181,8 @@ def test_columns_of_a_wider_matrix_are_read_where_they_are(name: str, shape: tup
     g, scale, results = sequence_first(g), shape[-1] ** -0.5, []
     for tensors in (columns, rows):
         with deterministic_calls(True):
-            out, lse = KERNELS[name].forward(*tensors, False, scale)
+            q, k, v = tensors
+            out, lse = KERNELS[name].forward(q, k, v, False, scale)
             results.append([out, *KERNELS[name].backward(g, *tensors, sequence_first(out), lse, False, scale)])
     for one, other in zip(*results, strict=True):
         assert one.transpose(1, 2).is_contiguous()

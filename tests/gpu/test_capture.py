@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -28,8 +28,8 @@ from inweave.ops.attention import select  # noqa: E402
 from inweave.training.execution.capture import StepGraphs  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
-#: transformers 5.17, older than what inweave supports, makes a causal mask for CLIP while a graph is recorded and none in eager code, so
-#: that attention is another kernel's
+#: transformers 5.17, older than inweave supports, makes a causal mask for CLIP while a graph is captured and none in
+#: eager code, so that attention uses another kernel
 same_masks = pytest.mark.skipif(
     tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18),
     reason=f"transformers {transformers.__version__}: 5.18 or later has the same mask in both",
@@ -175,7 +175,11 @@ def test_two_processes_record_what_one_does_with_two_micro_batches(tmp_path: Pat
         port = probe.getsockname()[1]
     config = settings(tmp_path / "both", cache, **common).model_dump(mode="json", exclude_unset=True)
     started = [
-        subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(port), json.dumps(config)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(port), json.dumps(config)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in (0, 1)
     ]  # fmt: skip
     reports = [json.loads(each.communicate(timeout=240)[0].splitlines()[-1]) for each in started]

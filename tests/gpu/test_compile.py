@@ -1,4 +1,4 @@
-"""Blocks compiled by torch, alone and inside of recorded steps: the same loss curve, the same bits twice and after resuming."""
+"""Blocks compiled by torch, alone and in captured steps: same loss curve, same bits twice and after resuming."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -43,7 +43,7 @@ def distance(losses: list[float], exact: list[float]) -> float:
     ids=lambda more: "-".join(str(value) for value in more.values()),
 )
 def test_compiled_blocks_train_what_eager_ones_do(more: dict[str, Any], tmp_path: Path, cache: Path) -> None:
-    """Losses in 16 bits: at most twice as far from those in float32 as the losses of the eager run, and 1 % from that run's.
+    """Losses in 16 bits: at most twice as far from float32 as the losses of the eager run, and 1 % from that run's.
 
     Not DoRA's: its eager losses are 1.5 % from those in float32, the compiled ones 0.4 %.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
@@ -18,7 +18,7 @@ from inweave.ops.linear.conv import Window, lora_conv2d  # noqa: E402
 
 CUDA = torch.device("cuda")
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
-#: channels in and out, side of the image, of the window, stride, rank: SDXL's resnets, samplers and shortcuts, sizes that nothing divides
+#: channels in and out, side of the image, of the window, stride, rank: SDXL's resnets, samplers, shortcuts, odd sizes
 CASES = [
     (320, 320, 64, 3, 1, 32), (640, 1280, 32, 3, 1, 16), (320, 320, 64, 3, 2, 8), (960, 320, 64, 1, 1, 32),
     (4, 320, 64, 3, 1, 4), (70, 35, 13, 3, 1, 3), (320, 640, 32, 3, 1, 256), (320, 320, 32, 3, 1, 1),
@@ -107,7 +107,8 @@ def test_a_recorded_operation_adds_to_the_same_buffers(case: tuple[int, ...]) ->
         down_copy, up_copy = (
             Rounded(factor.detach().bfloat16(), total) for factor, total in zip(factors, totals, strict=True)
         )
-        y = lora_conv2d(x, weight, bias, *factors, 0.7, window_of(case), rounded_down=down_copy, rounded_up=up_copy)
+        copies = {"rounded_down": down_copy, "rounded_up": up_copy}
+        y = lora_conv2d(x, weight, bias, factors[0], factors[1], 0.7, window_of(case), **copies)
         return torch.autograd.grad(y, x, grad)[0]
 
     stream = torch.cuda.Stream()

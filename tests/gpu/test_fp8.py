@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -103,14 +104,15 @@ def test_a_compiler_gives_the_bits_of_the_kernel(shape: tuple[int, int], persist
     x = numbers(*shape, dtype=torch.bfloat16).cuda()
     x[0, shape[1] // 2] = float("nan")
     x[1], x[2, 0] = 0, float("inf")
-    options = {"triton.multi_kernel": 2 if persistent else 3, "use_static_cuda_launcher": False}  # holds a row, or not
+    # holds a row, or not
+    options: Any = {"triton.multi_kernel": 2 if persistent else 3, "use_static_cuda_launcher": False}
     for one, two in zip(torch.compile(traced_rows, options=options)(x), quantize_rows(x), strict=True):
         assert torch.equal(one.float().nan_to_num(-1e9), two.float().nan_to_num(-1e9))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_kernel_that_makes_rows_quantizes_them(deterministic: bool) -> None:
-    """A norm, a layer with a LoRA, GELU and a layer without, at Flux's widths: no kernel of ours, and results as with it."""
+    """A norm, a layer with a LoRA, GELU and a layer without, at Flux's widths: no quantizing kernels, same results."""
     model = nn.Sequential(
         nn.LayerNorm(3072, elementwise_affine=False),
         nn.Linear(3072, 12288),
@@ -123,7 +125,7 @@ def test_the_kernel_that_makes_rows_quantizes_them(deterministic: bool) -> None:
         if parameter.requires_grad:
             nn.init.normal_(parameter, std=0.02)
     for layer in (lora_layers(model)["1"].base, model[3]):
-        Fp8Linear.quantize(layer)
+        Fp8Linear.quantize(cast("nn.Linear", layer))
     x = numbers(512, 3072, dtype=torch.bfloat16).cuda().requires_grad_()
     dy = numbers(512, 3072, seed=1, dtype=torch.bfloat16).cuda()
     inputs = [x, *(parameter for parameter in model.parameters() if parameter.requires_grad)]
@@ -227,7 +229,7 @@ def test_a_run_with_a_quantized_base(compile_: str, tmp_path: Path, monkeypatch:
     plain = inweave.train(settings(tmp_path / "plain", tmp_path / "cache", **common))
     losses = []
     for name in ("one", "two"):
-        records: list[dict[str, object]] = []
+        records: list[Mapping[str, Any]] = []
         run, _ = prepare(settings(tmp_path / name, tmp_path / "cache", quantize="fp8", **common))
         result = run.train(on_record=records.append)
         events = [record.get("event") for record in records]

@@ -1,4 +1,4 @@
-"""Fused norms, activations and blocks on a real GPU: against float64, twice the same bits, recorded in a graph, and in whole networks."""
+"""Fused norms, activations and blocks on a GPU: against float64, twice the same bits, captured, in whole networks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -31,7 +31,7 @@ SDXL = [
     (1, 1920, 64, 64, 32), (1, 1280, 32, 32, 32), (4, 2560, 32, 32, 32), (3, 320, 104, 152, 32), (1, 1280, 13, 19, 32),
 ]  # fmt: skip
 ROWS = [(4096, 640), (77, 2048), (4608, 3072), (1024, 1280), (49152, 64)]
-#: (rows, width, columns on the left) of Flux's single and double blocks, SD 3.5 Large's, and more rows than a grid's second axis has
+#: (rows, width, left columns) of Flux's single and double blocks, SD 3.5 Large's, more rows than a grid's second axis
 GELU = [(4608, 12288, 3072), (4096, 12288, 0), (512, 12288, 0), (4096, 9728, 0), (333, 9728, 0), (70_000, 16, 8)]
 GELU_CASES = [(shape, dtype) for dtype in DTYPES for shape in (GELU if dtype == torch.bfloat16 else GELU[::5])]
 #: all sizes in bf16, and some in the other dtypes: every width of a group is compiled by itself
@@ -45,7 +45,7 @@ def on_gpu(inputs: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_small_kernels_are_as_exact_as_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 64 times as many examples and rows as in the interpreter: the largest error of a dozen numbers is a matter of luck."""
+    """With 64 times as many examples and rows as in the interpreter: the largest error of a few numbers is random."""
     for sizes in ("IMAGES", "ROWS"):
         monkeypatch.setattr(
             test_group_norm, sizes, [(64 * count, *rest) for count, *rest in getattr(test_group_norm, sizes)]
@@ -63,7 +63,7 @@ def test_small_kernels_are_as_exact_as_torch(dtype: torch.dtype, monkeypatch: py
     monkeypatch.setattr(test_residual, "inputs", summands)
     assert test_group_norm.check_all(images, rows, [dtype]) >= 15
     assert test_activation.check_all(activation, [dtype]) > 1000
-    few = [(64 * rows, *rest) for rows, *rest in test_activation.GELU_SHAPES]
+    few = [(64 * rows, width, columns) for rows, width, columns in test_activation.GELU_SHAPES]
     assert test_activation.check_gelu(activation, [dtype], few, "cuda") > 100_000
     assert test_activation.check_tails(activation, "cuda") > 100
     assert test_residual.check_all(residual, [dtype]) > 10_000
@@ -79,7 +79,8 @@ def test_group_norm_of_sdxl_is_as_exact_as_torch_and_repeats_its_bits(
         lambda *a: test_group_norm.by_work(images, *a), test_group_norm.by_torch, inputs, silu, shifted
     )
     once, again = (test_group_norm.by_work(images, inputs, silu, shifted) for _ in range(2))
-    assert all(torch.equal(one, two) for one, two in zip(once, again, strict=True))
+    for one, two in zip(once, again, strict=True):
+        assert one is two is None or (one is not None and two is not None and torch.equal(one, two))
 
 
 @pytest.mark.parametrize(("size", "dtype"), ROW_CASES, ids=str)
@@ -102,7 +103,8 @@ def test_gelu_of_published_widths_is_as_exact_as_torch_and_repeats_its_bits(
     assert test_activation.check_gelu(activation, [dtype], [shape], "cuda") == 2 * shape[0] * shape[1]
     x, left, dy = test_activation.gelu_inputs(shape, dtype, "cuda")
     once, again = ([activation.tanh_gelu(x, left), *activation.tanh_gelu_backward(dy, x, True, True)] for _ in range(2))
-    assert all(torch.equal(one, two) for one, two in zip(once, again, strict=True))
+    for one, two in zip(once, again, strict=True):
+        assert one is two is None or (one is not None and two is not None and torch.equal(one, two))
 
 
 @pytest.mark.parametrize("shape", [GELU[0], GELU[3], (77, 40, 24)], ids=str)

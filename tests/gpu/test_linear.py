@@ -1,15 +1,16 @@
-"""The LoRA linear operation on a real GPU: against float64, in CUDA graphs, twice the same bits, and through whole layers."""
+"""The LoRA linear operation on a GPU: against float64, in CUDA graphs, twice the same bits, and in whole layers."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
 from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -25,8 +26,9 @@ FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [
     (77, 768, 768, 16), (256, 1536, 1536, 32), (256, 3072, 3072, 64), (4608, 3072, 3072, 16), (1, 64, 64, 1),
     (2, 320, 1280, 2), (77, 2048, 640, 4), (333, 130, 70, 3), (1000, 1000, 1000, 8), (4096, 640, 5120, 128),
-    (129, 257, 513, 256), (50, 96, 8, 5), (8192, 320, 320, 32), (1, 3072, 18432, 16), (77, 7, 9, 7), (1024, 1280, 1280, 32),
-    (4096, 1280, 1280, 32), (16384, 640, 640, 32), (4096, 3072, 12288, 16), (2100, 12288, 3072, 20),
+    (129, 257, 513, 256), (50, 96, 8, 5), (8192, 320, 320, 32), (1, 3072, 18432, 16), (77, 7, 9, 7),
+    (1024, 1280, 1280, 32), (4096, 1280, 1280, 32), (16384, 640, 640, 32), (4096, 3072, 12288, 16),
+    (2100, 12288, 3072, 20),
 ]  # fmt: skip
 #: for the other dtypes: every shape is compiled by itself, and what differs by dtype differs for these already
 FEW = [(77, 768, 768, 16), (1, 64, 64, 1), (333, 130, 70, 3), (256, 3072, 3072, 64), (4096, 640, 5120, 128),
@@ -86,10 +88,11 @@ def one_by_one(
     return functional.linear(x, weight, bias) + scale * torch.cat([functional.linear(s, own) for s, own in parts], -1)
 
 
-#: M, K, N, r and how many layers: SDXL's self attention, all of its text's, Flux's, SD 3.5's, sizes that no tile divides
+#: M, K, N, r and number of layers: SDXL's self and text attention, Flux's, SD 3.5's, sizes that no tile divides
 SIBLINGS = [
     ((1024, 1280, 1280, 32), 3), ((4096, 640, 640, 32), 3), ((77, 2048, 640, 32), 20), ((308, 2048, 1280, 32), 120),
-    ((4608, 3072, 3072, 16), 3), ((154, 2432, 2432, 16), 3), ((333, 130, 70, 3), 3), ((129, 257, 513, 64), 2), ((1, 64, 64, 1), 2),
+    ((4608, 3072, 3072, 16), 3), ((154, 2432, 2432, 16), 3), ((333, 130, 70, 3), 3), ((129, 257, 513, 64), 2),
+    ((1, 64, 64, 1), 2),
 ]  # fmt: skip
 
 
@@ -142,12 +145,12 @@ def test_float32_gradients_of_rounded_factors(shape: tuple[int, int, int, int], 
     """Added to what the buffer holds, without a rounding to 16 bits on the way."""
     x, weight, bias, down, up, grad = numbers(shape, dtype)
     masters = [factor.float().requires_grad_() for factor in (down, up)]
-    returned = lora_linear(x, weight, bias, *masters, 0.7)
+    returned = lora_linear(x, weight, bias, masters[0], masters[1], 0.7)
     returned.backward(grad)
     buffers = [torch.full_like(master, 3.0) for master in masters]
     copies = [Rounded(low, buffer) for low, buffer in zip((down, up), buffers, strict=True)]
     x.requires_grad_()
-    y = lora_linear(x, weight, bias, *masters, 0.7, rounded_down=copies[0], rounded_up=copies[1])
+    y = lora_linear(x, weight, bias, masters[0], masters[1], 0.7, rounded_down=copies[0], rounded_up=copies[1])
     assert torch.equal(y, returned)
     y.backward(grad)
     wide = [tensor.detach().double() for tensor in (grad, x, down, up)]
@@ -193,7 +196,7 @@ def test_layers_are_as_good_as_the_general_path(
     model = network(*names, dtype=dtype)
     x = torch.randn(2, 77, 320, device=CUDA, dtype=dtype, requires_grad=True)
 
-    def work(network: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    def work(network: Any, inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [inputs, *(parameter for parameter in network.parameters() if parameter.requires_grad)]
         y = network(inputs)
         grads = torch.autograd.grad(y.float().square().mean() * 100, leaves)
@@ -227,7 +230,7 @@ def test_compiled_layers_add_to_float32_buffers_in_a_graph() -> None:
             for role, factor in branch.roles().items()
         }
 
-    def step(function: nn.Module) -> None:
+    def step(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         flat.rounded(torch.bfloat16)
         function(x).float().square().mean().backward()
 

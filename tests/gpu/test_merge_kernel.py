@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
@@ -17,8 +17,12 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 RANKS = [(1,), (4, 16), (32,), (128,), (5, 33, 64), (32,) * 5, ()]
 #: (dtype of the weight, of the factors, ranks): ragged ranks in every pair, the others where both have one dtype
 CASES = [
-    (dtype, factor, ranks) for dtype in DTYPES for factor in DTYPES for ranks in RANKS if dtype == factor or len(ranks) == 3
-]  # fmt: skip
+    (dtype, factor, ranks)
+    for dtype in DTYPES
+    for factor in DTYPES
+    for ranks in RANKS
+    if dtype == factor or len(ranks) == 3
+]
 SHAPES = [(1, 1), (7, 3), (64, 64), (129, 65), (128, 256), (320, 2880), (1000, 999), (2, 5000), (3072, 64)]
 
 
@@ -108,7 +112,7 @@ def test_one_huge_weight() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_that_are_not_finite_are_reported(dtype: torch.dtype) -> None:
-    """Beyond the dtype in one tile of a large weight, in the last run of rows, and in a base that is infinite itself."""
+    """Out of range in one tile of a large weight, in the last run of rows, and in a base that is itself infinite."""
     targets = make_targets(dtype, torch.float32, (16,))
     assert kernel.merge_products(targets) == []
     targets[5].base[200, 1000] = float("inf")

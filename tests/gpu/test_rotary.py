@@ -1,4 +1,4 @@
-"""Joined heads on a real GPU: against float64, twice the same bits, inside of torch.compile, recorded, and in whole networks."""
+"""Joined heads on a real GPU: against float64, twice the same bits, compiled, captured, and in whole networks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -119,8 +119,9 @@ def distance(results: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -
 def test_fused_networks_train_as_the_plain_ones_do(variant: str, dtype: torch.dtype, compiled: bool) -> None:
     """Against the plain network in float64: at most twice as far from it as the plain one in the same dtype.
 
-    Both with the kernels of a step, so that attention is the same. torch's own choice is cuDNN's attention, which reads out of
-    bounds in Flux's backward pass (`inweave.ops.attention`): gradients of the plain network are then 1e34, or NaN.
+    Both with the kernels of a step, so that attention is the same. torch's own choice is cuDNN's attention, which reads
+    out of bounds in Flux's backward pass (`inweave.ops.attention`): gradients of the plain network are then 1e34, or
+    NaN.
     """
     plain, inputs = network(variant, torch.device("cuda"))
     truth = gradients(plain, inputs)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -33,9 +33,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, cache: Path, **more: Any) -> Any:
     usual: dict[str, Any] = {
-        "dataset": "inweave/pixel", "output": str(folder / "out"), "steps": 3, "seed": 1, "device": "cuda", "log_every": 1,
-        "cache_dir": str(cache), "batch_size": 4, "save_dtype": "fp32", "lr_scheduler": "constant", "warmup": 0,
-    }  # fmt: skip
+        "dataset": "inweave/pixel",
+        "output": str(folder / "out"),
+        "steps": 3,
+        "seed": 1,
+        "device": "cuda",
+        "log_every": 1,
+        "cache_dir": str(cache),
+        "batch_size": 4,
+        "save_dtype": "fp32",
+        "lr_scheduler": "constant",
+        "warmup": 0,
+    }
     return inweave.TrainConfig.of(**{**usual, **more})
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 from concurrent.futures import Future  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Literal, cast  # noqa: E402
 
 from tests.support import random, tensor, write  # noqa: E402
 from torch import nn  # noqa: E402
@@ -39,7 +40,7 @@ class Net(nn.Module):
 def lora(net: nn.Module, seed: int, rank: int = 8, dtype: str = "F16", kinds: str = "lora"):  # type: ignore[no-untyped-def]
     tensors = {}
     for number, (name, module) in enumerate(net.named_children()):
-        shape = tuple(module.weight.shape)
+        shape = tuple(cast("torch.Tensor", module.weight).shape)
         tail = (1,) * (len(shape) - 2)
         tensors[f"unet.{name}.lora_down.weight"] = random(seed + number, rank, *shape[1:], dtype=dtype)
         tensors[f"unet.{name}.lora_up.weight"] = random(seed + 100 + number, shape[0], rank, *tail, dtype=dtype)
@@ -62,7 +63,9 @@ def copies(net: nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("keep", ["device", "host"])
 @pytest.mark.parametrize("kinds", ["lora", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_equals_merged_source_and_comes_back(dtype: torch.dtype, kinds: str, keep: str, tmp_path: Path) -> None:
+def test_equals_merged_source_and_comes_back(
+    dtype: torch.dtype, kinds: str, keep: Literal["device", "host"], tmp_path: Path
+) -> None:
     net = Net(dtype)
     before = copies(net)
     pointers = {name: value.data_ptr() for name, value in net.state_dict().items()}
@@ -176,7 +179,7 @@ def test_weights_read_while_the_stack_is_resolved_end_up_the_same(kinds: str) ->
 @pytest.mark.parametrize("kinds", ["lora", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_numbers_beyond_the_dtype_are_refused_and_nothing_changes(
-    dtype: torch.dtype, kinds: str, keep: str, tmp_path: Path
+    dtype: torch.dtype, kinds: str, keep: Literal["device", "host"], tmp_path: Path
 ) -> None:
     net = Net(dtype)
     base = copies(net)

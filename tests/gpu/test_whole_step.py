@@ -1,6 +1,6 @@
-"""A whole step of an SDXL-like network with everything on: fused blocks, measured attention, compiled blocks, one CUDA graph.
+"""A whole step of an SDXL-like network: fused blocks, measured attention, compiled blocks, one CUDA graph.
 
-Its gradients are as exact as PEFT's, and with `deterministic` everything that updates leave behind has the same bits twice.
+Its gradients are as exact as PEFT's, and with `deterministic` the state after updates has the same bits twice.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 pytestmark = pytest.mark.gpu

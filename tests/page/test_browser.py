@@ -38,7 +38,7 @@ METADATA = {
 
 
 def with_metadata(file: bytes, metadata: dict[str, str]) -> bytes:
-    """A safetensors file with other metadata."""
+    """Return a safetensors file with other metadata."""
     size = int.from_bytes(file[:8], "little")
     header = json.dumps({**json.loads(file[8 : 8 + size]), "__metadata__": metadata}).encode()
     return len(header).to_bytes(8, "little") + header + file[8 + size :]
@@ -55,7 +55,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that keeps its address over restarts, with LoRAs whose names are attacks."""
+    """Start a worker that keeps its address across restarts, with LoRAs whose names are attacks."""
     folder = tmp_path_factory.mktemp("page")
     loras = folder / "loras"
     loras.mkdir()
@@ -72,7 +72,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 @pytest.fixture
 def locked(tmp_path: Path) -> Iterator[Worker]:
-    """A worker with a token, started by the flow that needs it."""
+    """Start a worker with a token, on request of a flow."""
     other = Worker(tmp_path / "data", token=TOKEN)
     yield other
     if other.process is not None:

@@ -11,7 +11,7 @@ from tests.serve.worker import Worker
 
 @pytest.fixture(scope="session")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker with the embedded model and the package's LoRAs."""
+    """Yield a worker with the embedded model and the bundled LoRAs."""
     running = Worker(tmp_path_factory.mktemp("worker") / "data").start()
     yield running
     running.stop()

@@ -1,4 +1,4 @@
-"""The contract of runners: every message survives the wire, and a dispatcher takes any endpoint that keeps to it."""
+"""The contract of runners: every message survives the wire, and a dispatcher works with any endpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_messages_outside_of_the_contract_are_refused(message: Message) -> None:
 
 
 class Endpoint:
-    """A runner in this process that reports events of a job nobody follows between those of the current one."""
+    """A runner in this process that interleaves reports of another job with those of the current one."""
 
     def __init__(self, deaths: int) -> None:
         self.alive, self.starts, self._deaths = False, 0, deaths

@@ -1,4 +1,4 @@
-"""Processes that are killed or stopped: no job is lost, none runs into the void, none ends twice."""
+"""Processes that are killed or stopped: no job is lost, runs without a reader, or ends twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDS = ("done", "failed", "cancelled")
 
 @pytest.fixture(scope="module")
 def own_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """A worker that the tests stop and kill; each of them leaves it running."""
+    """Yield a worker that the tests stop and kill; each test leaves it running."""
     running = Worker(tmp_path_factory.mktemp("own") / "data", "--drain-seconds", "2").start()
     yield running
     running.stop()
@@ -36,7 +36,7 @@ def kill_model(worker: Worker) -> None:
 
 
 def restart_killed(worker: Worker) -> None:
-    """kill -9 the web process and start it again; its children must have gone with it."""
+    """Kill the web process with SIGKILL and restart it; its children must have ended with it."""
     children = worker.model_pids()
     worker.kill()
     worker.start(wait=False)
@@ -44,9 +44,9 @@ def restart_killed(worker: Worker) -> None:
 
 
 def test_a_signal_drains_and_the_rest_waits_for_the_next_start(own_worker: Worker) -> None:
-    """A job that ends within the grace period is done; a longer one goes back as if it had not been started."""
+    """A job that ends within the grace period is done; a longer one is queued again as if it had not been started."""
     short = own_worker.submit(width=64, height=64, steps=3)
-    key = {"json": {"prompt": "a red apple", **SMALL}, "headers": {"Idempotency-Key": "over a restart"}}
+    key: dict[str, Any] = {"json": {"prompt": "a red apple", **SMALL}, "headers": {"Idempotency-Key": "over a restart"}}
     waiting = own_worker.http.post("/v1/jobs", **key).json()["id"]
     own_worker.running(short)
     started = time.monotonic()
@@ -67,7 +67,7 @@ def test_a_signal_drains_and_the_rest_waits_for_the_next_start(own_worker: Worke
 
 
 def test_kills_at_any_moment_lose_nothing(own_worker: Worker) -> None:
-    """Of either process, while jobs wait; the queue is filled up again before every kill."""
+    """Kills of either process while jobs wait; the queue is filled up again before every kill."""
     chance, queued = random.Random(5), sized(3, 20)
     own_worker.wait_ready()
     reference = own_worker.http.get(
@@ -80,7 +80,7 @@ def test_kills_at_any_moment_lose_nothing(own_worker: Worker) -> None:
         while own_worker.queued() < queued:
             jobs.append(own_worker.submit(seed=11, **SMALL))
         started = time.monotonic()
-        if chance.random() < 0.7:  # while jobs run; else while a process starts
+        if chance.random() < 0.7:  # while jobs run; otherwise while a process starts
             own_worker.wait_ready()
             ready = max(1.0, time.monotonic() - started)
             time.sleep(chance.uniform(0.0, 1.0))
@@ -106,7 +106,8 @@ def test_kills_at_any_moment_lose_nothing(own_worker: Worker) -> None:
             assert document["error"]["code"] in ("worker_crashed", "worker_restarted") and document["attempts"] == 2
     assert not list(own_worker.data.rglob("*.part"))
     figure(
-        f"{sum(kinds.values())} kills ({dict(kinds)}) with {queued} jobs queued: {len(jobs)} jobs, {dict(states)}, none lost, "
+        f"{sum(kinds.values())} kills ({dict(kinds)}) with {queued} jobs queued: {len(jobs)} jobs, {dict(states)}, "
+        f"none lost, "
         f"none ended twice, {time.monotonic() - begun:.0f} s"
     )
 
@@ -122,8 +123,8 @@ def test_a_job_that_kills_its_process_twice_fails_with_the_reason(own_worker: Wo
     assert own_worker.http.get("/health").status_code == 200
 
 
-def two_pictures(worker: Worker) -> str:
-    """A dataset that costs next to nothing to train on."""
+def two_images(worker: Worker) -> str:
+    """Create a dataset that takes almost no time to train on."""
     dataset = str(worker.http.post("/v1/datasets", json={"name": "two"}).json()["id"])
     for color in ("red", "green"):
         content = io.BytesIO()
@@ -149,7 +150,7 @@ def until_step(worker: Worker, job: str, step: int) -> None:
 
 
 def trained_bits(worker: Worker, job: str) -> dict[str, bytes]:
-    """The tensors of the adapter that a train job put into the library."""
+    """Return the tensors of the adapter that a train job added to the library."""
     ended = worker.ended(job)
     assert ended["state"] == "done", ended["error"]
     content = worker.http.get(f"/v1/loras/{ended['result']['adapter']['id']}/file").content
@@ -165,7 +166,7 @@ def resumed_from(worker: Worker, job: str) -> list[int]:
 @pytest.mark.full  # tests/serve/test_training_resume.py is the sample
 def test_training_that_is_interrupted_ends_with_the_bits_of_a_run_that_was_not(own_worker: Worker) -> None:
     own_worker.wait_ready()
-    dataset = two_pictures(own_worker)
+    dataset = two_images(own_worker)
     expected = trained_bits(own_worker, start_training(own_worker, dataset, "straight"))
     assert len(expected) > 10 and any(any(bits) for bits in expected.values())
     for interruption in ("model killed", "worker killed", "worker stopped"):

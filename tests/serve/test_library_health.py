@@ -1,4 +1,4 @@
-"""What is wrong with files of a library, on the command line and over HTTP: one line each, with what to do; nothing that lies."""
+"""The health of library files on the command line and over HTTP: one line per problem, with a remedy."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.serve.test_hostile_loras import client_of
 from tests.support import lora_pair, random, sized, tensor, write
 
 MODULE = "lora_unet_down_blocks_0_attentions_0_proj_in"
-HIDDEN = ["\u202e", "\u2066", "\u200b", "\u200f", "\ufeff", "\u00ad", "\u2028", "\u3164", "\u115f", "\u2800", "\u034f", "\U000e0041", "\U000e0101",
-          "\x1b[31m", "\x9b31m", "\r", "\x07"]  # fmt: skip
+HIDDEN = ["\u202e", "\u2066", "\u200b", "\u200f", "\ufeff", "\u00ad", "\u2028", "\u3164", "\u115f", "\u2800", "\u034f",
+          "\U000e0041", "\U000e0101", "\x1b[31m", "\x9b31m", "\r", "\x07"]  # fmt: skip
 
 
 def pair(seed: int) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-#: file -> what its line says, and what to do
+#: file -> parts of its line: the problem and the remedy
 EXPECTED = {
     "orphan": ("lora_up is missing", "download it again"),
     "orphans": ("and at least 19 more", "download it again"),
@@ -119,7 +119,7 @@ def test_clients_get_the_same(sick: Path, tmp_path: Path) -> None:
 
 
 def test_what_shows_nothing_or_turns_text_around_is_escaped(tmp_path: Path) -> None:
-    """In names, metadata and trigger words: on the terminal, in JSON and as the name to display; as data it stays."""
+    """Names, metadata and trigger words: escaped on the terminal, in JSON and for display; unchanged as data."""
     root = tmp_path / "loras"
     root.mkdir()
     for number, mark in enumerate(HIDDEN):
@@ -163,7 +163,7 @@ def test_a_list_fits_the_terminal_and_is_whole_in_a_pipe(width: int | None) -> N
 
 
 def test_on_a_terminal_lines_fit_and_no_color_means_no_color(sick: Path) -> None:
-    """A real one: its width counts, and health has lines of its own."""
+    """A real terminal: lines fit its width, and health has separate lines."""
     ours, theirs = pty.openpty()
     os.set_blocking(ours, True)
     command = [

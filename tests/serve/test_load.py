@@ -1,4 +1,4 @@
-"""Many clients at once: nothing lost, nothing doubled, every image the one that its request gives alone."""
+"""Many clients at once: no job is lost or doubled, and every image is the one that its request gives alone."""
 
 from __future__ import annotations
 
@@ -75,10 +75,11 @@ def test_concurrent_submissions_with_mixed_loras(worker: Worker) -> None:
     slow = waits[int(len(waits) * 0.99)]
     figure(
         f"{count} concurrent submissions, {len(STACKS)} stacks of LoRAs: all done once and bit-equal in "
-        f"{time.monotonic() - started:.0f} s; /health p50 {waits[len(waits) // 2] * 1000:.1f} ms, p99 {slow * 1000:.1f} ms, "
+        f"{time.monotonic() - started:.0f} s; "
+        f"/health p50 {waits[len(waits) // 2] * 1000:.1f} ms, p99 {slow * 1000:.1f} ms, "
         f"longest {waits[-1] * 1000:.1f} ms, of {len(waits)}"
     )
-    if sized(0, 1):  # a figure of an idle machine
+    if sized(0, 1):  # only meaningful on an idle machine
         assert slow < 0.1
 
 
@@ -105,7 +106,7 @@ def resident_bytes(worker: Worker) -> int:
 
 
 def test_memory_stays_the_same_over_many_switches(worker: Worker) -> None:
-    """Between more files than any cache should hold; each switch changes the stack."""
+    """Switches between more files than any cache should hold; each switch changes the stack."""
     files, switches, warm = sized(3, 50), sized(9, 500), sized(4, 100)
     folder = worker.data / "loras" / "switched"
     folder.mkdir()
@@ -126,7 +127,8 @@ def test_memory_stays_the_same_over_many_switches(worker: Worker) -> None:
     worker.http.post("/v1/loras/refresh")
     growth = sizes[-1] / sizes[0] - 1
     figure(
-        f"{switches} switches over {files} LoRAs: {sizes[-1] / 2**20:.0f} MiB resident, {growth:+.2%} since number {warm}"
+        f"{switches} switches over {files} LoRAs: {sizes[-1] / 2**20:.0f} MiB resident, "
+        f"{growth:+.2%} since number {warm}"
     )
     assert growth < 0.05
 
@@ -136,9 +138,9 @@ WAITING = ("/sdapi/v1/txt2img", "/sdapi/v1/img2img", "/v1/images/generations", "
 
 
 def test_the_whole_interface_without_a_server_error(worker: Worker) -> None:
-    """Every operation of the OpenAPI document, with what schemathesis makes up for it."""
+    """Every operation of the OpenAPI document, with requests that schemathesis generates."""
     schema = schemathesis.openapi.from_url(f"{worker.url}/openapi.json")
-    worker.http.post("/v1/queue", json={"paused": True})  # what is accepted by chance need not run
+    worker.http.post("/v1/queue", json={"paused": True})  # requests that happen to be valid need not run
     failures: list[str] = []
     statuses: Counter[int] = Counter()
     operations = 0
@@ -151,7 +153,9 @@ def test_the_whole_interface_without_a_server_error(worker: Worker) -> None:
         @given(case=operation.as_strategy())
         @settings(max_examples=sized(5, 50), deadline=None, database=None, suppress_health_check=list(HealthCheck))
         def run(case: Any) -> None:
-            if case.operation.path in WAITING and isinstance(case.body, dict):  # the queue stands still
+            if case.operation.path in WAITING and isinstance(
+                case.body, dict
+            ):  # the queue is paused, so it would wait forever
                 case.body |= {"model": "nosuch", "override_settings": {"sd_model_checkpoint": "nosuch"}}
             response = case.call()
             statuses[response.status_code] += 1

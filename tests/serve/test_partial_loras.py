@@ -1,4 +1,4 @@
-"""LoRAs that fit a model only in part: refused, or used as far as they fit and reported."""
+"""LoRAs that fit a model only in part: refused, or applied in part and reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PIXEL = embedded.loras()["pixel"]
 
 
 def write_partial(path: Path) -> None:
-    """`pixel` and one module that the model does not have."""
+    """Return a LoRA with the modules of `pixel` and one that the model does not have."""
     container = open_container(PIXEL)
     foreign = {
         "lora_unet_nowhere_1_x.lora_down.weight": tensor(np.ones((2, 4), np.float32)),

@@ -1,4 +1,4 @@
-"""The folders of training runs go with their jobs, and stay within a size."""
+"""The folders of training runs are removed with their jobs, and stay within a total size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inweave.serve.storage.run_retention import expire_runs
 
 
 class Clock:
-    """A time that tests move."""
+    """A clock that tests advance."""
 
     now = 1000.0
 

@@ -1,4 +1,4 @@
-"""What runs jobs, without queues and processes: models within a budget, events that name nothing of the machine."""
+"""The runner without queues and processes: models within a budget, events without paths of the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inweave.serve.jobs.job import Event
 
 @pytest.fixture
 def other(tmp_path: Path) -> str:
-    """The same model under another name."""
+    """Return a copy of the embedded model under another name."""
     return str(shutil.copytree(embedded.folder(), tmp_path / "other", ignore=shutil.ignore_patterns("loras")))
 
 

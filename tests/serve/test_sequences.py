@@ -1,8 +1,8 @@
 """Random sequences of what clients do to a worker: submit, cancel, read a little and hang up, retry, reorder, forget.
 
-What is tested are queue, streams and answers; the model only has to tell a right image from a wrong one. The thousand
-sequences of the full size therefore run on a model of a few megabytes with random weights, where a job takes a third, and
-on two model processes at once.
+They test the queue, the streams and the answers; the model only has to tell a right image from a wrong one. The
+thousand sequences of the full size therefore run on a model of a few megabytes with random weights, which takes a third
+of the time, and on two model processes at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDS = ("done", "failed", "cancelled")
 
 
 class Clients(RuleBasedStateMachine):
-    """What must hold: every answer is one that its route documents, and each job ends once, with the right image."""
+    """Every answer is one that its route documents, and each job ends once, with the right image."""
 
     worker: ClassVar[Worker]
     stacks: ClassVar[list[list[dict[str, Any]]]]
@@ -76,7 +76,7 @@ class Clients(RuleBasedStateMachine):
 
     @initialize(target=jobs)
     def begin(self) -> str:
-        return self.submit(0, None, False)
+        return str(self.submit(0, None, False))
 
     @rule(job=jobs)
     def cancel(self, job: str) -> None:
@@ -89,7 +89,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(job=jobs, count=st.integers(0, 4), last=st.integers(0, 3))
     def read_and_hang_up(self, job: str, count: int, last: int) -> None:
-        """A reader that leaves changes nothing."""
+        """Read a few events and leave, which changes nothing."""
         headers = {"Last-Event-ID": str(last)}
         with self.http.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as stream:
             assert stream.status_code == (410 if job in self.forgotten else 200)
@@ -102,7 +102,7 @@ class Clients(RuleBasedStateMachine):
 
     @rule(face=st.sampled_from(["/sdapi/v1/txt2img", "/v1/images/generations"]), seconds=st.sampled_from([0.001, 0.05]))
     def hang_up_while_waiting(self, face: str, seconds: float) -> None:
-        """A caller of an API that answers when the job is done, and that does not wait for it."""
+        """Call an API that answers when the job is done, and hang up before it does."""
         body = {"prompt": "a red apple", "size": "64x64", **SMALL}
         try:
             answer = httpx.post(f"{self.worker.url}{face}", json=body, timeout=httpx.Timeout(30, read=seconds))
@@ -153,7 +153,7 @@ class Clients(RuleBasedStateMachine):
 
 @pytest.fixture
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Worker, list[str]]]:
-    """A worker, and two LoRAs of its model."""
+    """Yield a worker and two LoRAs of its model."""
     if not sized(0, 1):
         yield request.getfixturevalue("worker"), ["pixel", "ink"]
         return
@@ -184,8 +184,8 @@ def test_random_sequences_of_clients(served: tuple[Worker, list[str]], monkeypat
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Clients,
         settings=settings(
-            max_examples=sized(6, 1000), stateful_step_count=8, deadline=None, database=None, derandomize=bool(sized(1, 0)),
-            suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+            max_examples=sized(6, 1000), stateful_step_count=8, deadline=None, database=None,
+            derandomize=bool(sized(1, 0)), suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
         ),
     )  # fmt: skip
     seconds = time.monotonic() - begun

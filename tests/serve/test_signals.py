@@ -1,4 +1,4 @@
-"""Waiting inside the web process: a cancellation is never dropped, whenever it comes."""
+"""Waiting inside the web process: a cancellation is never dropped, at any moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inweave.serve.jobs.signals import JobSignals
 
 
 def test_a_cancellation_that_comes_with_the_event_is_not_dropped() -> None:
-    """Else a job that ends while it is cancelled keeps its watcher, which kills the model process for not reacting."""
+    """Otherwise a job that ends while it is cancelled keeps its watcher, which kills the model process later."""
 
     async def outcome(turns: int) -> bool:
         waiters = JobSignals()
@@ -38,6 +38,6 @@ def test_an_event_that_does_not_come_ends_the_wait() -> None:
 
 
 def test_nothing_waits_in_the_way_that_drops_cancellations() -> None:
-    """`asyncio.wait_for` of Python 3.11; `asyncio.timeout` does not."""
-    for path in Path(signals.__file__).parent.glob("*.py"):
+    """`asyncio.wait_for` of Python 3.11 drops them; `asyncio.timeout` does not."""
+    for path in Path(signals.__file__).parents[1].rglob("*.py"):
         assert "asyncio.wait_for(" not in path.read_text(), path.name

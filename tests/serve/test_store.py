@@ -1,4 +1,4 @@
-"""The queue on disk: a job ends exactly once, whatever is tried."""
+"""The queue on disk: a job ends exactly once, in any sequence of calls and crashes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_jobs_run_by_priority_then_in_order(store: JobStore) -> None:
 
 def test_a_submission_survives_the_process(tmp_path: Path) -> None:
     before = JobStore(tmp_path)
-    job = before.submit(submission(inputs={"init.png": b"picture"}))[0]
+    job = before.submit(submission(inputs={"init.png": b"image"}))[0]
     before.close()
     after = JobStore(tmp_path)
     after.recover()
     assert after.job(job.id).state == "queued"
-    assert after.files.inputs(job.id)["init"].read_bytes() == b"picture"
+    assert after.files.inputs(job.id)["init"].read_bytes() == b"image"
 
 
 def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path) -> None:
     for _ in range(MAX_ATTEMPTS):
         store.recover()
         assert store.claim().id == job.id  # type: ignore[union-attr]
-        store.close()  # as if killed: nothing was said
+        store.close()  # as if killed: no end was recorded
         store = JobStore(tmp_path / "two")
     store.recover()
     ended = store.job(job.id)
@@ -138,7 +138,7 @@ def test_only_files_of_the_job_are_served(store: JobStore, name: str) -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Random submissions, starts, ends, crashes and restarts against what must hold."""
+    """Random submissions, starts, ends, crashes and restarts, and the invariants of the queue."""
 
     jobs = Bundle("jobs")
 
@@ -193,8 +193,8 @@ class QueueMachine(RuleBasedStateMachine):
     def nothing_is_lost_and_ends_are_final(self) -> None:
         rows = {job.id: job for job in self.store.jobs(limit=10_000)}
         assert rows.keys() == self.known
-        for job, state in self.final.items():
-            assert rows[job].state == state
+        for name, state in self.final.items():
+            assert rows[name].state == state
         for job in rows.values():
             ends = [event.type for event in self.store.events(job.id) if event.type in FINAL]
             assert ends == ([job.state] if job.final else [])

@@ -1,4 +1,4 @@
-"""Train jobs: from pictures to a LoRA that the same worker generates with."""
+"""Train jobs: from images to a LoRA that the same worker generates with."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_wrong_train_requests_are_refused(worker: Worker) -> None:
         assert answer.status_code == status, (change, answer.text)
 
 
-def test_hostile_pictures_and_names_are_refused(worker: Worker) -> None:
+def test_hostile_images_and_names_are_refused(worker: Worker) -> None:
     dataset = worker.http.post("/v1/datasets", json={}).json()["id"]
     assert worker.http.put(f"/v1/datasets/{dataset}/pictures/a.png", content=b"%!PS-Adobe-3.0 EPSF").status_code == 400
     for name in ("..%2f..%2fx", ".hidden", "a%00b", "%3Cimg%3E"):

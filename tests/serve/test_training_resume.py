@@ -1,4 +1,4 @@
-"""A train job whose process is killed, run again as a worker runs it: it resumes, and ends with the same bits."""
+"""A train job whose process is killed resumes when it runs again, and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def run_job(dataset: Path, output: Path, emit: Callable[[Event], object], **settings: Any) -> dict[str, bytes]:
-    """The bits of the adapter of a train job, as a model process runs it."""
+    """Run a train job as a model process does; return the bits of its adapter."""
     config = {"name": "t", "steps": 6, "rank": 2, "log_every": 1, "resolution": 64, "batch_size": 1, **settings}
     request = RunRequest(
         "job-1", "train", "inweave/emoji", config, paths={"dataset": str(dataset), "output": str(output)}

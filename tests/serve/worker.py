@@ -1,4 +1,4 @@
-"""A real worker in a process of its own, and a client for it."""
+"""A real worker in a separate process, and a client for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 READY_SECONDS = 300
-#: a job that costs next to nothing
+#: a job that takes almost no time
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64}
 
 
@@ -33,7 +33,7 @@ class Worker:
         self.first_answers: dict[str, httpx.Response] = {}
 
     def start(self, *, wait: bool = True) -> Worker:
-        """Start it, or start it again on the same data."""
+        """Start the worker, or restart it on the same data."""
         environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
         if self.token:
             environment["INWEAVE_TOKEN"] = self.token
@@ -58,7 +58,7 @@ class Worker:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         self.http.close()
         self.http = httpx.Client(base_url=line.split()[-1], timeout=120, headers=headers)
-        # at once: whoever reads the line can connect
+        # at once: a client that has read the line can connect
         requests = [("GET", "/health"), ("GET", "/ready"), ("HEAD", "/health"), ("HEAD", "/ready"), ("GET", "/metrics")]
         self.first_answers = {f"{method} {path}": self.http.request(method, path) for method, path in requests}
         if wait:
@@ -84,11 +84,11 @@ class Worker:
         raise AssertionError(f"not ready after {READY_SECONDS} s: {self.log()}")
 
     def model_pids(self) -> list[int]:
-        """The processes that hold a model."""
+        """Return the ids of the model processes."""
         return self.child_pids("inweave.serve.engine.model_process")
 
     def child_pids(self, module: str) -> list[int]:
-        """The processes of this worker that run a module."""
+        """Return the ids of this worker's processes that run a module."""
         assert self.process is not None
         pids = []
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -102,7 +102,7 @@ class Worker:
         return pids
 
     def kill(self) -> None:
-        """kill -9 the web process; its children must notice by themselves."""
+        """Kill the web process with SIGKILL; its children must notice by themselves."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -129,11 +129,11 @@ class Worker:
         return document
 
     def queued(self) -> int:
-        """How many jobs wait."""
+        """Return the number of waiting jobs."""
         return len(self.http.get("/v1/jobs", params={"state": "queued", "limit": 200}).json()["jobs"])
 
     def until(self, condition: Callable[[], bool], seconds: float = 300) -> None:
-        """Wait for something to become true."""
+        """Wait until a condition is true."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.log()
@@ -150,7 +150,7 @@ class Worker:
         self.until(started)
 
     def ended(self, job: str, seconds: float = 300) -> dict[str, Any]:
-        """The job once it has ended."""
+        """Wait for the end of a job and return it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             document = self.job(job)
@@ -160,14 +160,14 @@ class Worker:
         raise AssertionError(f"{job} has not ended: {document}\n{self.log()}")
 
     def events(self, job: str, last: int | None = None, path: str = "events") -> Iterator[dict[str, Any]]:
-        """The events of a job as they come."""
+        """Yield the events of a job as they come."""
         for _, event in self.numbered_events(job, last, path):
             yield event
 
     def numbered_events(
         self, job: str, last: int | None = None, path: str = "events"
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The events of a job with their numbers, as `Last-Event-ID` takes them."""
+        """Yield the events of a job with their numbers, as `Last-Event-ID` takes them."""
         headers = {} if last is None else {"Last-Event-ID": str(last)}
         with self.http.stream("GET", f"/v1/jobs/{job}/{path}", headers=headers) as stream:
             assert stream.status_code == 200, stream.read()

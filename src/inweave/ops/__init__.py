@@ -11,7 +11,7 @@ __all__ = ["lora_backward", "lora_linear"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when asked for: most of what is in here does without."""
+    """Import the LoRA operation on first use: most modules of this package do not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from inweave.ops import linear

@@ -22,7 +22,7 @@ from inweave.bench.embedded import (
 from inweave.errors import ConfigError, FormatError
 
 STYLES = ("pixel", "ink")
-#: names the style datasets must not contain, because they show what an adapter makes of names it has not seen
+#: names that the style datasets must not contain, because they test how an adapter generalizes
 UNSEEN = {
     "cat face", "rocket", "pizza", "octopus", "crown", "robot", "frog", "house", "birthday cake", "dog face",
     "red apple", "snowman", "guitar", "butterfly", "elephant",
@@ -36,7 +36,7 @@ def thumbnails() -> list[Image.Image]:
 
 @pytest.fixture(scope="module")
 def base(thumbnails: list[Image.Image]) -> list[Image.Image]:
-    """Every tenth thumbnail at the size the model draws."""
+    """Return every tenth thumbnail at the size of the model's images."""
     return [image.resize((128, 128), Image.Resampling.BICUBIC) for image in thumbnails[::10]]
 
 
@@ -101,7 +101,7 @@ def test_the_base_is_nearer_to_itself(name: str, base: list[Image.Image]) -> Non
     assert distances["ratio"] > 2 and distances["share"] == 0.0
 
 
-def test_the_two_styles_are_far_from_each_other_and_no_distance_to_themselves() -> None:
+def test_the_two_styles_are_far_from_each_other_and_at_distance_zero_from_themselves() -> None:
     pixel, ink = (style_set(name)[1] for name in STYLES)
     assert style_distance(pixel, pixel) < 1e-3
     assert style_distance(pixel, ink) == pytest.approx(style_distance(ink, pixel), rel=1e-6)

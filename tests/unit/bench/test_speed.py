@@ -55,7 +55,7 @@ def test_kernels_print_a_table_and_write_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_kernel_computes_what_its_peer_computes(group: str) -> None:
+def test_every_kernel_computes_the_same_as_its_peer(group: str) -> None:
     for case in GROUPS[group](CPU, torch.float32, tiny=True):
         assert isinstance(case, KernelCase) and case.traffic > 0
         exact = case.exact()
@@ -91,7 +91,7 @@ def test_a_report_gets_its_folder_and_replaces_an_earlier_one(tmp_path: Path) ->
         assert code == 0 and BenchReport.read(file).bench == "kernels", output
 
 
-def test_json_goes_to_standard_output_in_place_of_the_table() -> None:
+def test_json_goes_to_standard_output_instead_of_the_table() -> None:
     result = CliRunner().invoke(app, ["bench", "kernels", "lora", "--tiny", "--device", "cpu", "--json", "-"])
     document = json.loads(result.stdout)
     assert result.exit_code == 0 and document["command"] == "inweave bench kernels lora --tiny --device cpu"
@@ -170,7 +170,7 @@ def test_a_step_is_reported_with_its_command(tmp_path: Path) -> None:
     assert not [note for note in report.notes if "work" in note], report.notes
 
 
-def test_the_command_is_measured_beside_the_step(tmp_path: Path) -> None:
+def test_the_command_is_compared_with_the_step(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     code, output = run("step", "--train", "20", "--size", "64", "--rank", "2", "--steps", "2", "--device", "cpu",
                        "--json", str(file))  # fmt: skip
@@ -187,7 +187,7 @@ def test_the_command_is_measured_beside_the_step(tmp_path: Path) -> None:
     assert any("8 images encoded" in note for note in report.notes), report.notes
 
 
-def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
+def test_a_command_that_fails_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(InweaveError, match=r"exit code 2: .*rank"):
         run_command("inweave/emoji", tmp_path, 20, {"dataset": "-", "rank": 0})
 
@@ -204,7 +204,7 @@ def test_the_dataset_of_the_command_has_a_caption_for_every_image(tmp_path: Path
     assert [example.captions for example in dataset.examples] == [(f"image number {n}",) for n in range(8)]
 
 
-def test_eight_bits_have_no_limit_at_the_rate_of_sixteen() -> None:
+def test_fp8_has_no_limit_from_the_rate_of_bf16() -> None:
     rates = Rates(1e12, 1e12)
     assert step_limit(EMOJI, torch.float32, rates) == pytest.approx(
         step_operations("inweave/emoji", 2, 64, torch.float32) / 1e9

@@ -1,4 +1,4 @@
-"""What torch reads when CUDA starts: set by commands that train, unless the user has set something else."""
+"""The settings that torch reads when CUDA starts: set by commands that train, unless the user configured them."""
 
 from __future__ import annotations
 

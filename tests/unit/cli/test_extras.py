@@ -1,4 +1,4 @@
-"""Each command names the extra that it needs, and that extra holds all that the command imports."""
+"""Each command names the extra that it needs, and that extra has everything that the command imports."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ COMMANDS = {
     "train": ("train", ["--check"]),
 }
 BASE = {"numpy", "pydantic", "rich", "safetensors", "typer"}
-#: imported only where a setting asks for it, with a message of its own
+#: imported only if a setting needs it, with a message of its own
 OPTIONAL = {"accelerate", "blake3", "tensorboard", "triton", "yaml"}
 
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Modules that a file imports when it runs, also inside of functions."""
+    """Return the modules that a file imports at run time, also inside functions."""
     names: set[str] = set()
     pending: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while pending:
@@ -56,7 +56,7 @@ def source_of(module: str) -> Path | None:
 
 
 def third_party(start: Path) -> set[str]:
-    """Packages that a file and everything below it import."""
+    """Return the packages that a file imports, directly or indirectly."""
     seen, pending, packages = {start}, [start], set()
     while pending:
         for name in imports(pending.pop()):

@@ -1,4 +1,4 @@
-"""What people type first: help, version, names with a slip in them, files of another kind."""
+"""First contact: help, version, misspelled names, files of another kind."""
 
 from __future__ import annotations
 

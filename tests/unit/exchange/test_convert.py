@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import inweave
+from inweave.adapter import Tensor
 from inweave.cli.app import app
 from inweave.errors import TargetError
-from inweave.exchange.convert import WRITERS
 from inweave.formats.files import write_file
+from inweave.formats.writers import WRITERS
 from tests.support import random
 
 SPELLINGS = {
@@ -21,7 +22,7 @@ SPELLINGS = {
 }
 
 
-def pair(module: str, seed: int, out: int, into: int, rank: int = 4) -> dict[str, inweave.adapter.Tensor]:
+def pair(module: str, seed: int, out: int, into: int, rank: int = 4) -> dict[str, Tensor]:
     return {
         f"{module}.lora_down.weight": random(seed, rank, into),
         f"{module}.lora_up.weight": random(seed + 1, out, rank),
@@ -45,7 +46,7 @@ def test_a_module_under_two_names_is_listed(tmp_path: Path, dialect: str) -> Non
 def test_fused_and_split_forms_of_one_module_are_listed(tmp_path: Path, dialect: str) -> None:
     block = "diffusion_model.double_blocks.0.img_attn.qkv"
     fused = {f"{block}.lora_A.weight": random(1, 4, 3072), f"{block}.lora_B.weight": random(2, 9216, 4)}
-    split = {}
+    split: dict[str, Tensor] = {}
     for number, part in enumerate(("to_q", "to_k", "to_v")):
         module = f"transformer.transformer_blocks.0.attn.{part}"
         split |= {f"{module}.lora_A.weight": random(7 + number, 4, 3072), f"{module}.lora_B.weight": random(3, 3072, 4)}
@@ -59,9 +60,11 @@ def test_fused_and_split_forms_of_one_module_are_listed(tmp_path: Path, dialect:
 @pytest.mark.parametrize("dialect", sorted(WRITERS))
 def test_written_and_dropped_tensors_add_up(tmp_path: Path, dialect: str) -> None:
     tensors = pair(SPELLINGS["diffusers"], 1, 640, 640) | pair(SPELLINGS["sgm"], 5, 640, 640)
-    tensors |= {"lora_unet_nosuch.lora_down.weight": random(1, 4, 8), "lora_unet_nosuch.lora_up.weight": random(1, 8, 4),
-                "lora_unet_half.lora_up.weight": random(1, 8, 4), "bundle_emb.x": random(1, 4), "what": random(1, 2),
-                "lora_unet_input_blocks_0_0.diff": random(1, 320, 4, 3, 3), f"{SPELLINGS['sgm']}.alpha": random(1)}  # fmt: skip
+    tensors |= {
+        "lora_unet_nosuch.lora_down.weight": random(1, 4, 8), "lora_unet_nosuch.lora_up.weight": random(1, 8, 4),
+        "lora_unet_half.lora_up.weight": random(1, 8, 4), "bundle_emb.x": random(1, 4), "what": random(1, 2),
+        "lora_unet_input_blocks_0_0.diff": random(1, 320, 4, 3, 3), f"{SPELLINGS['sgm']}.alpha": random(1),
+    }  # fmt: skip
     path = write_file(tmp_path / "odd.safetensors", tensors)
     out = tmp_path / ("out" if dialect == "peft" else "o.safetensors")
     if dialect == "bfl":
@@ -78,14 +81,14 @@ def test_written_and_dropped_tensors_add_up(tmp_path: Path, dialect: str) -> Non
 @pytest.mark.parametrize("base", ["flux1-dev", "sd3.5-medium"])
 @pytest.mark.parametrize("kind", ["loha", "lokr"])
 def test_attention_of_transformers_is_held_by_onetrainer(tmp_path: Path, base: str, kind: str) -> None:
-    """Parts of a fused projection with factors of their own cannot be joined, so names with parts are needed."""
-    tensors = {}
+    """Parts of a fused projection with separate factors cannot be joined, so the dialect needs names for parts."""
+    tensors: dict[str, Tensor] = {}
     for number, name in enumerate(("to_q", "to_k", "to_v", "add_q_proj")):
         module = f"lora_transformer_transformer_blocks_0_attn_{name}"
         size = 3072 if base == "flux1-dev" else 1536
         if kind == "loha":
-            tensors |= {f"{module}.hada_{role}": random(number, *shape) for role, shape in
-                        {"w1_a": (size, 4), "w1_b": (4, size), "w2_a": (size, 4), "w2_b": (4, size)}.items()}  # fmt: skip
+            shapes = {"w1_a": (size, 4), "w1_b": (4, size), "w2_a": (size, 4), "w2_b": (4, size)}
+            tensors |= {f"{module}.hada_{role}": random(number, *shape) for role, shape in shapes.items()}
         else:
             tensors |= {
                 f"{module}.lokr_w1": random(number, 16, 16),

@@ -1,4 +1,4 @@
-"""Folders as people have them: disks that come and go, the same names twice, letters of every kind, thousands of sidecars."""
+"""Realistic folders: disks that come and go, the same names twice, letters of every kind, thousands of sidecars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lora(path: Path, seed: int = 0, metadata: dict[str, str] | None = None) -> P
 
 
 def test_a_folder_that_is_not_mounted_for_a_while_loses_nothing(tmp_path: Path) -> None:
-    """An empty mount point, no mount point at all, and the disk with another copy meanwhile."""
+    """An empty mount point, a missing mount point, and a disk with another copy meanwhile."""
     disk, other = tmp_path / "disk", tmp_path / "other"
     lora(disk / "a.safetensors", 1)
     lora(disk / "sub" / "b.safetensors", 2)
@@ -90,7 +90,7 @@ def test_the_same_names_in_two_folders(tmp_path: Path) -> None:
 
 
 def test_letters_are_the_same_however_they_are_stored(tmp_path: Path) -> None:
-    """macOS stores accents apart from their letters, prompts have them in one piece; case distinguishes."""
+    """macOS stores accents separately, prompts have composed letters; case distinguishes."""
     root = tmp_path / "loras"
     apart, joined = unicodedata.normalize("NFD", "Café Ångström"), unicodedata.normalize("NFC", "Café Ångström")
     lora(root / f"{apart}.safetensors", 1)
@@ -124,7 +124,8 @@ def test_names_as_long_as_they_can_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("info", [
-    b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b'{"trainedWords": "a, b"}', b'{"trainedWords": [1, null, {}, ["x"], "", "ok"]}',
+    b"", b"{", b"null", b"[]", b'"text"', b"\xff\xfe", b'{"trainedWords": "a, b"}',
+    b'{"trainedWords": [1, null, {}, ["x"], "", "ok"]}',
     b'{"trainedWords": {"a": 1}, "baseModel": 7, "description": ["x"]}', b'\xef\xbb\xbf{"trainedWords": ["bom"]}',
     b'{"model": null, "files": [], "images": "x", "trainedWords": ["\\ud800"]}', b"[" * 50_000,
 ])  # fmt: skip
@@ -143,7 +144,7 @@ def test_a_malformed_page_of_civitai_leaves_the_rest_intact(tmp_path: Path, info
 
 
 def test_thousands_of_sidecars(tmp_path: Path) -> None:
-    """Of files that are there, and of files that are not: a second scan opens none of them."""
+    """Sidecars of files that exist and of files that do not: a second scan opens none of them."""
     root, count = tmp_path / "loras", sized(300, 5000)
     lora(root / "a0.safetensors")
     for number in range(count):

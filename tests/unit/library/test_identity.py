@@ -1,4 +1,4 @@
-"""A file of the library is the one that was indexed, or it is read anew: whoever swaps it meanwhile gains nothing."""
+"""A file of the library is the one that was indexed, or it is read again: swapping it gains nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hash_of(library: Library, reference: str) -> str | None:
 
 
 def test_a_replaced_file_is_read_anew_when_it_is_used(folder: Path) -> None:
-    """Also one of the same size with the same time: its inode and its bytes are others."""
+    """Also a file of the same size with the same time: its inode and its bytes differ."""
     library = opened(folder)
     one, two = library.find("one"), library.find("two")
     path = folder / "styles" / "one.safetensors"
@@ -99,7 +99,7 @@ def test_two_files_that_exchange_their_names_keep_their_identities(folder: Path)
 
 
 def test_an_id_that_was_given_before_the_hash_was_known_stays_valid(folder: Path) -> None:
-    """A job may have been submitted with it."""
+    """A job may have been submitted with this id."""
     library = opened(folder)
     one = library.find("one")
     shutil.copyfile(folder / "styles" / "one.safetensors", folder / "copy.safetensors")
@@ -162,7 +162,7 @@ def test_confined_folders_are_never_left(tmp_path: Path) -> None:
 def test_a_name_that_is_swapped_while_it_is_opened_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between finding out where a name leads and opening it."""
+    """The swap happens between resolving a name and opening it."""
     inside, outside = tmp_path / "in", tmp_path / "out"
     (inside / "sub").mkdir(parents=True)
     outside.mkdir()

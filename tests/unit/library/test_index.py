@@ -14,6 +14,7 @@ from inweave.cli.app import app
 from inweave.errors import ConflictError, MissingError
 from inweave.library import Library
 from inweave.library.processes import process_mark
+from inweave.library.walk import Sighting, walk
 from inweave.models import embedded
 
 PIXEL = embedded.loras()["pixel"]
@@ -43,7 +44,7 @@ def test_hashes_follow_and_find_the_file(folder: Path) -> None:
     library = opened(folder)
     assert library.examine() == 1 and library.examine() == 0
     contents = library.find("pixel").contents
-    assert contents is not None
+    assert contents is not None and contents.autov3 is not None
     for reference in (
         contents.sha256,
         contents.autov2,
@@ -105,7 +106,7 @@ def test_sidecars_are_read_and_reread(folder: Path) -> None:
     library = opened(folder)
     sidecar = folder / "styles" / "pixel.json"
     sidecar.write_text(json.dumps({"activation text": "pixel art, 16 bit", "preferred weight": 0.7, "notes": "mine"}))
-    (folder / "styles" / "pixel.preview.png").write_bytes(b"picture")
+    (folder / "styles" / "pixel.preview.png").write_bytes(b"image")
     (folder / "styles" / "pixel.civitai.info").write_text(json.dumps({"trainedWords": ["pxl"], "baseModel": "Other"}))
     library.scan()
     facts = library.find("pixel").facts
@@ -144,7 +145,7 @@ def test_links_out_of_the_library_are_passed_over(folder: Path) -> None:
 
 
 def interrupted_reading(library: Library, folder: Path, name: str, process: str) -> None:
-    """What the index says if ``process`` dies while it reads the file."""
+    """Make the index look as if ``process`` had died while it read the file."""
     sighting = next(each for each in walk_of(folder) if each.path == name)
     row = (str(folder.resolve()), sighting.path, sighting.stamp, sighting.size, process)
     library._execute("INSERT INTO reading VALUES (?, ?, ?, ?, ?)", row)
@@ -164,9 +165,9 @@ def test_a_file_that_kills_its_reader_twice_is_not_opened_again(folder: Path) ->
 
 
 def test_a_file_that_another_process_reads_now_or_was_reading_once_is_healthy(folder: Path) -> None:
-    """A scan beside a scan, and a scanner that was stopped in the middle of a large file."""
+    """A scan during another scan, and a scanner that was stopped in the middle of a large file."""
     library = opened(folder)
-    for process in (process_mark(), f"{os.getpid()}:0"):  # this one lives; that one had the same number once
+    for process in (process_mark(), f"{os.getpid()}:0"):  # the first one runs; the second one had the same id earlier
         interrupted_reading(library, folder, "styles/pixel.safetensors", process)
         library.scan()
         assert library.find("pixel").health == []
@@ -202,7 +203,7 @@ def test_hostile_sidecars_are_read_or_named_and_never_break_an_answer(folder: Pa
 
 
 def test_a_name_that_is_not_unicode_is_passed_over_and_named(folder: Path) -> None:
-    shutil.copy(PIXEL, os.fsencode(folder) + b"/caf\xe9.safetensors")
+    shutil.copy(os.fsencode(PIXEL), os.fsencode(folder) + b"/caf\xe9.safetensors")
     library = Library(folder.parent / "library.sqlite3", [folder])
     report = library.scan()
     assert report.files == 1 and "not Unicode" in report.passed_over[0]
@@ -234,9 +235,7 @@ def test_the_command_line_shows_a_library_to_people_and_programs(folder: Path) -
     run("show", "nosuch", code=2)
 
 
-def walk_of(folder: Path) -> list:  # type: ignore[type-arg]
-    from inweave.library.walk import walk
-
+def walk_of(folder: Path) -> list[Sighting]:
     return list(walk(folder, []))
 
 

@@ -1,4 +1,4 @@
-"""A library of thousands of files: the first scan reads headers, the next one reads nothing, a file that moves stays itself."""
+"""A library of thousands of files: the first scan reads headers, the next one nothing; moved files keep their ids."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import figure, sized, write_sparse
 
 
 def tensors(number: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """A LoRA of four modules whose weights, hundreds of megabytes, take no disk."""
+    """Write a LoRA of four modules as a sparse file: hundreds of megabytes of weights that take no disk space."""
     rank, into = 1 + number % 8, 2**24
     return {
         f"lora_unet_down_blocks_{block}_attentions_0_proj_in.{half}.weight": ("F32", shape)
@@ -50,8 +50,9 @@ def test_ten_thousand_files(tmp_path: Path) -> None:
     looked_up = time.perf_counter() - started
     figure(
         f"{count} files of {apparent / 2**30:.1f} GiB together: first scan {first.seconds:.1f} s "
-        f"({first.seconds / count * 1000:.1f} ms a file, {resident:.0f} MiB more memory), rescan {again.seconds:.2f} s, {expected} moved files keep their ids in "
-        f"{moved.seconds:.1f} s, a name is found in {looked_up * 1000:.1f} ms"
+        f"({first.seconds / count * 1000:.1f} ms a file, {resident:.0f} MiB more memory), "
+        f"rescan {again.seconds:.2f} s, {expected} moved files keep their ids in {moved.seconds:.1f} s, "
+        f"a name is found in {looked_up * 1000:.1f} ms"
     )
     if sized(0, 1):
         assert again.seconds < 2

@@ -1,4 +1,4 @@
-"""A scan reads headers, recognizes layouts it saw before, and says what reading each file whole would."""
+"""A scan reads headers, recognizes layouts it saw before, and reports the same as reading the whole file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KOHYA = "gen_kohya_sdxl_lora"
 
 
 def write_listing(path: Path, name: str, metadata: Mapping[str, str] | None = None, value: float = 1.0) -> Path:
-    """A file of a listing that takes no disk; its alphas and scales are ``value``."""
+    """Write a sparse file with the tensors of a listing; its alphas and scales are ``value``."""
     listing = lora_listing(name)
     tensors: dict[str, tuple[str, tuple[int, ...]]] = listing["tensors"]  # type: ignore[assignment]
     fields = {**(listing.get("metadata") or {}), **(metadata or {})}  # type: ignore[dict-item]
@@ -60,7 +60,7 @@ def test_a_header_says_what_the_whole_file_says(tmp_path: Path, name: str) -> No
 
 
 def test_files_of_one_layout_differ_where_their_metadata_does(tmp_path: Path) -> None:
-    """What a trainer writes about the base, and what decides how tensors are read, is each file's own."""
+    """Metadata about the base, and metadata that decides how tensors are read, is read from each file."""
     shapes = lora_pair("lora_unet_double_blocks_0_img_attn_proj", 3072, 3072)
     lokr = {"lora_unet_x.lokr_w1": random(1, 4, 4), "lora_unet_x.lokr_w2": random(2, 8, 8)}
     reader = LayoutReader()
@@ -99,10 +99,13 @@ def raw_file(path: Path, header: str, data: bytes) -> Path:
 
 
 def test_a_header_that_differs_in_anything_else_is_read_anew(tmp_path: Path) -> None:
-    """Recognized headers have passed the gate: cut files, repeated names and metadata of other types still do not."""
+    """A recognized header does not skip the gate for cut files, repeated names and metadata of other types."""
     reader = LayoutReader()
     down, up = '"lora_unet_x.lora_down.weight"', '"lora_unet_x.lora_up.weight"'
-    rest = f'{down}:{{"dtype":"F32","shape":[1,8],"data_offsets":[0,32]}},{up}:{{"dtype":"F32","shape":[8,1],"data_offsets":[32,64]}}}}'
+    rest = (
+        f'{down}:{{"dtype":"F32","shape":[1,8],"data_offsets":[0,32]}},'
+        f'{up}:{{"dtype":"F32","shape":[8,1],"data_offsets":[32,64]}}}}'
+    )
     good = raw_file(tmp_path / "good.safetensors", '{"__metadata__":{"a":"b"},' + rest, bytes(64))
     assert reader.read(good)[0].modules == 1
     spaced = raw_file(tmp_path / "spaced.safetensors", ' { "__metadata__" : {"a": "\\u0062"} ,' + rest, bytes(64))
@@ -152,7 +155,7 @@ def test_alphas_are_not_read_by_a_scan_and_count_once_the_file_is_read(tmp_path:
 
 
 def test_the_first_scan_of_large_files(tmp_path: Path) -> None:
-    """Files of one layout cost what their header takes to read, not what its thousands of tensors take to place."""
+    """Files of one layout take the time to read their header, not the time to place its thousands of tensors."""
     count, root = sized(8, 200), tmp_path / "loras"
     root.mkdir()
     for number in range(count):
@@ -172,7 +175,8 @@ def test_the_first_scan_of_large_files(tmp_path: Path) -> None:
     exact_layout(load(root / "style-0.safetensors"))
     single_file = time.process_time() - began
     figure(
-        f"{count} SDXL files of 2,958 tensors: {cpu / count * 1000:.1f} ms of CPU a file, {single_file * 1000:.0f} ms to read and place one alone"
+        f"{count} SDXL files of 2,958 tensors: {cpu / count * 1000:.1f} ms of CPU a file, "
+        f"{single_file * 1000:.0f} ms to read and place one alone"
     )
     assert cpu / count < single_file / 2
     library.close()

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-#: what a parameter is by its name; all others are pointers to bfloat16
+#: parameter name -> its type; all others are pointers to bfloat16
 _TYPES = {
-    "positions": "i32", "channels": "i32", "groups": "i32", "chunk": "i32", "chunks": "i32", "rows": "i32", "width": "i32",
-    "heads": "i32", "size": "i32", "left_width": "i32", "cos": "*fp32", "sin": "*fp32",
-    "out": "i32", "into": "i32", "rank": "i32", "up_tiles": "i32", "up_size": "i32", "split_size": "i32", "scale": "fp32",
-    "grad_up": "*fp32", "grad_down": "*fp32", "parts": "*fp32", "eps": "fp32", "partials": "*fp32", "means": "*fp32", "rstds": "*fp32",
-}  # fmt: skip
+    **dict.fromkeys(("positions", "channels", "groups", "chunk", "chunks", "rows", "width", "heads", "size"), "i32"),
+    **dict.fromkeys(("left_width", "out", "into", "rank", "up_tiles", "up_size", "split_size"), "i32"),
+    **dict.fromkeys(("cos", "sin", "grad_up", "grad_down", "parts", "partials", "means", "rstds"), "*fp32"),
+    **dict.fromkeys(("scale", "eps"), "fp32"),
+}
 
 
 def compiled_size(kernel: Any, constants: dict[str, Any]) -> int:
-    """The bytes of a kernel's machine code."""
+    """Return the size of a kernel's machine code in bytes."""
     return len(compiled_code(kernel, constants)["cubin"])
 
 
 def compiled_code(kernel: Any, constants: dict[str, Any], *, warps: int = 4, aligned: bool = False) -> Any:
-    """A kernel's code in all its forms; ``aligned``: pointers and steps are multiples of 16."""
+    """Return a kernel's code in all its forms; ``aligned``: pointers and steps are multiples of 16."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,8 +1,8 @@
-"""Kernels in Triton's interpreter, in a process of their own: Triton decides when it is imported how kernels run.
+"""Kernels in Triton's interpreter, in a separate process: Triton decides on import how kernels run.
 
-    -> tests.unit.ops.test_merge         <- {"value": what its `interpreted` returns} or {"error": the traceback}
+    -> tests.unit.ops.test_merge         <- {"value": the result of its `interpreted`} or {"error": the traceback}
 
-One process serves all modules that ask, since importing torch takes longer than most kernels.
+One process serves all modules, since importing torch takes longer than most kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 
 def run_interpreted(module: str) -> Any:
-    """What ``module.interpreted()`` returns where kernels are interpreted, as JSON has it."""
+    """Return the result of ``module.interpreted()`` in the interpreter, after a round trip through JSON."""
     pytest.importorskip("triton")
     process, errors = _process()
     assert process.stdin is not None and process.stdout is not None
@@ -38,7 +38,7 @@ def run_interpreted(module: str) -> Any:
 
 @cache
 def _process() -> tuple[subprocess.Popen[str], IO[str]]:
-    """The process; it ends when this one does and closes its standard input."""
+    """Return the process; it ends when this one ends and closes its standard input."""
     path = os.pathsep.join(folder for folder in sys.path if folder)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process

@@ -1,4 +1,4 @@
-"""GEGLU and the GELU with tanh: the references and Triton's kernels against float64, and what autograd stores for them."""
+"""GEGLU and the tanh GELU: references and Triton's kernels against float64, and the tensors that autograd saves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import pytest
+import torch
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.saving import saved_tensors
+from tests.unit.ops.test_group_norm import assert_as_exact
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from tests.unit.ops.test_group_norm import assert_as_exact  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from inweave.ops.activation import geglu, reference, tanh_gelu  # noqa: E402
+from inweave.ops.activation import geglu, reference, tanh_gelu
 
 SHAPES = [(3, 2), (5, 34), (2, 2560)]
 #: (rows, width, columns on the left)
@@ -29,8 +29,7 @@ def by_torch(x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
     x = x.clone().requires_grad_()
     a, b = x.chunk(2, -1)
     y = a * functional.gelu(b)
-    y.backward(dy)
-    return [y.detach(), x.grad]
+    return [y.detach(), *torch.autograd.grad(y, x, dy)]
 
 
 def check_all(work: Any, dtypes: list[torch.dtype]) -> int:
@@ -65,8 +64,7 @@ def gelu_by_torch(x: torch.Tensor, left: torch.Tensor | None, dy: torch.Tensor) 
     x = x.clone().requires_grad_()
     y = functional.gelu(x, approximate="tanh")
     y = y if left is None else torch.cat((left, y), -1)
-    y.backward(dy)
-    return [y.detach(), x.grad]
+    return [y.detach(), *torch.autograd.grad(y, x, dy)]
 
 
 def check_gelu(work: Any, dtypes: list[torch.dtype], shapes: list[tuple[int, int, int]], device: str = "cpu") -> int:
@@ -119,7 +117,7 @@ def test_the_kernels_are_as_exact_as_torch_in_the_interpreter() -> None:
 
 
 def check_tails(work: Any, device: str) -> int:
-    """Far from 0, where 1 + tanh has no digits left, every number by itself is right; and so are huge ones, where z overflows."""
+    """Far from 0, where 1 + tanh has no digits left, every number is right; so are huge ones, where z overflows."""
     count = 0
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.linspace(-9, 9, 181).to(device, dtype)[None]
@@ -147,10 +145,7 @@ def test_autograd_agrees_and_stores_the_input_alone() -> None:
     x, dy = inputs((6, 34), torch.float64)
     x = x.view(2, 3, 34).requires_grad_()
     assert torch.autograd.gradcheck(geglu, [x[:1, :2]], fast_mode=True)
-    stored: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: stored.append(tensor) or tensor, lambda tensor: tensor
-    ):
+    with saved_tensors() as stored:
         y = geglu(x)
     assert y.shape == (2, 3, 17)
     assert [tensor.data_ptr() for tensor in stored] == [x.data_ptr()]
@@ -165,15 +160,11 @@ def test_a_compiled_region_computes_the_same() -> None:
 
 @pytest.mark.parametrize("columns", [0, 5])
 def test_autograd_of_the_gelu_agrees_and_stores_the_input_alone(columns: int) -> None:
-    x, left, dy = (
-        None if each is None else each.unflatten(0, (2, 3)) for each in gelu_inputs((6, 17, columns), torch.float64)
-    )
+    x, left, dy = gelu_inputs((6, 17, columns), torch.float64)
+    x, dy, left = x.unflatten(0, (2, 3)), dy.unflatten(0, (2, 3)), None if left is None else left.unflatten(0, (2, 3))
     leaves = [each.requires_grad_() for each in (x, left) if each is not None]
     assert torch.autograd.gradcheck(tanh_gelu, leaves, fast_mode=True)
-    stored: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: stored.append(tensor) or tensor, lambda tensor: tensor
-    ):
+    with saved_tensors() as stored:
         y = tanh_gelu(x, left)
     assert [tensor.data_ptr() for tensor in stored] == [x.data_ptr()] and y.shape == (2, 3, columns + 17)
     plain = functional.gelu(x, approximate="tanh")
@@ -252,7 +243,7 @@ def test_the_meta_device_allocates_what_the_kernels_do() -> None:
 
 @pytest.mark.parametrize(("width", "columns"), [(12288, 3072), (9728, 0)], ids=["flux", "sd3.5-large"])
 def test_gelu_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(width: int, columns: int) -> None:
-    """With the machine code that a Hopper GPU loads; the interpreter lets a name have two types, and a compiler does not."""
+    """Machine code for a Hopper GPU: the interpreter lets a name have two types, a compiler does not."""
     from tests.unit.ops.compiling import compiled_code
 
     from inweave.ops.activation import triton as kernel

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from tests.unit.ops.interpreter import run_interpreted
 
-torch = pytest.importorskip("torch")
-
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-
-from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, quantize, reference, step  # noqa: E402
+from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, quantize, reference, step
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
@@ -23,9 +23,14 @@ def wide(size: int, seed: int) -> torch.Tensor:
 
 
 def take(
-    values: torch.Tensor, grads: torch.Tensor, moments: tuple, count: int, lr: float = 1e-2, **other: object
+    values: torch.Tensor,
+    grads: torch.Tensor,
+    moments: tuple[torch.Tensor, ...],
+    count: int,
+    lr: float = 1e-2,
+    **other: object,
 ) -> None:
-    options = {**SETTINGS, "ok": torch.tensor(True), "grad_scale": torch.tensor(1.0), **other}
+    options: dict[str, Any] = {**SETTINGS, "ok": torch.tensor(True), "grad_scale": torch.tensor(1.0), **other}
     step(values, grads, *moments, lr=torch.tensor(lr), count=torch.tensor(count), **options)
 
 
@@ -41,9 +46,9 @@ def test_codebooks_are_the_published_ones() -> None:
             assert len(inside) == 2**decade * (1 if signed else 2)
             if len(inside) > 2:
                 assert inside.diff().std() <= 1e-5 * inside.max(), "evenly spaced within a decade"
-    signed, unsigned = code_book(True, CPU), code_book(False, CPU)
-    assert torch.equal(signed[signed < 0], -signed[signed > 0][:-1].flip(0)), "mirrored, but for 1"
-    assert signed[signed > 0][0] == pytest.approx(5.5e-7) and signed[0] == pytest.approx(-0.99296875)
+    book, unsigned = code_book(True, CPU), code_book(False, CPU)
+    assert torch.equal(book[book < 0], -book[book > 0][:-1].flip(0)), "mirrored, except for 1"
+    assert book[book > 0][0] == pytest.approx(5.5e-7) and book[0] == pytest.approx(-0.99296875)
     assert unsigned[0] == 0 and unsigned[1] == pytest.approx(3.25e-7) and unsigned[-2] == pytest.approx(0.996484375)
 
 
@@ -147,8 +152,8 @@ def test_rate_per_block_and_gradient_scale() -> None:
     values, grads = wide(600, 9), wide(600, 10)
     rates = torch.tensor([1e-2, 0.0, 3e-3])
     whole, moments = values.clone(), fresh(600, CPU)
-    step(whole, grads * 4, *moments, lr=rates, count=torch.tensor(1), ok=torch.tensor(True),
-         grad_scale=torch.tensor(0.25), **SETTINGS)  # fmt: skip
+    options: dict[str, Any] = {**SETTINGS, "ok": torch.tensor(True), "grad_scale": torch.tensor(0.25)}
+    step(whole, grads * 4, *moments, lr=rates, count=torch.tensor(1), **options)
     for i, part in enumerate(torch.arange(600).split(256)):
         single, own = values[part].clone(), fresh(len(part), CPU)
         take(single, grads[part], own, 1, lr=float(rates[i]))
@@ -199,7 +204,7 @@ def interpreted() -> dict[int, list[str]]:
     way everywhere: equal bits. A root is correctly rounded in the interpreter, but on x86-64 torch takes it from MKL,
     which promises one unit in the last place. It enters a step's change alone, |x c - x'|:
 
-        root EPS, times 1 / sqrt(1 - beta2^t) EPS, plus epsilon EPS, quotient EPS, times the rate EPS    5 EPS |x c - x'|
+        root EPS, times 1 / sqrt(1 - beta2^t) EPS, plus epsilon EPS, quotient EPS, times the rate EPS   5 EPS |x c - x'|
         x c, from values that differ already, and the difference: one rounding each                      2 EPS |x'|
     """
     from inweave.ops.adam8bit import triton as kernel
@@ -213,7 +218,8 @@ def interpreted() -> dict[int, list[str]]:
             rate = torch.rand(-(-size // 256) if count % 2 else ()) * 1e-2
             ok = torch.tensor(count != 5)
             grads = wide(size, count) if ok else torch.full((size,), float("inf"))
-            options = {**SETTINGS, "weight_decay": 0.1, "inverse": corrections(torch.tensor(count), 0.9, 0.999)}
+            options: dict[str, Any] = {**SETTINGS, "weight_decay": 0.1}
+            options["inverse"] = corrections(torch.tensor(count), 0.9, 0.999)
             options |= {"lr": rate, "ok": ok, "grad_scale": torch.tensor(0.7)}
             before = plain[0].clone()
             reference.step(plain[0], grads, *plain[1:], **options)

@@ -12,16 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from inweave.ops.attention import MeasuredAttention, attention, fixed_order, select  # noqa: E402
-from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
-from inweave.training.execution.kernels import attention_to_keep, deterministic_hints, step_kernels  # noqa: E402
-from inweave.training.memory.checkpointing import _STORED  # noqa: E402
+from inweave.ops.attention import MeasuredAttention, attention, fixed_order, select
+from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows
+from inweave.training.execution.kernels import attention_to_keep, deterministic_hints, step_kernels
+from inweave.training.memory.checkpointing import _STORED
 
 
 def inputs(dtype: Any, keys: int = 9, size: int = 16) -> list[Any]:
@@ -189,7 +187,7 @@ def test_bits_that_have_to_repeat_are_never_those_of_a_kernel_whose_do_not(monke
 
 
 def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is only for repeated bits is left out where they need not repeat, and one whose bits differ where they have to."""
+    """A kernel for deterministic runs is excluded from other runs, one whose bits differ from deterministic runs."""
     runs: list[int] = []
 
     def another_order(*inputs: Any) -> tuple[Any, ...]:
@@ -262,7 +260,7 @@ def test_whatever_cudnns_package_raises_is_a_refusal(monkeypatch: pytest.MonkeyP
         raise ValueError("the variant pack is missing a buffer")
 
     fake_package(monkeypatch, "1.32.0", backend_version=lambda: 91900, set_stream=lambda **_: None)
-    monkeypatch.setattr(fixed_order, "_plan", lambda *_: fixed_order._Plan(execute, tuple("qkvogldef"), 0))
+    monkeypatch.setattr(fixed_order, "_graph", lambda *_: fixed_order._Graph(execute, tuple("qkvogldef"), 0))
     monkeypatch.setattr(fixed_order, "_handle", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     q, k, v = (tensor.detach().bfloat16() for tensor in inputs(torch.float32))
@@ -273,12 +271,12 @@ def test_whatever_cudnns_package_raises_is_a_refusal(monkeypatch: pytest.MonkeyP
 
 def test_cudnns_graphs_live_as_long_as_cuda_graphs_may_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_order, "_build", lambda *key: object())
-    fixed_order._plan.cache_clear()
+    fixed_order._graph.cache_clear()
     try:
-        plans = [fixed_order._plan(0, (), False, float(number)) for number in range(600)]
-        assert all(fixed_order._plan(0, (), False, float(number)) is plan for number, plan in enumerate(plans))
+        graphs = [fixed_order._graph(0, (), False, float(number)) for number in range(600)]
+        assert all(fixed_order._graph(0, (), False, float(number)) is graph for number, graph in enumerate(graphs))
     finally:
-        fixed_order._plan.cache_clear()
+        fixed_order._graph.cache_clear()
 
 
 def test_a_resumed_run_notices_the_package_only_where_bits_have_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,8 +143,8 @@ def test_device() -> None:
     assert decode(stored, device="meta").is_meta
 
 
-def test_errors_say_what_was_expected_and_what_came() -> None:
-    with pytest.raises(FormatError, match=r"shape \(2, 3\) has 24 bytes, 20 came"):
+def test_errors_name_the_expected_and_the_actual_size() -> None:
+    with pytest.raises(FormatError, match=r"shape \(2, 3\) must have 24 bytes, got 20"):
         decode(Tensor("F32", (2, 3), bytes(20)))
     with pytest.raises(FormatError, match="F4"):
         decode(Tensor("F4", (2,), bytes(1)))

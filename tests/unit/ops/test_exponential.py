@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
@@ -15,14 +16,14 @@ import inweave.ops  # noqa: E402
 from inweave.ops.common.exponential import exact_exp  # noqa: E402
 
 
-@triton.jit
-def kernel(x, y, SIZE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def kernel(x: Any, y: Any, SIZE: tl.constexpr) -> None:
     places = tl.arange(0, SIZE)
     tl.store(y + places, exact_exp(tl.load(x + places)))
 
 
 def interpreted() -> tuple[float, list[str]]:
-    """What the other process runs: the largest error in units of the last place, and what becomes of special numbers."""
+    """Return the largest error in units in the last place, and results of special numbers, in a separate process."""
     x = torch.linspace(-87.0, 88.0, 4096)
     y = torch.empty_like(x)
     kernel[(1,)](x, y, SIZE=4096)

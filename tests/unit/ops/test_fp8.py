@@ -1,4 +1,4 @@
-"""Rows in e4m3: how far they are from the numbers, what a product of them may be off by, and the layer that uses them."""
+"""Rows in e4m3: their distance from the numbers, the error of a product of them, and the layer that uses them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from tests.unit.ops.interpreter import run_interpreted
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -38,7 +38,7 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 
 def error_bound(x: torch.Tensor) -> torch.Tensor:
-    """Half a step of e4m3, relative above its smallest normal number and absolute below, and three roundings in float32."""
+    """Return half a step of e4m3, relative above its smallest normal number, absolute below, plus three roundings."""
     exact = x.double().abs()
     scale = exact.amax(-1, keepdim=True) / LARGEST
     return exact * (HALF_STEP + 4 * EPS) + scale * 2.0**-10
@@ -139,7 +139,7 @@ def test_gradient_checkpointing_of_a_quantized_layer_with_a_lora(mode: str, monk
     model = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 32)).requires_grad_(False)
     inweave.inject(model, rank=4, alpha=4, targets=["0", "2"])
     for layer in lora_layers(model).values():
-        nn.init.normal_(layer.branch("default").up, std=0.3)
+        nn.init.normal_(cast("torch.Tensor", layer.branch("default").up), std=0.3)
         assert isinstance(layer.base, nn.Linear)
         Fp8Linear.quantize(layer.base)
     x = numbers(6, 32)
@@ -163,7 +163,7 @@ def test_torch_compile_traces_it_whole_with_its_lora(monkeypatch: pytest.MonkeyP
     model = nn.Sequential(nn.Linear(32, 48)).requires_grad_(False)
     inweave.inject(model, rank=4, alpha=4, targets=["0"])
     layer = lora_layers(model)["0"]
-    nn.init.normal_(layer.branch("default").up, std=0.3)
+    nn.init.normal_(cast("torch.Tensor", layer.branch("default").up), std=0.3)
     assert isinstance(layer.base, nn.Linear)
     Fp8Linear.quantize(layer.base)
     x = numbers(6, 32).requires_grad_()
@@ -176,7 +176,7 @@ def test_torch_compile_traces_it_whole_with_its_lora(monkeypatch: pytest.MonkeyP
 
 
 class Graphs:
-    """A backend for torch.compile that keeps what it is given, forward and backward, and runs it as it is."""
+    """A backend for torch.compile that records its graphs, forward and backward, and runs them unchanged."""
 
     def __init__(self) -> None:
         self.graphs: list[torch.fx.Graph] = []
@@ -217,7 +217,7 @@ def gradients(model: Callable[[torch.Tensor], torch.Tensor], layers: nn.Module) 
 
 
 def test_a_compiler_sees_how_rows_are_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In plain operations, whose results the operators take: of a layer without an adapter nothing else reads x and dy."""
+    """In plain operations, whose results the operators read: without an adapter nothing else reads x and dy."""
     model = quantized_layers(monkeypatch)
     graphs = Graphs()
     traced = gradients(torch.compile(model, backend=graphs.backend, fullgraph=True), model)
@@ -230,7 +230,7 @@ def test_a_compiler_sees_how_rows_are_quantized(monkeypatch: pytest.MonkeyPatch)
     rows += [(node.args[0], node.args[1]) for node in products]
     for q, scales in rows:
         assert q.meta["val"].dtype == torch.float8_e4m3fn and scales.meta["val"].dtype == torch.float32
-        assert "convert_element_type" in str(q.target) or "_to_copy" in str(q.target), "not an operator of ours"
+        assert "convert_element_type" in str(q.target) or "_to_copy" in str(q.target), "not an operator of inweave"
         assert len(q.users) == 1
     assert all(
         argument.meta["val"].dtype in (torch.float8_e4m3fn, torch.float32)
@@ -248,9 +248,9 @@ def test_rows_of_a_transposed_input_lie_one_after_the_other(kind: str, monkeypat
     model = nn.Sequential(nn.Linear(32, 48)).requires_grad_(False)
     if kind == "lora":
         inweave.inject(model, rank=4, targets=["0"])
-        Fp8Linear.quantize(lora_layers(model)["0"].base)
+        Fp8Linear.quantize(cast("nn.Linear", lora_layers(model)["0"].base))
     else:
-        Fp8Linear.quantize(model[0])
+        Fp8Linear.quantize(cast("nn.Linear", model[0]))
     strides: list[tuple[int, ...]] = []
     own = autograd.scaled_product
 
@@ -330,7 +330,7 @@ def test_operator_contract() -> None:
     x = numbers(7, 32)
     # not its schema: torch compares arguments with what they were, and has no comparison of e4m3
     checks = ("test_autograd_registration", "test_faketensor")
-    own = layer.quantized
+    own = cast("Fp8Weight", layer.quantized)
     torch.library.opcheck(torch.ops.inweave.fp8_linear, (x.requires_grad_(), *own, layer.bias), test_utils=checks)
     for bias, dtype, fast in ((layer.bias, torch.bfloat16, True), (None, torch.float32, False)):
         arguments = (*quantize_rows(x.detach()), own.rows, own.row_scales, bias, dtype, fast)

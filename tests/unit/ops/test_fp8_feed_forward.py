@@ -15,7 +15,7 @@ from tests.unit.models.test_fused_joint import Operations, gradients, network
 from tests.unit.ops.interpreter import run_interpreted
 from tests.unit.ops.test_fp8 import Graphs, numbers
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from inweave.models.fused.blocks import fuse_blocks, restore_blocks
 from inweave.ops.activation import tanh_gelu
@@ -30,7 +30,7 @@ INPUTS, WIDTH, COLUMNS, OUTPUTS = 32, 64, 16, 48
 def layers(columns: int, dtype: torch.dtype, device: str = "cpu", scale: int = 1) -> tuple[Fp8Linear, Fp8Linear]:
     """Both, the second one without a bias; ``scale``: of their sizes."""
     generator = torch.Generator().manual_seed(columns)
-    made = []
+    made: list[Fp8Linear] = []
     for into, out in ((INPUTS * scale, WIDTH * scale), (columns + WIDTH * scale, OUTPUTS * scale)):
         layer = nn.Linear(into, out, bias=not made, device=device, dtype=dtype).requires_grad_(False)
         for parameter in layer.parameters():
@@ -108,7 +108,7 @@ def test_gradient_checkpointing_and_what_selective_stores(mode: str) -> None:
     with Operations() as seen:
         again = torch.autograd.grad(y.square().mean(), (x, left))
     assert all(map(torch.equal, plain, again))
-    # two of the backward pass; recomputed are both of the forward pass, or what selective does not store: none widens here
+    # two of the backward pass; both of the forward pass are recomputed, or those that selective does not store (none)
     assert seen.total("fp8_product") == 2 + (2 if mode == "full" else 0)
 
 
@@ -119,7 +119,7 @@ def test_selective_stores_the_narrow_product() -> None:
         checkpointing._policy(None, operation, None, None, weight, None, None, torch.float32, True)
         for weight in (wide, narrow)
     ]
-    save, recompute = checkpointing.CheckpointPolicy.MUST_SAVE, checkpointing.CheckpointPolicy.PREFER_RECOMPUTE
+    save, recompute = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
     assert policies == [recompute, save]
 
 
@@ -154,7 +154,7 @@ ATTENTION = r".*(to_[qkv]|add_[qkv]_proj)"
 
 
 def quantized(variant: str, monkeypatch: pytest.MonkeyPatch, targets: str = ATTENTION) -> tuple[Any, dict[str, Any]]:
-    """A small model, whose feed-forward parts and output projections are in 8 bits, and take the path of compiled regions."""
+    """Return a small model with fp8 feed-forward parts and output projections, on the path of compiled regions."""
     monkeypatch.setattr(select, "is_traced", lambda: True)
     transformer, inputs = network(variant, dtype=torch.float32, targets=targets)
     for name, module in list(transformer.named_modules()):
@@ -246,8 +246,10 @@ def test_eager_code_has_the_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 def interpreted() -> dict[str, list[str]]:
-    """In a process of its own: the kernels against the GELU's and that of rows, bit for bit; Triton's interpreter rounds to e4m3 wrongly,
-    but in both of them."""
+    """Compare the kernels with those of GELU and of rows, bit for bit, in a separate process.
+
+    Triton's interpreter rounds to e4m3 wrongly, but in both of them.
+    """
     from inweave.ops.activation import triton as activation
     from inweave.ops.fp8 import triton as kernel
 
@@ -258,7 +260,8 @@ def interpreted() -> dict[str, list[str]]:
             left = numbers(rows, columns, seed=2, dtype=dtype) if columns else None
             dz, dleft = activation.tanh_gelu_backward(d, z, True, left is not None)
             *gradient, mine = kernel.gelu_gradient_rows(d, z, left is not None)
-            assert mine is None if left is None else torch.equal(mine, dleft)
+            assert dz is not None
+            assert mine is None if left is None else mine is not None and dleft is not None and torch.equal(mine, dleft)
             pairs = {"gelu": (kernel.gelu_rows(z, left), activation.tanh_gelu(z, left)), "gradient": (gradient, dz)}
             for name, ((q, scales), x) in pairs.items():
                 expected, expected_scales = kernel.quantize_rows(x)

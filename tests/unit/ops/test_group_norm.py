@@ -1,4 +1,4 @@
-"""Normalization: the references and Triton's kernels against float64, what is stored, and the operator for compiled regions."""
+"""Normalization: references and Triton's kernels against float64, saved tensors, the operator for compiled regions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.saving import saved_tensors
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from torch.nn import functional  # noqa: E402
+from inweave.ops.common.layout import as_rows
+from inweave.ops.group_norm import group_norm, group_norm_and_input, reference
+from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
 
-from inweave.ops.common.layout import as_rows  # noqa: E402
-from inweave.ops.group_norm import group_norm, group_norm_and_input, reference  # noqa: E402
-from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm  # noqa: E402
-
-#: (batch, channels, height, width, groups): groups that are no powers of two, more than one block, chunks that do not divide
+#: (batch, channels, height, width, groups): groups not of powers of two, several blocks, chunks that do not divide
 IMAGES = [(1, 40, 9, 7, 4), (2, 8, 4, 4, 4), (1, 320, 3, 5, 32), (1, 270, 5, 5, 3), (2, 6, 1, 1, 1), (1, 24, 18, 17, 2)]
 ROWS = [(5, 40), (3, 1), (33, 128), (2, 640), (70, 24)]
 
@@ -91,7 +91,7 @@ def row_inputs(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def errors(results: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> list[tuple[float, float]]:
-    """The largest error of each, and the average one (root of the mean square), in units of the last place of its largest number."""
+    """Return the largest and the root mean square error of each, in units in the last place of its largest number."""
     gaps = [(one.double() - two).abs() / two.abs().max() for one, two in zip(results, truth, strict=True)]
     eps = torch.finfo(dtype).eps
     return [(float(gap.max() / eps), float(gap.square().mean().sqrt() / eps)) for gap in gaps]
@@ -120,7 +120,7 @@ def compare(
 
 
 def check_all(images: Any, rows: Any, dtypes: list[torch.dtype]) -> int:
-    """Compare implementations with torch's own in every dtype, against float64; returns how many comparisons were made."""
+    """Compare implementations with torch's own in every dtype, against float64; return the number of comparisons."""
     count = 0
     for dtype in dtypes:
         for number, shape in enumerate(IMAGES):
@@ -158,7 +158,7 @@ def interpreted() -> int:
         _, _, mean, rstd = rows.row_norm(rows_of["x"], None, rows_of["weight"], None, 1e-5, False)
         summed, fused = (
             rows.row_norm_backward(each, rows_of["x"], rows_of["weight"], mean, rstd, False, rows_of["more"])
-            for each in ([sum(dys)], dys)
+            for each in ([torch.stack(dys).sum(0)], dys)
         )
         torch.testing.assert_close(fused, summed, rtol=1e-5, atol=1e-5)
     twice = [by_work(images, inputs, True, True) for _ in range(2)]
@@ -171,10 +171,7 @@ def test_kernels_are_as_exact_as_torch_in_the_interpreter() -> None:
 
 
 def stored_for(work: Callable[[], Any]) -> list[torch.Tensor]:
-    stored: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: stored.append(tensor) or tensor, lambda tensor: tensor
-    ):
+    with saved_tensors() as stored:
         work()
     return stored
 
@@ -224,7 +221,7 @@ def test_row_norms_agree_with_autograd_and_store_the_sum_alone() -> None:
 
 
 def test_row_norms_keep_the_layout_of_heads() -> None:
-    """Queries are (batch, heads, tokens, width) in memory (batch, tokens, heads, width): nothing is copied or turned."""
+    """Queries are (batch, heads, tokens, width) in memory (batch, tokens, heads, width): nothing is copied."""
     heads = values(2, 5, 3, 8, dtype=torch.float32, seed=1).transpose(1, 2).requires_grad_()
     weight = values(8, dtype=torch.float32, seed=2)
     y = rms_norm(heads, weight, 1e-5)
@@ -256,7 +253,7 @@ def test_a_trained_norm_has_its_gradients(trained: str) -> None:
 
 
 def test_frozen_layer_norms_of_torch_compute_no_gradient_of_their_weights() -> None:
-    """What is left to torch must not do work that nobody needs: its backward pass is told which gradients to compute."""
+    """Where torch computes, its backward pass gets a mask of the gradients to compute: no others."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     masks = []

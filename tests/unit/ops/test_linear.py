@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import product
+from typing import Any
 
 import pytest
+import torch
+from tests.unit.ops.interpreter import run_interpreted
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from inweave.ops.linear import Rounded, lora_backward, lora_linear, reference  # noqa: E402
-from inweave.training.memory.checkpointing import _contexts  # noqa: E402
+from inweave.ops.linear import Rounded, lora_backward, lora_linear, reference
+from inweave.training.memory.checkpointing import _contexts
 
 SHAPES = [(1, 1, 1, 1), (5, 8, 6, 3), (77, 64, 48, 16), (33, 40, 72, 64)]  # M, K, N, r
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -34,7 +34,7 @@ def plain(
     return functional.linear(x, weight, bias) + scale * functional.linear(functional.linear(x, down), up)
 
 
-def gradients(function, tensors: list[torch.Tensor], scale: float) -> list[torch.Tensor]:
+def gradients(function: Callable[..., torch.Tensor], tensors: Sequence[Any], scale: float) -> list[torch.Tensor]:
     x, weight, bias, down, up, grad = tensors
     leaves = [tensor.clone().requires_grad_() for tensor in (x, down, up)]
     y = function(leaves[0], weight, bias, leaves[1], leaves[2], scale)
@@ -44,7 +44,7 @@ def gradients(function, tensors: list[torch.Tensor], scale: float) -> list[torch
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bias", [True, False])
 def test_function_has_the_gradients_of_the_plain_formula(shape: tuple[int, int, int, int], bias: bool) -> None:
-    tensors = numbers(shape)
+    tensors: list[Any] = numbers(shape)
     if not bias:
         tensors[2] = None
     for ours, theirs in zip(gradients(lora_linear, tensors, 0.7), gradients(plain, tensors, 0.7), strict=True):
@@ -184,7 +184,7 @@ def test_selective_checkpointing_stores_the_output() -> None:
     calls = 0
     plain_forward = reference.forward
 
-    def counted(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal calls
         calls += 1
         return plain_forward(*arguments)
@@ -196,7 +196,7 @@ def test_selective_checkpointing_stores_the_output() -> None:
         )  # fmt: skip
         return result
 
-    reference.forward = counted
+    reference.forward = counted  # type: ignore[assignment]
     try:
         ours = gradients(recomputed, tensors, 0.5)
     finally:
@@ -265,11 +265,11 @@ def interpreted() -> dict[str, float]:
             ours, theirs = ([torch.ones(factor.shape) for factor in (down, up)] for _ in range(2))
             if fresh:
                 theirs = [torch.zeros_like(total) for total in theirs]
-            options = {"grad_x": of_x, "grad_down": ours[0], "grad_up": ours[1], "fresh": fresh}
+            options: dict[str, Any] = {"grad_x": of_x, "grad_down": ours[0], "grad_up": ours[1], "fresh": fresh}
             one = kernel.backward(grad, x, saved, down, up, 0.7, **options, sizes=division)
-            wide = [tensor.double() for tensor in (grad, x, down, up)]
+            wide: Any = [tensor.double() for tensor in (grad, x, down, up)]
             two = reference.backward(
-                *wide[:2], None, None, *wide[2:], 0.7, grad_x=of_x, grad_down=theirs[0], grad_up=theirs[1]
+                wide[0], wide[1], None, None, wide[2], wide[3], 0.7, grad_x=of_x, grad_down=theirs[0], grad_up=theirs[1]
             )
             record(f"down {dtype}", ours[0], theirs[0])
             record(f"up {dtype}", ours[1], theirs[1])

@@ -6,12 +6,10 @@ bf16 is left to the GPU: the interpreter's bf16 products are wrong.
 from __future__ import annotations
 
 import pytest
+import torch
+from tests.unit.ops.interpreter import run_interpreted
 
-torch = pytest.importorskip("torch")
-
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-
-from inweave.ops.merge import Product, WeightUpdate, merge_products  # noqa: E402
+from inweave.ops.merge import Product, WeightUpdate, merge_products
 
 SHAPES = [(1, 1), (7, 3), (64, 64), (130, 70), (33, 200)]
 RANKS = [(), (1,), (16,), (5, 33), (70, 2, 3)]
@@ -92,6 +90,7 @@ def interpreted() -> dict[str, list[list[float]]]:
     launch.rescale(torch.zeros(2).numpy())
     launch.run()
     target = launch._keep[0]
+    assert isinstance(target, WeightUpdate)
     rows["rescaled to nothing"] = [[float((target.out - target.base).abs().max())], [0.0]]
     for dtype in (torch.float32, torch.float16):
         targets = with_overflow(make_targets(dtype, dtype), dtype)

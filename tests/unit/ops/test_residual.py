@@ -1,4 +1,4 @@
-"""The sum at the end of a residual block: the reference and Triton's kernel against float64, gradients, and compiled regions."""
+"""The sum at the end of a residual block: reference and kernel against float64, gradients, compiled regions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.test_group_norm import assert_as_exact, channels_last, values
 
-torch = pytest.importorskip("torch")
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from tests.unit.ops.test_group_norm import assert_as_exact, channels_last, values  # noqa: E402
-
-from inweave.ops.residual import reference, residual_sum  # noqa: E402
+from inweave.ops.residual import reference, residual_sum
 
 SHAPES = [(1, 1, 3), (2, 35, 6), (3, 49, 320)]  # batch, positions, channels
 

@@ -1,4 +1,4 @@
-"""Joined heads: the reference and Triton's kernels against float64, what is stored, and the operator for compiled regions."""
+"""Joined heads: reference and Triton's kernels against float64, saved tensors, the operator for compiled regions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from tests.unit.ops.saving import saved_tensors
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-from torch.nn import functional  # noqa: E402
-
-from inweave.ops.rotary import join_heads, join_projections, reference  # noqa: E402
+from inweave.ops.rotary import join_heads, join_projections, reference
 
 EPS = 1e-6
 
@@ -115,7 +115,7 @@ def by_work(work: Any, i: dict[str, Any], case: Case) -> list[torch.Tensor]:
 
 
 def errors(results: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """(tensors, 2): the largest error of each and the mean of their squares, in units of the last place of its largest number."""
+    """Return (tensors, 2): largest error and mean square of each, in units in the last place of its largest number."""
     gaps = [(one.double() - two).abs() / two.abs().max() for one, two in zip(results, truth, strict=True)]
     eps = torch.finfo(dtype).eps
     return torch.tensor([(float(gap.max() / eps), float((gap / eps).square().mean())) for gap in gaps])
@@ -130,7 +130,7 @@ def over_draws(each: list[torch.Tensor]) -> torch.Tensor:
 def compare(work: Any, case: Case, dtype: torch.dtype, device: str = "cpu", *, draws: int = 1) -> None:
     """At most twice torch's own errors against float64, the largest and the average one, or those of rounding once.
 
-    A few hundred numbers say little about the largest error: that of one draw is between 0.4 and 1.7 units for either side.
+    A few hundred numbers say little about the largest error: in one draw it is 0.4 to 1.7 units for either side.
     """
     mine, theirs = [], []
     for draw in range(draws):
@@ -186,9 +186,7 @@ def test_the_parts_alone_are_stored_and_nothing_without_a_norm() -> None:
     for case in (CASES[1], CASES[7]):
         i = inputs_of(case, torch.float32)
         parts = [part.detach().requires_grad_() for part in i["parts"]]
-        stored: list[torch.Tensor] = []
-        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, stored=stored: stored.append(t) or t, lambda t: t)
-        with hooks:
+        with saved_tensors() as stored:
             y = joined(i, case, parts)
         large = [tensor.data_ptr() for tensor in stored if tensor.dim() == 4]
         assert large == ([part.data_ptr() for part in parts] if case.norm else [])
@@ -287,7 +285,7 @@ def test_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(shape: tuple[int, i
 
 
 def packed_inputs(case: Case, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str, Any], list[torch.Tensor]]:
-    """Products with queries, keys and values of every part, the settings of both, and gradients of the three results."""
+    """Return products with queries, keys and values of every part, the settings, and gradients of the three results."""
     width = (3, case.heads, case.size)
     parts = [values(case.batch, rows, *width, dtype=dtype, seed=n) for n, rows in enumerate(case.rows)]
     i = inputs_of(case, dtype)

@@ -3,10 +3,10 @@
 geglu       an autograd function; compiled regions get the plain formula, which the compiler fuses itself
 tanh_gelu   one operator each way, for eager code and compiled regions alike
 
-Inductor computes tanh with two branches, for every column of a wider result too: on one H200 it takes 89.7 us for a single block
-of Flux, [attention | gelu(x)] of 4608 x (3072 + 12288), whose memory traffic takes 67. Its neighbors are GEMMs and attention, with
-which Inductor fuses nothing, so the operator costs no extra traffic. After a sum by Inductor (an adapter on the general path),
-x is read once more.
+Inductor computes tanh with two branches, for every column of a wider result too: on one H200 it takes 89.7 us for a
+single block of Flux, [attention | gelu(x)] of 4608 x (3072 + 12288), whose memory traffic takes 67. The neighbors of
+GELU are GEMMs and attention, with which Inductor fuses nothing, so the operator costs no extra traffic. After a sum by
+Inductor (an adapter on the general path), x is read once more.
 """
 
 from __future__ import annotations

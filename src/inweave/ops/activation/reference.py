@@ -1,18 +1,18 @@
-"""GEGLU and the GELU with tanh in plain torch, in float32 throughout; forward and backward as the kernels split them.
+"""GEGLU and the tanh GELU in plain torch, in float32 throughout; split into forward and backward like the kernels.
 
     a, b = the halves of the last axis of x
-    y    = a * gelu(b)                 gelu(b) = b F(b),  F(b) = (1 + erf(b / sqrt 2)) / 2, not the one with tanh
+    y    = a * gelu(b)                 gelu(b) = b F(b),  F(b) = (1 + erf(b / sqrt 2)) / 2, the exact GELU
 
     da = dy * gelu(b)
     db = dy * a * (F(b) + b f(b))      f(b) = exp(-b^2 / 2) / sqrt(2 pi)
 
-`erf`'s complement is used where F is small: 1 + erf would lose all its digits there.
+erfc is used where F is small: 1 + erf would lose all its digits there.
 
     z    = 2 sqrt(2 / pi) (x + 0.044715 x^3)
     y    = x S(z)                      S(z) = 1 / (1 + exp(-z)) = (1 + tanh(z / 2)) / 2
     dx   = dy * (S(z) + x S(z) S(-z) z')
 
-S(-z) is 1 - S(z), with its digits where S(z) is next to 1, and so is S(z) where 1 + tanh would have none left.
+S(-z) equals 1 - S(z), but keeps its digits where S(z) is close to 1; S(z) keeps its own where 1 + tanh would lose them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CUBIC = 0.044715 * LINEAR
 
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
-    """y (rows, width) of x (rows, 2 * width)."""
+    """Return y (rows, width) of x (rows, 2 * width)."""
     a, b = widened(x).chunk(2, -1)
     return (a * b * _share(b)).to(x.dtype)
 
 
 def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of x."""
+    """Return the gradient of x."""
     a, b = widened(x).chunk(2, -1)
     dy, share = widened(dy), _share(b)
     slope = share + b * torch.exp(-0.5 * b * b) / math.sqrt(2 * math.pi)
@@ -43,7 +43,7 @@ def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
-    """y (rows, width) of x (rows, width); or [left | y] (rows, columns of both), in memory of its own."""
+    """Return y (rows, width) of x (rows, width); or [left | y] (rows, columns of both), in new memory."""
     wide = widened(x)
     y = (wide * torch.sigmoid(wide * (LINEAR + CUBIC * wide * wide))).to(x.dtype)
     return y if left is None else torch.cat((left, y), -1)
@@ -52,7 +52,7 @@ def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
 def tanh_gelu_backward(
     dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The gradients of x and of what is left of y, in memory of their own; None of what nobody needs."""
+    """Return the gradients of x and of left, in new memory; None for a gradient that is not requested."""
     columns = dy.shape[1] - x.shape[1]
     dleft = dy[:, :columns].clone(memory_format=torch.contiguous_format) if of_left else None
     if not of_x:

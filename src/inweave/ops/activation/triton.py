@@ -1,19 +1,22 @@
-"""GEGLU and the GELU with tanh as one kernel each way: formulas of `reference`, a program takes a part of a row.
+"""GEGLU and the tanh GELU as one kernel each way: formulas of `reference`, a program computes a part of a row.
 
-F in float32 is torch's own, (1 + erf) / 2. Its two branches of polynomials take longer than a GPU's memory needs for 16 bits, so these
-have the approximation of Hastings (Abramowitz and Stegun, 7.1.26), whose exponential the gradient needs as well:
+F in float32 is torch's own, (1 + erf) / 2. Its two polynomial branches take longer than the memory traffic of 16 bits,
+so 16-bit results use the approximation of Hastings (Abramowitz and Stegun, 7.1.26), whose exponential the gradient
+needs too:
 
-    F(b) = q e / 2  for b < 0,  1 - q e / 2  otherwise         e = exp(-b^2 / 2),  q a polynomial in t = 1 / (1 + p |b| / sqrt 2)
+    F(b) = q e / 2  for b < 0,  1 - q e / 2  otherwise
+    e = exp(-b^2 / 2),  q a polynomial in t = 1 / (1 + p |b| / sqrt 2)
 
-It is off by 8e-8 at most, and keeps its digits where 1 + erf has none left.
+Its error is at most 8e-8, and it keeps its digits where 1 + erf has none left.
 
-The GELU with tanh has no tanh, which a GPU computes by two branches. In float32 S(z) and S(-z) are r and e r, by the sign of z, with
+The tanh GELU is computed without tanh, for which a GPU has two branches. In float32, S(z) and S(-z) are r and e r, by
+the sign of z, with
 
     e = exp(-|z|),  r = 1 / (1 + e)
 
-16 bits need no digits of S(-z) next to 0, so it is 1 - S(z), and exp(-z) is a power of two, with log2(e) in the factors of z.
-Where another matrix stands left of the result, programs of the same launch copy it there, and its gradient out of the columns of the
-wider one.
+16 bits need no digits of S(-z) close to 0, so it is 1 - S(z), and exp(-z) is a power of two, with log2(e) in the
+factors of z. If the result has another matrix on its left, programs of the same launch copy that matrix, and its
+gradient out of the columns of the wider gradient.
 """
 
 from __future__ import annotations
@@ -25,14 +28,14 @@ import triton.language as tl
 from inweave.ops.common.exponential import exact_exp
 
 _BLOCK = 1024
-#: of the GELU with tanh, which reads half as much per number: two loads of 16 bytes per thread in 16 bits
+#: of the tanh GELU, which reads half as much per number: two loads of 16 bytes per thread in 16 bits
 _GELU_BLOCK = 2048
 _GELU_WARPS = 4
 
 
 @triton.jit
 def _share_and_exponential(b, EXACT: tl.constexpr):
-    """(F(b), exp(-b^2 / 2))"""
+    """Return (F(b), exp(-b^2 / 2))."""
     if EXACT:
         share = 0.5 * (1.0 + tl.erf(b * 0.7071067811865476))
         e = exact_exp(-0.5 * b * b)
@@ -74,7 +77,7 @@ def _geglu_gradient_kernel(dy, x, dx, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sigmoid_and_slope(x, square, EXACT: tl.constexpr):
-    """(S(z), S(z) S(-z))"""
+    """Return (S(z), S(z) S(-z))."""
     if EXACT:
         e = exact_exp(-tl.abs(x) * (1.5957691216057308 + 0.07135481627260025 * square))
         r = tl.div_rn(1.0, 1.0 + e)
@@ -89,7 +92,7 @@ def _sigmoid_and_slope(x, square, EXACT: tl.constexpr):
 
 @triton.jit
 def gelu_and_slope(x, EXACT: tl.constexpr):
-    """(gelu(x), its derivative); ``EXACT``: for results in float32"""
+    """Return (gelu(x), its derivative); ``EXACT``: for results in float32."""
     square = x * x
     share, slope = _sigmoid_and_slope(x, square, EXACT)
     return x * share, share + (x * slope) * (1.5957691216057308 + 0.21406444881780073 * square)
@@ -136,7 +139,7 @@ def _tanh_gelu_gradient_kernel(
 
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
-    """As `reference.geglu`; x is contiguous."""
+    """Compute `reference.geglu` of a contiguous x."""
     rows, width = x.shape[0], x.shape[1] // 2
     y = x.new_empty(rows, width)
     _geglu_kernel[(rows, -(-width // _BLOCK))](x, y, width, BLOCK=_BLOCK)
@@ -144,7 +147,7 @@ def geglu(x: torch.Tensor) -> torch.Tensor:
 
 
 def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """As `reference.geglu_backward`; both are contiguous."""
+    """Compute `reference.geglu_backward` of contiguous tensors."""
     rows, width = dy.shape
     dx = torch.empty_like(x)
     _geglu_gradient_kernel[(rows, -(-width // _BLOCK))](dy, x, dx, width, BLOCK=_BLOCK)
@@ -152,7 +155,7 @@ def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
-    """As `reference.tanh_gelu`; both are contiguous and of one dtype."""
+    """Compute `reference.tanh_gelu` of contiguous tensors of one dtype."""
     rows, width = x.shape
     left_width = 0 if left is None else left.shape[1]
     y = x.new_empty(rows, left_width + width)
@@ -168,7 +171,7 @@ def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
 def tanh_gelu_backward(
     dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """As `reference.tanh_gelu_backward`; both are contiguous and of one dtype."""
+    """Compute `reference.tanh_gelu_backward` of contiguous tensors of one dtype."""
     rows, width = x.shape
     left_width = dy.shape[1] - width
     dx = torch.empty_like(x) if of_x else None
@@ -184,6 +187,6 @@ def tanh_gelu_backward(
 
 
 def _blocks(left_width: int, width: int) -> tuple[int, int]:
-    """How many programs of a row copy what is on the left, and how many there are."""
+    """Return (programs of a row that copy the left matrix, all programs of a row)."""
     left = triton.cdiv(left_width, _GELU_BLOCK)
     return left, left + triton.cdiv(width, _GELU_BLOCK)

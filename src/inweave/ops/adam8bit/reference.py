@@ -15,10 +15,10 @@ with the centers of 2^i equal parts (2^(i+1) where there is no sign), and 0 and 
     signed    0, 1, +-10^(i-6) (0.1 + 0.9 (k + 1/2) / 2^i)          -0.993 .. 1, smallest 5.5e-7
     unsigned  0, 1,   10^(i-6) (0.1 + 0.9 (k + 1/2) / 2^(i+1))           0 .. 1, smallest 3.25e-7
 
-Two places need care:
-- the signed table has 1 but not -1. A scale that carries the sign makes the largest value exactly 1 either way, so
-  Q(D(M)) = M; with a plain absmax a block led by a negative value would shrink by 0.7 % at every step.
-- a v above 0 never gets the code 0. It would divide the next m by epsilon alone as soon as a gradient vanishes, and
+Two details matter:
+- the signed table contains 1 but not -1. A scale with its sign makes the largest value exactly 1 either way, so
+  Q(D(M)) = M; with a plain absmax, a block whose largest value is negative would shrink by 0.7 % at every step.
+- a v above 0 never gets the code 0, which would divide the next m by epsilon alone as soon as a gradient vanishes, and
   by sqrt((1 - beta2) g^2) otherwise: 30 times too large a step at beta2 = 0.999.
 """
 
@@ -35,7 +35,7 @@ BLOCK = 256
 
 @cache
 def code_book(signed: bool, device: torch.device) -> torch.Tensor:
-    """The 256 float32 values of the dynamic tree, ascending."""
+    """Return the 256 float32 values of the dynamic tree, ascending."""
     values = [0.0, 1.0]
     for decade in range(7):
         parts = 2**decade if signed else 2 ** (decade + 1)
@@ -48,13 +48,13 @@ def code_book(signed: bool, device: torch.device) -> torch.Tensor:
 
 @cache
 def middles(signed: bool, device: torch.device) -> torch.Tensor:
-    """The 255 borders between neighboring codes: a code is the number of borders below the value."""
+    """Return the 255 borders between neighboring codes: a code is the number of borders below the value."""
     book = code_book(signed, torch.device("cpu")).double()
     return ((book[1:] + book[:-1]) / 2).float().to(device)
 
 
 def fresh(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(m_codes, m_scales, v_codes, v_scales) of ``size`` values before the first step: all zero."""
+    """Return (m_codes, m_scales, v_codes, v_scales) of ``size`` values before the first step: all zero."""
     zero = int((code_book(True, torch.device("cpu")) == 0).nonzero())
     blocks = -(-size // BLOCK)
     return (
@@ -65,7 +65,7 @@ def fresh(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
     )
 
 
-@cache  # without a bound: a captured graph keeps the address
+@cache  # unbounded: a captured graph keeps the address
 def _constants(beta1: float, beta2: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return (
         torch.tensor((beta1, beta2), dtype=torch.float64, device=device),
@@ -74,16 +74,16 @@ def _constants(beta1: float, beta2: float, device: torch.device) -> tuple[torch.
 
 
 def corrections(count: torch.Tensor, beta1: float, beta2: float) -> torch.Tensor:
-    """(1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)) as float32 on count's device.
+    """Return (1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)) as float32 on count's device.
 
-    In float64 on the way: at t = 1 and beta2 = 0.999 the difference has four digits less than its terms.
+    Computed in float64: at t = 1 and beta2 = 0.999 the difference has four digits fewer than its terms.
     """
     betas, powers = _constants(beta1, beta2, count.device)
     return (1 - betas.pow(count)).pow(powers).float()
 
 
 def quantize(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes uint8, scales float32) of a flat float32 tensor."""
+    """Return (codes uint8, scales float32) of a flat float32 tensor."""
     blocks = _blocks(values)
     high, low = blocks.amax(1), blocks.amin(1)
     scales = torch.where(high >= -low, high, low)
@@ -95,7 +95,7 @@ def quantize(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch
 
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, *, signed: bool) -> torch.Tensor:
-    """The float32 values of what `quantize` returned."""
+    """Return the float32 values of the results of `quantize`."""
     table = code_book(signed, codes.device)
     return (_blocks(table[codes.int()]) * scales[:, None]).reshape(-1)[: codes.numel()]
 
@@ -117,7 +117,7 @@ def step(
     ok: torch.Tensor,
     grad_scale: torch.Tensor,
 ) -> None:
-    """One step in place; ``inverse`` is from `corrections`, the rest as in `select.step`."""
+    """Take one step in place; ``inverse`` is from `corrections`, the rest as in `select.step`."""
     rate = lr if lr.dim() == 0 else lr.repeat_interleave(BLOCK)[: values.numel()]
     g = grads * grad_scale
     m = dequantize(m_codes, m_scales, signed=True) * beta1 + g * (1 - beta1)

@@ -29,11 +29,11 @@ def step(
     ok: torch.Tensor,
     grad_scale: torch.Tensor,
 ) -> None:
-    """One AdamW step on flat float32 ``values``, in place; the formula is in `reference`.
+    """Take one AdamW step on flat float32 ``values``, in place; the formula is in `reference`.
 
     ``lr``          0-dim, or one number per block of 256
     ``count``       0-dim: the number of steps, this one included
-    ``ok``          0-dim: where it is 0 nothing changes, whatever the gradients hold
+    ``ok``          0-dim: if it is 0 nothing changes, whatever the gradients contain
     ``grad_scale``  0-dim: multiplies the gradient (clipping, unscaling)
 
     Nothing is copied to the host: a call can be captured in a CUDA graph once it has run before.

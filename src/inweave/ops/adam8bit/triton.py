@@ -1,4 +1,4 @@
-"""The 8-bit AdamW step as one launch: a program takes a few blocks of 256 through the whole step in registers.
+"""The 8-bit AdamW step as one launch: a program computes the whole step of a few blocks of 256 in registers.
 
 Per value: x, g and two codes are read, x and two codes are written: 16 bytes. Both tables stay in the L1 cache.
 
@@ -22,7 +22,7 @@ from inweave.ops.adam8bit.reference import BLOCK, code_book, middles
 
 @triton.jit
 def _nearest(share, borders, COARSE: tl.constexpr):
-    """The number of borders below each value."""
+    """Return the number of borders below each value."""
     code = tl.zeros_like(share).to(tl.int32)
     for k in tl.static_range(1, 1 << COARSE):
         code += (tl.load(borders + (k << (8 - COARSE)) - 1) < share).to(tl.int32)
@@ -35,7 +35,7 @@ def _nearest(share, borders, COARSE: tl.constexpr):
 
 @triton.jit
 def _scale(moment):
-    """The value of largest magnitude of every row, with its sign."""
+    """Return the value of largest magnitude of every row, with its sign."""
     high = tl.max(moment, axis=1)
     low = tl.min(moment, axis=1)
     return tl.where(high >= -low, high, low)
@@ -129,7 +129,7 @@ def step(
     warps: int = 4,
     coarse: int = 3,
 ) -> None:
-    """One step in place; ``rows``, ``warps`` and ``coarse`` shape the launch, not the result."""
+    """Take one step in place; ``rows``, ``warps`` and ``coarse`` affect the launch, not the result."""
     blocks = m_scales.numel()
     if blocks == 0:
         return

@@ -1,14 +1,14 @@
-"""Attention as one operation of torch, and the mode that puts it in the place of torch's own.
+"""Attention as one operator, and the mode that replaces torch's own attention with it.
 
     with MeasuredAttention():            inside, `scaled_dot_product_attention` on a GPU is `attention`
         loss = model(...)
 
-A mode is seen by eager code and by `torch.compile` alike; it acts where the model calls attention, so compiled regions contain the
-operation itself. Its kernel is chosen when it runs (`select`), never while it is traced. Modes belong to a thread: what is recomputed
-in the backward pass has to enter it again (`training.memory.checkpointing`).
+Eager code and `torch.compile` both see the mode; it acts where the model calls attention, so compiled regions contain
+the operator itself. Its kernel is chosen when it runs (`select`), never while it is traced. Modes belong to a thread:
+code that recomputes in the backward pass must enter the mode again (`training.memory.checkpointing`).
 
-Calls that no measured kernel can serve are torch's: a mask, dropout, grouped heads, head sizes that are no multiple of 8 or exceed
-256; and float32, unless bits have to repeat, which its one fast kernel does if asked.
+Calls that no measured kernel supports stay torch's: a mask, dropout, grouped heads, head sizes that are not multiples
+of 8 or exceed 256; and float32, except for deterministic runs, where its one fast kernel repeats its bits on request.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _gradients(ctx: Any, grad: torch.Tensor | None, _lse: torch.Tensor | None) -
         return (None,) * 6
     q, k, v, out, lse = ctx.saved_tensors
     settings = (ctx.causal, ctx.scale, ctx.deterministic)
-    grad = sequence_first(grad)  # here, as in `attention`: it may be some columns of a wider gradient
+    grad = sequence_first(grad)  # here, as in `attention`: it may be columns of a wider gradient
     return (*torch.ops.inweave.attention_backward(grad, q, k, v, out, lse, *settings), None, None, None)
 
 
@@ -93,20 +93,20 @@ def attention(
     scale: float | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """softmax(scale * q k^T) v of (batch, heads, sequence, size), by the kernel that is fastest for the shape.
+    """Return softmax(scale * q k^T) v of (batch, heads, sequence, size), by the fastest kernel for the shape.
 
-    ``scale``: 1 / sqrt(size) by default. ``deterministic``: gradients have the same bits every time, at the price of speed: the
-    fastest kernels add them up in whatever order their parts are done.
+    ``scale``: 1 / sqrt(size) by default. ``deterministic``: gradients have the same bits every time, at the cost of
+    speed: the fastest kernels add partial sums in the order in which they finish.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    # here and not inside of the operation: a compiler lets whatever makes them write them in this order
+    # outside of the operator, so that a compiler lets their producers write them in this order
     q, k, v = strided_rows(q), strided_rows(k), strided_rows(v)
     out: torch.Tensor = torch.ops.inweave.attention(q, k, v, causal, scale, deterministic)[0]
     return out
 
 
 class MeasuredAttention(TorchFunctionMode):
-    """Inside of this context torch's attention is `attention`, where that can serve the call."""
+    """A context in which torch's attention is `attention`, for calls that it supports."""
 
     def __init__(self, *, deterministic: bool = False, device_type: str = "cuda") -> None:
         super().__init__()
@@ -129,13 +129,13 @@ class MeasuredAttention(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if attn_mask is None and dropout_p == 0.0 and self._serves(query, key, value):
+        if attn_mask is None and dropout_p == 0.0 and self._supports(query, key, value):
             return attention(query, key, value, causal=is_causal, scale=scale, deterministic=self.deterministic)
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
-    def _serves(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    def _supports(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
         size = query.shape[-1]
         dtypes = (torch.bfloat16, torch.float16, *((torch.float32,) if self.deterministic else ()))
         return (

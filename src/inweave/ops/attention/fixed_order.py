@@ -1,16 +1,19 @@
-"""cuDNN's deterministic backward pass of attention: it adds in a fixed order and gives the same bits every time. torch never asks cuDNN for
-it; NVIDIA's own package does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN. A package that finds another cuDNN first, as in
-LD_LIBRARY_PATH, is not used.
+"""cuDNN's deterministic backward pass of attention, which adds in a fixed order and so repeats its bits.
 
-    default        parts of dq = scale * ds k are added to memory in whatever order they are done
-    fixed order    ds is stored, and dq is one product with it: batch * heads * queries * keys numbers of 16 bits, up to `MAX_WORKSPACE`
+torch never requests it from cuDNN; NVIDIA's own package does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN.
+If the package finds another cuDNN first, as in LD_LIBRARY_PATH, it is not used.
 
-On one H200, both passes of 24 heads of 128 and 4,608 tokens (Flux): 1,987 us, in any order 1,813 (`inweave bench kernels`).
+    default        parts of dq = scale * ds k are added to memory in the order in which they finish
+    fixed order    ds is stored, and dq is one product with it: batch * heads * queries * keys numbers of 16 bits, up to
+                   `MAX_WORKSPACE`
 
-A graph of cuDNN belongs to a layout, and is built when that comes for the first time: before a CUDA graph is recorded, whose memory
-the workspace then belongs to. It is built in a thread of its own: the package keeps some failed attempts, with the functions that
-called it and all their tensors, until garbage is collected; a graph that is recorded before would wait for the stream of those.
-It is kept as long as the process lives: a recorded CUDA graph launches its kernels, and cannot keep them itself.
+On one H200, both passes of 24 heads of 128 and 4,608 tokens (Flux): 1,987 us, in any order 1,813 (`inweave bench
+kernels`).
+
+A cuDNN graph belongs to a memory layout, and is built when a layout first occurs: before a CUDA graph is captured,
+which then owns the memory of the workspace. It is built in a separate thread: the package keeps some failed attempts,
+with the calling frames and all their tensors, until garbage is collected; a CUDA graph captured before that would wait
+for their stream. It is kept until the process ends: a captured CUDA graph launches its kernels, but does not own them.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import torch
 
 _DISTRIBUTION = "nvidia-cudnn-frontend"
 _INPUTS = ("q", "k", "v", "out", "g", "lse")
-#: bytes; where a shape needs more, another kernel computes it
+#: bytes; if a shape needs more, another kernel computes it
 MAX_WORKSPACE = 2 << 30
 
 _handles = threading.local()  # cuDNN's handles serve one thread at a time
@@ -35,15 +38,15 @@ _builder = ThreadPoolExecutor(1, "inweave-cudnn")
 
 
 class _Layout(NamedTuple):
-    """What cuDNN has to know about a tensor."""
+    """The properties of a tensor that a cuDNN graph depends on."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
 
-class _Plan(NamedTuple):
-    """A graph of cuDNN: its names for the inputs and results, and the bytes that it works in."""
+class _Graph(NamedTuple):
+    """A built cuDNN graph: its names for inputs and results, and the bytes of its workspace."""
 
     execute: Callable[..., None]
     names: tuple[Any, ...]
@@ -52,7 +55,7 @@ class _Plan(NamedTuple):
 
 @cache
 def frontend_version() -> str | None:
-    """The version of NVIDIA's package; None where it is not installed."""
+    """Return the version of NVIDIA's package; None if it is not installed."""
     try:
         return importlib.metadata.version(_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -61,12 +64,12 @@ def frontend_version() -> str | None:
 
 @cache
 def frontend_problem() -> str | None:
-    """Why NVIDIA's package cannot be used with this torch, and what to do; None where it can."""
+    """Return why NVIDIA's package cannot be used with this torch, and what to do; None if it can."""
     if (version := frontend_version()) is None:
         return f'{_DISTRIBUTION} is not installed: pip install "inweave[deterministic]"'
     try:
         frontend_cudnn: int = importlib.import_module("cudnn").backend_version()
-    except Exception as problem:  # it asserts, too, and another module may have the name
+    except Exception as problem:  # it asserts too, and another module may have this name
         return f"{_DISTRIBUTION} {version} cannot be used ({type(problem).__name__}: {problem}): install it again"
     torch_cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if frontend_cudnn != torch_cudnn:
@@ -87,26 +90,27 @@ def fixed_order_backward(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv); RuntimeError where cuDNN or this machine cannot compute them this way."""
+    """Return (dq, dk, dv); raise RuntimeError if cuDNN or this machine cannot compute them in a fixed order."""
     frontend = _frontend()
     tensors = (q, k, v, out, g, lse.unsqueeze(-1))
     layouts = tuple(_Layout(tuple(each.shape), each.stride(), each.dtype) for each in tensors)
-    plan = _plan(q.device.index, layouts, causal, scale)
-    if plan.workspace > MAX_WORKSPACE:
+    graph = _graph(q.device.index, layouts, causal, scale)
+    if graph.workspace > MAX_WORKSPACE:
         raise RuntimeError(
-            f"attention in a fixed order needs {plan.workspace >> 20} MiB for this shape, more than {MAX_WORKSPACE >> 20}"
+            f"attention in a fixed order needs {graph.workspace >> 20} MiB for this shape, more than "
+            f"{MAX_WORKSPACE >> 20}"
         )
     grads = tuple(_sequence_first_like(each) for each in (q, k, v))
-    workspace = torch.empty(max(1, plan.workspace), dtype=torch.uint8, device=q.device)
-    # addresses: the package has no tensor to keep
+    workspace = torch.empty(max(1, graph.workspace), dtype=torch.uint8, device=q.device)
+    # addresses, so that the package keeps no tensor
     addresses = (each.data_ptr() for each in (*tensors, *grads))
     try:
         handle = _handle(q.device.index)
         frontend.set_stream(handle=handle, stream=torch.cuda.current_stream(q.device).cuda_stream)
-        plan.execute(dict(zip(plan.names, addresses, strict=True)), workspace.data_ptr(), handle=handle)
+        graph.execute(dict(zip(graph.names, addresses, strict=True)), workspace.data_ptr(), handle=handle)
     except RuntimeError:
         raise
-    except Exception as refusal:  # the package has exceptions of its own, which are no common kind
+    except Exception as refusal:  # the package's own exceptions have no common base
         raise RuntimeError(
             f"cuDNN cannot compute attention of {tuple(q.shape)} in a fixed order: {refusal}"
         ) from refusal
@@ -125,7 +129,7 @@ def _frontend() -> Any:
 
 
 def _handle(device: int) -> Any:
-    """Of this thread."""
+    """Return the cuDNN handle of this thread."""
     handles: dict[int, Any] = _handles.__dict__.setdefault("by_device", {})
     if device not in handles:
         with torch.cuda.device(device):
@@ -134,18 +138,18 @@ def _handle(device: int) -> Any:
 
 
 @cache
-def _plan(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Plan:
+def _graph(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Graph:
     return _builder.submit(_build, device, layouts, causal, scale).result()
 
 
-def _build(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Plan:
+def _build(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Graph:
     frontend = _frontend()
     types = {torch.bfloat16: frontend.data_type.BFLOAT16, torch.float16: frontend.data_type.HALF}
     single = frontend.data_type.FLOAT
     if layouts[0].dtype not in types:
         raise RuntimeError(f"attention in a fixed order is for bfloat16 and float16, not for {layouts[0].dtype}")
     types[torch.float32] = single
-    torch.cuda.set_device(device)  # of the thread that builds
+    torch.cuda.set_device(device)  # of the building thread
     try:
         graph = frontend.pygraph(
             io_data_type=types[layouts[0].dtype],
@@ -159,8 +163,16 @@ def _build(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float
         ]
         q, k, v, out, g, lse = inputs
         grads = graph.sdpa_backward(
-            q=q, k=k, v=v, o=out, dO=g, stats=lse, attn_scale=scale, use_causal_mask=causal, use_deterministic_algorithm=True
-        )  # fmt: skip
+            q=q,
+            k=k,
+            v=v,
+            o=out,
+            dO=g,
+            stats=lse,
+            attn_scale=scale,
+            use_causal_mask=causal,
+            use_deterministic_algorithm=True,
+        )
         for grad, layout in zip(grads, layouts, strict=False):
             _, heads, rows, size = layout.shape
             strides = [rows * heads * size, size, heads * size, 1]
@@ -170,9 +182,9 @@ def _build(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float
         graph.create_execution_plans([frontend.heur_mode.A, frontend.heur_mode.FALLBACK])
         graph.check_support()
         graph.build_plans()
-        return _Plan(graph.execute, (*inputs, *grads), int(graph.get_workspace_size()))
+        return _Graph(graph.execute, (*inputs, *grads), int(graph.get_workspace_size()))
     except torch.OutOfMemoryError:
         raise
-    except Exception as refusal:  # the package has exceptions of its own, which are no common kind
+    except Exception as refusal:  # the package's own exceptions have no common base
         shape = layouts[0].shape
         raise RuntimeError(f"cuDNN refuses attention of {shape} in a fixed order: {refusal}") from refusal

@@ -1,17 +1,13 @@
-"""The kernels of attention, with one signature.
+"""The attention kernels of libraries, with one signature; formulas and shapes are in `reference`.
 
-    forward    out = softmax(scale * q k^T) v ,  lse = log sum exp of the rows of scale * q k^T
-    backward   dv = p^T g ;  ds = p * (g v^T - rowsum(g * out)) ;  dq = scale * ds k ;  dk = scale * ds^T q     p from lse
+All inputs and results of a kernel have the memory layout (batch, sequence, heads, size): cuDNN's backward pass reads
+out of bounds if the gradient of the output has this layout and the queries do not. It is also the layout of the layers
+around attention, so a copy is rare. Queries, keys and values may be columns of a wider matrix, the result of one
+product.
 
-    q (batch, heads, queries, size)   k, v (batch, heads, keys, size)   lse (batch, heads, queries) float32
-
-Everything that goes into a kernel and comes out of it lies in memory as (batch, sequence, heads, size): cuDNN's backward pass
-reads out of bounds where the gradient of the output is laid out like that and queries are not. It is also what the layers
-around attention have, so a copy is rare. Queries, keys and values may be columns of a wider matrix, one product's result.
-
-`causal` means that query i sees keys 0 to i. Deterministic backward passes are a property of the call: the libraries read torch's
-global switch when they are called, so it is set for the moment of the call. Flash and the efficient kernel obey it; cuDNN has a
-backward pass of its own for that (`fixed_order`).
+Deterministic backward passes are a property of the call: the libraries read torch's global switch when they are called,
+so it is set only during the call. Flash and the efficient kernel respect it; cuDNN has a separate backward pass
+(`fixed_order`).
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Kernel(NamedTuple):
     """``forward(q, k, v, causal, scale) -> out, lse``; ``backward(g, q, k, v, out, lse, causal, scale) -> dq, dk, dv``.
 
-    ``repeats_only``: only for bits that have to repeat, because a call takes the host longer.
+    ``repeats_only``: only for deterministic runs, because a call takes longer on the host.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Pair]
@@ -45,12 +41,12 @@ class Kernel(NamedTuple):
 
 
 def sequence_first(tensor: torch.Tensor) -> torch.Tensor:
-    """The same (batch, heads, sequence, size) with the memory of a contiguous (batch, sequence, heads, size)."""
+    """Return (batch, heads, sequence, size) with the memory of a contiguous (batch, sequence, heads, size)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def strided_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, but the rows of a sequence may be further apart: columns of a wider matrix stay where they are."""
+    """Return the same layout, but rows of a sequence may be further apart: columns of a wider matrix are not copied."""
     _, heads, _, size = tensor.shape
     batch_stride, head_stride, row_stride, stride = tensor.stride()
     columns = stride == 1 and head_stride == size and row_stride >= heads * size and row_stride % 8 == 0
@@ -59,12 +55,12 @@ def strided_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def aligned_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The same at an address that kernels can read 16 bytes from at once."""
+    """Return the same layout at an address that is aligned to 16 bytes."""
     return strided_rows(tensor if tensor.data_ptr() % 16 == 0 else tensor.clone())
 
 
 def _no_random(tensor: torch.Tensor) -> torch.Tensor:
-    """Stands for the state of a generator, which only dropout reads: a number of any value, without a launch to set it."""
+    """Return a placeholder for a generator's state, which only dropout reads: uninitialized, so without a launch."""
     return torch.empty((), dtype=torch.int64, device=tensor.device)
 
 
@@ -150,22 +146,22 @@ def _efficient_backward(
     return dq, dk, dv
 
 
-#: by name; the order decides between equals
+#: by name; of equally fast kernels the first is used
 KERNELS = {
     "cudnn": Kernel(_cudnn_forward, _cudnn_backward),
     "flash": Kernel(_flash_forward, _flash_backward),
     "efficient": Kernel(_efficient_forward, _efficient_backward),
     "cudnn-fixed-order": Kernel(_cudnn_forward, fixed_order_backward, repeats_only=True),
 }
-#: the formula in plain torch: what other devices use, and what the kernels are compared with
+#: the formula in plain torch: for other devices, and to compare the kernels with
 PLAIN = Kernel(reference.forward, reference.backward)
-#: everything that a choice may name
+#: every kernel that can be selected
 ALL = {**KERNELS, "plain": PLAIN}
 
 
 @contextmanager
 def deterministic_calls(on: bool) -> Iterator[None]:
-    """Kernels that are called in the block give the same bits every time, where ``on``."""
+    """Make the kernels called in the block repeat their bits, if ``on``."""
     if not on:
         yield
         return
@@ -174,7 +170,7 @@ def deterministic_calls(on: bool) -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    fill, switch.fill_uninitialized_memory = switch.fill_uninitialized_memory, False  # results are written whole
+    fill, switch.fill_uninitialized_memory = switch.fill_uninitialized_memory, False  # results are fully written
     torch.use_deterministic_algorithms(True)
     try:
         yield

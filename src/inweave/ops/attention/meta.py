@@ -1,4 +1,4 @@
-"""Shapes of the results of the attention operators; their memory is that of a contiguous (batch, sequence, heads, size)."""
+"""Shapes of the results of the attention operators, in the layout (batch, sequence, heads, size)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Attention in plain torch, in float32 at least: the definition, the comparison for kernels, and what other devices use.
+"""Attention in plain torch, in float32 at least: the definition, and the implementation for devices without kernels.
 
     forward    out = softmax(scale * q k^T) v ,  lse = log sum exp of the rows of scale * q k^T
-    backward   dv = p^T g ;  ds = p * (g v^T - rowsum(g * out)) ;  dq = scale * ds k ;  dk = scale * ds^T q     p from lse
+    backward   dv = p^T g ;  ds = p * (g v^T - rowsum(g * out)) ;  dq = scale * ds k ;  dk = scale * ds^T q
+               p = exp(scale * q k^T - lse)
 
     q (batch, heads, queries, size)   k, v (batch, heads, keys, size)   lse (batch, heads, queries) float32
 

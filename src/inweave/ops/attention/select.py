@@ -1,15 +1,17 @@
 """Which kernel computes attention of a shape: the fastest one, measured once per machine.
 
-    key      GPU, torch, cuDNN, dtype, (batch, heads, queries, keys, size), causal, deterministic, and then cuDNN's frontend if it works
-    time     forward and backward pass together on random numbers, without the time of the host: the device is kept busy until
-             everything is queued, as in a recorded step
-    bits     where they have to be the same every time, a kernel whose gradients differ between runs is left out: torch's call of
-             cuDNN, whatever torch's switch says; cuDNN itself has such a backward pass (`fixed_order`)
-    stored   ~/.cache/inweave/attention.json, key -> kernel, so that a second run makes the same choice and has the same bits
-    record   of one run: what it used is part of its checkpoints, and comes before what this machine has stored
+    key      GPU, torch, cuDNN, dtype, (batch, heads, queries, keys, size), causal, deterministic; in deterministic runs
+             also the version of cuDNN's frontend, if it works
+    time     forward and backward pass together on random numbers, without host time: the device is kept busy until
+             everything is queued, as in a captured step
+    bits     in deterministic runs a kernel whose gradients differ between calls is excluded: torch's call of cuDNN,
+             despite torch's switch; cuDNN itself has a deterministic backward pass (`fixed_order`)
+    stored   ~/.cache/inweave/attention.json, key -> kernel, so that the next run has the same choices and the same bits
+    record   of one run: its choices are part of its checkpoints, and take precedence over those of this machine
 
-A kernel that refuses a shape is left out; where none is left whose bits repeat, and they have to, the plain formula computes. What
-could not be measured because memory was short is not stored. A file that cannot be read or written costs nothing but another measurement.
+A kernel that rejects a shape is excluded; if a deterministic run has no kernel left, the plain formula computes.
+Choices that could not be measured for lack of memory are not stored. If the file cannot be read or written, shapes are
+measured again.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _RUNS, _REPEATS = 10, 6
 _BUSY = 20_000_000  # cycles, about ten milliseconds: longer than it takes to queue the runs
 _MAX_FILE = 1 << 20
 
-_chosen: dict[str, str] = {}  # by this process, or stored
-_unmeasured: set[str] = set()  # of these, what was not
-_record: dict[str, str] | None = None  # of the run that is computing; its backward passes are in other threads
+_chosen: dict[str, str] = {}  # key -> kernel, of this process or from the file
+_unmeasured: set[str] = set()  # keys of fallbacks, chosen without a measurement
+_record: dict[str, str] | None = None  # of the current run; global, since backward passes run in other threads
 
 
 def kernel_for(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> Kernel:
-    """The kernel for these queries and keys; measured the first time that such a shape comes."""
+    """Return the kernel for these queries and keys; a shape is measured when it first occurs."""
     if not q.is_cuda:
         return PLAIN
     capturing = torch.cuda.is_current_stream_capturing()
@@ -49,7 +51,7 @@ def kernel_for(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bo
 
 @contextmanager
 def recorded_choices(record: dict[str, str]) -> Iterator[None]:
-    """Inside the block choices are those of ``record``, which gets whatever is chosen besides."""
+    """Use the choices of ``record`` in the block, and add new choices to it."""
     global _record
     before, _record = _record, record
     try:
@@ -59,12 +61,15 @@ def recorded_choices(record: dict[str, str]) -> Iterator[None]:
 
 
 def machine_name(device: torch.device, deterministic: bool) -> str:
-    """What choices on this device are made for; the first part of their keys."""
+    """Return the first part of the keys of choices on this device: GPU and versions of libraries."""
     return _machine(device.index or 0, deterministic) if device.type == "cuda" else device.type
 
 
 def _choose(key: str, measure: Callable[[], str | None] | None, fallback: str) -> str:
-    """The kernel's name; ``measure`` None: nothing can be measured now. It returns None where memory is too short for it."""
+    """Return the kernel's name.
+
+    ``measure`` is None if nothing can be measured now, and returns None if memory is insufficient.
+    """
     if _record is not None and key in _record:
         return _record[key]
     if key not in _chosen:
@@ -83,7 +88,7 @@ def _choose(key: str, measure: Callable[[], str | None] | None, fallback: str) -
 
 
 def _fallback(dtype: torch.dtype) -> str:
-    """What computes a shape that cannot be measured now, because a graph is being recorded or memory is short."""
+    """Return the kernel for shapes that cannot be measured: during capture of a graph, or for lack of memory."""
     return "efficient" if dtype == torch.float32 else "flash"
 
 
@@ -101,14 +106,14 @@ def _key(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) ->
 @cache
 def _machine(index: int, deterministic: bool) -> str:
     libraries = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
-    usable = deterministic and frontend_problem() is None  # for nothing else: other choices stay when it is installed
+    usable = deterministic and frontend_problem() is None  # only then: other choices stay valid when it is installed
     frontend = f", frontend {frontend_version()}" if usable else ""
     return f"{torch.cuda.get_device_name(index)}, {libraries}{frontend}"
 
 
 def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> dict[str, float]:
-    """Milliseconds of a forward and backward pass by kernel; kernels that refuse the shape are missing."""
-    generator = torch.Generator(q.device).manual_seed(0)  # the model's own generator must not notice
+    """Return the milliseconds of a forward and backward pass by kernel, without kernels that reject the shape."""
+    generator = torch.Generator(q.device).manual_seed(0)  # leaves the model's own generator unchanged
 
     def numbers(like: torch.Tensor) -> torch.Tensor:
         return sequence_first(torch.randn(like.shape, generator=generator, device=q.device, dtype=q.dtype))
@@ -128,11 +133,11 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
             with deterministic_calls(deterministic):
                 if not deterministic or _repeats_its_bits(gradients):
                     times[name] = _milliseconds(gradients)
-        except torch.OutOfMemoryError:  # which says nothing about the shape
+        except torch.OutOfMemoryError:  # not a property of the shape
             raise
         except RuntimeError:
             pass
-        # a refusal leaves nothing behind; a fault is raised here, and not by whoever comes next
+        # a rejection has no effect; a fault is raised here rather than by the next call
         torch.cuda.synchronize(q.device)
     return times
 

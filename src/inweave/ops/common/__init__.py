@@ -1,1 +1,1 @@
-"""Code that the kernel folders share: operators, gradients, selection, memory layout, precision, an exact exponential."""
+"""Code that kernel folders share: operators, gradients, selection, memory layout, precision, an exact exponential."""

@@ -12,8 +12,8 @@ import torch
 def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a backward pass so that it raises where a second derivative would be recorded (``create_graph``).
 
-    Kernels leave no autograd history. torch's `once_differentiable` raises only if the incoming gradient requires a gradient
-    itself, and ignores the tensors that the backward pass has saved.
+    Kernels leave no autograd history. torch's `once_differentiable` raises only if the incoming gradient itself
+    requires a gradient, and ignores the saved tensors of the backward pass.
     """
 
     @wraps(backward)

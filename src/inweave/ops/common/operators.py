@@ -1,11 +1,11 @@
 """The one way in which operators are registered with torch, as `torch.ops.inweave.<name>`.
 
-    kernel      computes on every device; eager code and compiled regions call it alike
+    kernel      computes on every device, in eager code and in compiled regions
     shapes      empty results for tracing and for the meta device (`meta.py` of the folder)
-    gradients   the backward pass, a formula of operators itself, with the first derivative only; `save` fills its context
+    gradients   the backward pass, in terms of operators; first derivatives only. `save` fills its context
 
-`torch.library.define` and `impl` rather than `custom_op`, whose checks of every call (results must not alias inputs) more
-than double the time of an eager call on the host.
+`torch.library.define` and `impl` are used rather than `custom_op`, which checks every call (results must not alias
+inputs) and so more than doubles the host time of an eager call.
 """
 
 from __future__ import annotations

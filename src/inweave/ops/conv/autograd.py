@@ -1,4 +1,4 @@
-"""Convolution with a frozen weight that saves nothing: torch's own saves its input for a gradient that is never requested.
+"""Convolution with a frozen weight, which saves nothing: torch saves the input for a gradient that is never requested.
 
 y  = conv(x, weight) + bias
 dx = transposed_conv(dy, weight)          the same kernel as in torch's backward pass, which does not read x
@@ -29,7 +29,8 @@ def frozen_conv2d(
     """Return `functional.conv2d` of x; a trained weight or bias gets its gradient from torch."""
     if torch.compiler.is_compiling() or not are_frozen(weight, bias):
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return _FrozenConv2d.apply(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return, no-untyped-call]
+    y: torch.Tensor = _FrozenConv2d.apply(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _FrozenConv2d(torch.autograd.Function):

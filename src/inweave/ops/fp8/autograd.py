@@ -3,11 +3,11 @@
     forward    y  = x8 W8^T * (scales of x's rows) * (scales of W's rows) + b
     backward   dx = dy8 V8^T * (scales of dy's rows) * (scales of V's rows)        V = W^T
 
-`_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not fast. The
-forward pass accumulates in the tensor cores' own precision (fast accumulation), the backward pass in float32.
+`_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not
+fast. The forward pass accumulates in the tensor cores' own precision (fast accumulation), the backward pass in float32.
 
-In eager code, quantizing x and the product are one operator. In a compiled region only the product is an operator: the compiler
-fuses quantization with the operation that produces x, or dy (`select`).
+In eager code, quantizing x and the product are one operator. In a compiled region only the product is an operator: the
+compiler fuses quantization with the operation that produces x, or dy (`select`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scaled_product(
     q, scales = x
     if q.is_cuda:
         own = None if bias is None else bias.to(torch.bfloat16)
-        product = torch._scaled_mm(  # some of its kernels take the columns of a part for those of a whole matrix
+        product = torch._scaled_mm(  # contiguous: some of its kernels ignore the strides of a part of a matrix
             q.contiguous(),
             rows.contiguous().t(),
             scale_a=scales,
@@ -102,7 +102,8 @@ def _bias_gradient(dy: torch.Tensor) -> torch.Tensor:
 
 
 register_operator(
-    "fp8_linear(Tensor x, Tensor rows, Tensor row_scales, Tensor columns, Tensor column_scales, Tensor? bias) -> Tensor",
+    "fp8_linear(Tensor x, Tensor rows, Tensor row_scales, Tensor columns, Tensor column_scales, Tensor? bias)"
+    " -> Tensor",
     _forward,
     meta.fp8_linear,
     save=_save,
@@ -120,7 +121,7 @@ register_operator(
 
 
 class _TracedLinear(torch.autograd.Function):
-    """`fp8_linear` for a compiler: it sees how x and dy are quantized, and that nothing else reads them."""
+    """`fp8_linear` for a compiler, which sees how x and dy are quantized, and that nothing else reads the results."""
 
     @staticmethod
     def forward(

@@ -1,11 +1,12 @@
-"""Two frozen fp8 layers with the tanh GELU between them: the results of GELU and of its gradient are quantized in its kernel.
+"""Two frozen fp8 layers with the tanh GELU between them: its kernels write their results as quantized rows.
 
-    forward    z = x W^T + b                  y = [left | gelu(z)] U^T + c         left: columns of another input, or none
+    forward    z = x W^T + b                  y = [left | gelu(z)] U^T + c     left: columns of another input, or none
     backward   [dleft | d] = dy U             dx = (d gelu'(z)) W
 
-Nothing else reads gelu(z) and the gradient of z, so neither is written in 16 bits: at the widths of Flux's single blocks, 4608
-rows of 3072 + 12288, the forward pass moves 212 MB instead of 495, the backward pass 312 instead of 567. For the same x and dy the
-bits equal those of GELU (`ops.activation`), `quantize_rows` and the products one after the other. z is saved.
+Nothing else reads gelu(z) and the gradient of z, so neither is written in 16 bits: at the widths of Flux's single
+blocks, 4608 rows of 3072 + 12288, the forward pass moves 212 MB instead of 495, the backward pass 312 instead of 567.
+For the same x and dy the bits equal those of GELU (`ops.activation`), `quantize_rows` and the products one after the
+other. z is saved.
 """
 
 from __future__ import annotations

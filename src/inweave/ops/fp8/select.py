@@ -1,8 +1,8 @@
-"""Which implementation runs: one kernel on a GPU, and plain operations everywhere else.
+"""Which implementation quantizes rows: one kernel on a GPU, plain operations everywhere else and in compiled regions.
 
-In a compiled region too: of plain operations a compiler makes a part of the kernel that produces x, which then is not read again, and
-not even written where nothing else reads it. Of the same x the bits are the same. But such a kernel quantizes what it has computed,
-which it has not rounded to 16 bits yet.
+A compiler fuses plain operations into the kernel that produces x, which is then not read again, and not even written if
+nothing else reads it. For the same x the bits are the same; but a fused kernel quantizes its results before they are
+rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 
 
 def quantize_rows(x: torch.Tensor) -> Rows:
-    """(e4m3, scales): (M, K) of the same shape, and (M, 1) in float32; the formula is `reference`'s."""
+    """Return (e4m3, scales): the shape (M, K) of x, and (M, 1) in float32; the formula is in `reference`."""
     if x.is_cuda:
         from inweave.ops.fp8 import triton as kernel
 
@@ -27,10 +27,10 @@ def quantize_rows(x: torch.Tensor) -> Rows:
 
 
 def is_traced() -> bool:
-    """Whether a compiler is to see how rows are quantized (`traced_rows`), instead of an operator that does it."""
+    """Return whether a compiler should see how rows are quantized (`traced_rows`), rather than an operator."""
     return torch.compiler.is_compiling()
 
 
 def traced_rows(x: torch.Tensor) -> Rows:
-    """`quantize_rows` in plain operations, without a gradient, of x (..., K); rows of 8 bits lie one after the other, as a product wants."""
+    """Return `quantize_rows` of x (..., K) in plain operations, without a gradient; rows are contiguous."""
     return reference.quantize_rows(x.detach().reshape(-1, x.shape[-1]).contiguous())

@@ -1,7 +1,7 @@
-"""Rows in e4m3 as one launch: a program holds its row while it looks for the largest number; a longer one is read twice.
+"""Rows in e4m3 as one launch: a program holds its row while it finds the largest number; a longer row is read twice.
 
-The GELU with tanh, and its gradient, into rows: its numbers are rounded to the dtype of z first, so that the bits are those of two
-kernels, one after the other. Rows are not longer than a program holds.
+The tanh GELU, and its gradient, written as rows: its numbers are rounded to the dtype of z first, so that the bits
+equal those of two kernels, one after the other. Rows are at most as long as a program can hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from inweave.ops.activation.triton import gelu_and_slope
 from inweave.ops.fp8.reference import LARGEST, SMALLEST, WIDEST
 
-#: of 4, 8, 16 and 32 the fastest on one H200 at the widths of Flux and Stable Diffusion 3.5
+#: the fastest of 4, 8, 16 and 32 on one H200 at the widths of Flux and Stable Diffusion 3.5
 _GELU_WARPS = 8
 _GRADIENT_WARPS = 16
 
@@ -25,7 +25,7 @@ def _larger(a, b):
 
 @triton.jit
 def _largest(value):
-    """Of a part of a row, in float32; NaN where it has one."""
+    """Return the largest magnitude of a part of a row, in float32; NaN if it contains one."""
     return tl.reduce(tl.abs(value), 0, _larger)
 
 
@@ -60,7 +60,7 @@ def _long_row_kernel(x, q, scales, columns, SMALL: tl.constexpr, LARGE: tl.const
 
 @triton.jit
 def _gelu_part(z, places, width):
-    """GELU of a part of a row, rounded, in float32; zeros outside of it."""
+    """Return GELU of a part of a row, rounded, in float32; zeros outside of the row."""
     n = tl.load(z + places, mask=places < width, other=0.0)
     value, _ = gelu_and_slope(n.to(tl.float32), n.dtype == tl.float32)
     return value.to(n.dtype).to(tl.float32)
@@ -130,7 +130,7 @@ def _gelu_gradient_row_kernel(
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(e4m3, scales) of contiguous rows."""
+    """Return (e4m3, scales) of contiguous rows."""
     rows, columns = x.shape
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
@@ -144,7 +144,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(e4m3, scales) of [left | gelu(z)]; both are contiguous and of one dtype."""
+    """Return (e4m3, scales) of [left | gelu(z)]; both are contiguous and have one dtype."""
     rows, width = z.shape
     left_width = 0 if left is None else left.shape[1]
     q = torch.empty(rows, left_width + width, dtype=torch.float8_e4m3fn, device=z.device)
@@ -159,7 +159,7 @@ def gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> tuple[torch.Tensor,
 def gelu_gradient_rows(
     d: torch.Tensor, z: torch.Tensor, of_left: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(e4m3, scales) of the gradient of z, and that of what is left of gelu(z) if asked for; both are contiguous."""
+    """Return (e4m3, scales) of the gradient of z, and the gradient of left if ``of_left``; d and z are contiguous."""
     rows, width = z.shape
     left_width = d.shape[1] - width
     q = torch.empty(z.shape, dtype=torch.float8_e4m3fn, device=z.device)
@@ -173,7 +173,7 @@ def gelu_gradient_rows(
 
 
 def _parts(width: int, left_width: int) -> dict[str, int]:
-    """A row in powers of two: 12288 is 8192 and 4096, where 16384 would compute a quarter of its GELUs for nothing."""
+    """Divide a row into powers of two: 12288 is 8192 and 4096, since 16384 would waste a quarter of its GELUs."""
     first = max(2 ** (width.bit_length() - 1), 16)
     rest = max(width - first, 0)
     return {

@@ -1,7 +1,7 @@
 """Group normalization of channels-last images, with gradients of the input alone.
 
-Only x, mean and rstd are saved for the backward pass: normalized values and SiLU are recomputed there. Where the scale or
-the shift of the norm is trained, torch's own is called, which has their gradients.
+Only x, mean and rstd are saved for the backward pass: normalized values and SiLU are recomputed there. Where the scale
+or the shift of the norm is trained, torch's own is called, which has their gradients.
 
 eager       an autograd function, which adds the gradient of the residual branch in the backward kernel
 compiled    the same kernels as one operator each way, with channels-last results

@@ -1,4 +1,4 @@
-"""Normalization on the meta device: exactly the memory that the kernels allocate and keep, and no arithmetic."""
+"""Shapes of the results of group normalization: the memory that the kernels allocate and save, without arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def group_norm(
     eps: float,
     silu: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.group_norm`."""
+    """Allocate the results of `reference.group_norm`."""
     mean, rstd = (torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device) for _ in range(2))
     return torch.empty_like(x), mean, rstd
 
@@ -32,7 +32,7 @@ def group_norm_backward(
     silu: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As `reference.group_norm_backward`."""
+    """Allocate the result of `reference.group_norm_backward`."""
     return torch.empty_like(x)
 
 

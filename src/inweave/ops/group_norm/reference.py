@@ -1,6 +1,7 @@
-"""Group normalization in plain torch, in float32 throughout; forward and backward as the kernels split them.
+"""Group normalization in plain torch, in float32 throughout; split into forward and backward like the kernels.
 
-x is (batch, positions, channels), the memory of a channels-last image: statistics over the positions and channels of a group.
+x is (batch, positions, channels), the memory of a channels-last image: statistics over positions and channels of a
+group.
 
     h = x + shift                       shift: one number per channel and example, or none
     n = (h - mean) * rstd               rstd = 1 / sqrt(variance + eps)
@@ -10,7 +11,7 @@ x is (batch, positions, channels), the memory of a channels-last image: statisti
     g  = dy * weight, or dy * silu'(z) * weight         silu'(z) = s (1 + z (1 - s)),  s = sigmoid(z)
     dx = rstd * (g - average(g) - n * average(g * n)) + more
 
-``more`` is the gradient that reaches x past the norm, on its residual connection.
+``more`` is the gradient of x from its residual connection.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def group_norm(
     eps: float,
     silu: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(y, mean, rstd) of x (batch, positions, channels); mean and rstd are float32, (batch, groups)."""
+    """Return (y, mean, rstd) of x (batch, positions, channels); mean and rstd are float32, (batch, groups)."""
     h = _grouped(_shifted(x, shift), groups)
     variance, mean = torch.var_mean(h, dim=(1, 3), correction=0)
     rstd = (variance + eps).rsqrt()
@@ -48,7 +49,7 @@ def group_norm_backward(
     silu: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of x."""
+    """Return the gradient of x."""
     groups = mean.shape[1]
     n = _normal(_grouped(_shifted(x, shift), groups), mean, rstd)
     g = widened(dy)

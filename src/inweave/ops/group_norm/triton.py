@@ -1,15 +1,15 @@
-"""Normalization as kernels: formulas of `reference`, sums in float32, every order of additions decided by the shape alone.
+"""Group normalization as kernels: formulas of `reference`, sums in float32 in an order that depends on the shape alone.
 
-Group normalization, two launches in each direction over one grid: (blocks of whole groups, chunks of positions, batch)
+Two launches in each direction over one grid: (blocks of whole groups, chunks of positions, batch)
 
     1   one chunk of one block:  channels are summed over its positions, groups over their channels -> partials
-    2   the partials of its groups, of all chunks in order -> mean and rstd (or the two averages) -> one chunk of the result
+    2   the partials of its groups, of all chunks in order -> mean and rstd (or two averages) -> one chunk of the result
 
-so a batch of one fills the device, and nothing waits for a third launch. Partials of the forward pass are (mean, sum of
-squared deviations), combined as Chan, Golub and LeVeque do; a channel's deviations are taken from the mean of its first
-few positions: a mean far from zero costs no digits. Means are averaged as one of them (the pivot) plus the average distance from
-it, and the pivot is picked, not added up: the compiler may compute a sum twice, in layouts that add in another order, and the
-two differ in their last bits.
+so a batch of one fills the device, and there is no third launch. Partials of the forward pass are (mean, sum of squared
+deviations), combined by the formula of Chan, Golub and LeVeque; a channel's deviations are relative to the mean of its
+first few positions, so that a mean far from zero costs no digits. Means are averaged as one of them (the pivot) plus
+the average distance from it, and the pivot is selected, not summed: the compiler may compute a sum twice, in layouts
+that add in another order, and the two results differ in their last bits.
 
 A group is rarely a power of two wide (SDXL: 10 to 80). A block holds as many whole groups as fit 128 or 256 channels,
 whichever wastes less; which channel belongs to which group is a comparison of numbers, not a reshape.
@@ -30,7 +30,7 @@ _ANY = ["positions", "groups", "chunk", "chunks"]  # one kernel for all resoluti
 
 @triton.jit
 def _columns(channels, GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """(local numbers, channel numbers, which of them exist) of a block of groups."""
+    """Return (local indices, channel indices, mask of those that exist) of a block of groups."""
     local = tl.arange(0, WIDTH)
     column = tl.program_id(0) * (PER_BLOCK * GROUP) + local
     return local, column, (local < PER_BLOCK * GROUP) & (column < channels)
@@ -38,7 +38,7 @@ def _columns(channels, GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.c
 
 @triton.jit
 def _members(local, real, GROUP: tl.constexpr, GROUPS: tl.constexpr):
-    """(channels, groups): which belongs to which."""
+    """Return a mask (channels, groups) of which channel belongs to which group."""
     return (local[:, None] // GROUP == tl.arange(0, GROUPS)[None, :]) & real[:, None]
 
 
@@ -54,7 +54,7 @@ def _to_channels(values, members):
 
 @triton.jit
 def _sigmoid(z, EXACT: tl.constexpr):
-    """Exact exponentials and quotients cost more than all else here; 16 bits do not see the difference."""
+    """Return the sigmoid; exact exponentials and quotients would dominate the time, and 16 bits do not need them."""
     if EXACT:
         s = tl.div_rn(1.0, 1.0 + exact_exp(-z))
     else:
@@ -64,7 +64,7 @@ def _sigmoid(z, EXACT: tl.constexpr):
 
 @triton.jit
 def _partial_places(groups, chunks, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr):
-    """(where the first partial of every group of the block is, how far the second is from it, which groups exist)"""
+    """Return (offsets of the first partials of the groups, distance to the second ones, mask of groups that exist)."""
     local = tl.arange(0, GROUPS)
     group = tl.program_id(0) * PER_BLOCK + local
     start = (tl.program_id(2) * 2 * groups + group) * chunks
@@ -162,7 +162,7 @@ def _normalize_kernel(
 
 @triton.jit
 def _gradient_of_normal(n, dy, weight, bias, SILU: tl.constexpr, EXACT: tl.constexpr):
-    """g: the gradient of the normalized values."""
+    """Return g, the gradient of the normalized values."""
     if SILU:
         z = n * weight + bias
         s = _sigmoid(z, EXACT)
@@ -250,7 +250,7 @@ def _gradient_kernel(
 
 
 class _Tiling:
-    """How (batch, positions, channels) is cut; a function of the shape alone."""
+    """The division of (batch, positions, channels) into tiles, which depends on the shape alone."""
 
     def __init__(self, shape: torch.Size, groups: int) -> None:
         batch, positions, channels = shape
@@ -271,9 +271,12 @@ class _Tiling:
         self.grid = (self.blocks, self.chunks, batch)
         self.sizes = (positions, channels, groups, self.chunk, self.chunks)
         self.shape = {
-            "GROUP": size, "PER_BLOCK": self.per_block, "GROUPS": triton.next_power_of_2(self.per_block), "WIDTH": self.width,
+            "GROUP": size,
+            "PER_BLOCK": self.per_block,
+            "GROUPS": triton.next_power_of_2(self.per_block),
+            "WIDTH": self.width,
             "ROWS": self.rows,
-        }  # fmt: skip
+        }
 
 
 def group_norm(
@@ -285,7 +288,7 @@ def group_norm(
     eps: float,
     silu: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.group_norm`; all tensors are contiguous."""
+    """Compute `reference.group_norm` of contiguous tensors."""
     tiling = _Tiling(x.shape, groups)
     y = torch.empty_like(x)
     mean, rstd = (torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device) for _ in range(2))
@@ -310,7 +313,7 @@ def group_norm_backward(
     silu: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As `reference.group_norm_backward`; all tensors are contiguous."""
+    """Compute `reference.group_norm_backward` of contiguous tensors."""
     groups = mean.shape[1]
     tiling = _Tiling(x.shape, groups)
     dx = torch.empty_like(x)

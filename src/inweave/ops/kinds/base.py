@@ -1,14 +1,14 @@
-"""What an adapter has to know about the module it is put on.
+"""The contract of a layer kind: what an adapter must know about the module that it changes.
 
     W (out, into...)   the weight as the formulas see it; stored as (in, out) where the kind is `transposed`
-    apply(x, D)        what a change D of the weight adds to the module's output
+    apply(x, D)        the term that a change D of the weight adds to the module's output
 
 A kind promises one thing about the module's forward:
 
     forward(x) with W + D  =  add(forward(x) with W, apply(x, D))
 
-This is why a merged and an unmerged adapter give the same output, and it allows a module of one's own to do more than
-its kind: whatever else its forward computes stays, and the change is added to its output.
+This is why a merged and an unmerged adapter give the same output. A custom module may do more than its kind: the rest
+of its forward is kept, and the change is added to its output.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from torch import nn
 from inweave.errors import ConfigError
 from inweave.ops.delta import lora
 
-#: what happens to the values between two factors; it gets the axis that the ranks are on as well
+#: applied to the values between two factors, with the axis of the ranks
 OnHidden = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LayerKind(ABC):
-    """Subclass it and implement `apply` for a module that computes something none of the standard kinds does.
+    """A kind of layer. Subclass it and implement `apply` for a module that none of the standard kinds describes.
 
-    ``transposed``: the weight is stored as (in, out).
+    Args:
+        transposed: the weight is stored as (in, out).
     """
 
     transposed: bool = False
@@ -44,17 +45,17 @@ class LayerKind(ABC):
     linear: ClassVar[bool] = False
 
     def shape(self, weight: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-        """(out, into) of a stored weight."""
+        """Return (out, into) of a stored weight."""
         rows, columns, *kernel = weight.shape
         return (columns, (rows,)) if self.transposed else (rows, (columns, *kernel))
 
     def groups(self, module: nn.Module) -> int:
-        """Into how many groups inputs and outputs are divided, as in a grouped convolution."""
+        """Return the number of groups of inputs and outputs, as in a grouped convolution."""
         return 1
 
     @abstractmethod
     def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The module's linear function of ``x`` with this weight (out, into...) and no bias."""
+        """Return the module's linear function of ``x`` with this weight (out, into...) and no bias."""
 
     def apply_low_rank(
         self,
@@ -66,40 +67,40 @@ class LayerKind(ABC):
         dtype: torch.dtype,
         on_hidden: OnHidden | None = None,
     ) -> torch.Tensor:
-        """`apply` of up @ down; override it to multiply in two steps, without making the product.
+        """Return `apply` of up @ down; override it to multiply in two steps, without computing the product.
 
-        ``on_hidden``: for the values between them; only with `in_two_steps`.
+        ``on_hidden``: applied to the values between the two steps; requires `in_two_steps`.
         """
         if on_hidden is not None:
             raise ConfigError(
-                f"{type(self).__name__} makes the product of both factors: nothing is between them to drop"
+                f"{type(self).__name__} multiplies both factors first: there are no values between them to drop"
             )
         out, into = up.shape[0], down.shape[1:]
         return self.apply(module, x, lora.product(up.to(dtype), down.to(dtype)).reshape(out, *into))
 
     @property
     def in_two_steps(self) -> bool:
-        """Whether `apply_low_rank` is one that computes down(x) and calls ``on_hidden`` with it."""
+        """Whether `apply_low_rank` computes down(x) and calls ``on_hidden`` with it."""
         method = type(self).apply_low_rank
         return method is not LayerKind.apply_low_rank and "on_hidden" in inspect.signature(method).parameters
 
     def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
-        """One number per output, shaped so that it broadcasts over the module's output."""
+        """Reshape one number per output so that it broadcasts over the module's output."""
         return vector
 
     def add(self, output: torch.Tensor, change: torch.Tensor, alpha: float) -> torch.Tensor:
-        """output + alpha * change; ``output`` is whatever the module returned."""
+        """Return output + alpha * change; ``output`` is the value that the module returned."""
         return torch.add(output, change, alpha=alpha)
 
     def obstacle(self, module: nn.Module, weight: torch.Tensor) -> str | None:
-        """Why this very module cannot take an adapter, or None if it can."""
+        """Return why this module cannot take an adapter, or None if it can."""
         return None
 
     def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor | None:
-        """A small input to try the module on; None: it is never tried."""
+        """Return a small input to try the module with; None if it is never tried."""
         return None
 
 
 def noise(weight: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
-    """Normal numbers like ``weight``, the same at every call."""
+    """Return normal random numbers like ``weight``, the same at every call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(weight)

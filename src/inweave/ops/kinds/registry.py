@@ -1,12 +1,12 @@
-"""Which kind of layer a module is: torch's own classes, transformers' Conv1D, and what a user registers.
+"""Which kind of layer a module is: torch's own classes, transformers' Conv1D, and classes that a user registers.
 
     register_layer(MyLinear, kind="linear")                          the same mathematics, and perhaps more around it
     register_layer(InOut, kind=LinearKind(transposed=True))          its weight is stored as (in, out)
-    register_layer(Exotic, kind=MyKind())                            a `LayerKind` of one's own
+    register_layer(Exotic, kind=MyKind())                            a custom `LayerKind`
 
 A registration holds for the class and its subclasses; the nearest class in the method resolution order wins, and a
-registration goes before what would be recognized without it. transformers' Conv1D is known by its structure; nothing
-is imported for it.
+registration takes precedence over the classes that are recognized without one. transformers' Conv1D is recognized by
+its structure, without importing transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inweave.ops.kinds.base import LayerKind
 from inweave.ops.kinds.standard import ConvKind, EmbeddingKind, LinearKind
 
 _LINEAR, _CONV, _EMBEDDING, _CONV1D_OF_TRANSFORMERS = LinearKind(), ConvKind(), EmbeddingKind(), LinearKind(True)
-#: the names a kind can be given by, and the class a module must then derive from
+#: name of a kind -> the kind, and the class that a module must derive from
 _NAMED: dict[str, tuple[LayerKind, type[nn.Module]]] = {
     "linear": (_LINEAR, nn.Module),
     "conv1d": (_CONV, nn.Conv1d),
@@ -30,10 +30,18 @@ _REGISTERED: dict[type[nn.Module], LayerKind] = {}
 
 
 def register_layer(layer: type[nn.Module], kind: str | LayerKind) -> None:
-    """Let adapters go on modules of the class ``layer``, which keeps its weight in a parameter called ``weight``.
+    """Allow adapters on modules of a class whose weight is a parameter called ``weight``.
 
-    ``kind``: "linear", "conv1d", "conv2d", "conv3d" or "embedding" where a change of the weight acts as it does there,
-    or a `LayerKind`. What else the module's forward does is kept: the change is added to the module's own output.
+    The module's own forward is kept: the change is added to its output.
+
+    Args:
+        layer: the class; the registration holds for its subclasses too.
+        kind: "linear", "conv1d", "conv2d", "conv3d" or "embedding" if a change of the weight acts as in that layer, or
+        a
+            `LayerKind`.
+
+    Raises:
+        ConfigError: if ``layer`` is not a class of modules, the kind is unknown, or the class does not fit the kind.
     """
     if not isinstance(layer, type) or not issubclass(layer, nn.Module):
         raise ConfigError(f"register_layer takes a class derived from torch.nn.Module, got {layer!r}")
@@ -53,12 +61,12 @@ def register_layer(layer: type[nn.Module], kind: str | LayerKind) -> None:
 
 
 def registered_kind(module: nn.Module) -> LayerKind | None:
-    """The kind a user registered for the module's class, or for a class it derives from."""
+    """Return the kind that a user registered for the module's class, or for the nearest class that it derives from."""
     return next((_REGISTERED[each] for each in type(module).__mro__ if each in _REGISTERED), None)
 
 
 def kind_of(module: nn.Module) -> LayerKind | None:
-    """The kind of layer that a module is, or None if it takes no adapters."""
+    """Return the kind of layer that a module is, or None if it takes no adapters."""
     if (kind := registered_kind(module)) is not None:
         return kind
     match module:
@@ -72,7 +80,7 @@ def kind_of(module: nn.Module) -> LayerKind | None:
 
 
 def stored_transposed(module: nn.Module) -> bool:
-    """Whether a registered module stores its weight as (in, out): a file does not say, and the shape may be square."""
+    """Return whether a registered module stores its weight as (in, out): neither a file nor a square shape shows it."""
     kind = registered_kind(module)
     return kind is not None and kind.transposed and not kind.embedding
 

@@ -3,14 +3,14 @@
     Linear      up(down(x)) = (x @ down^T) @ up^T                     W (out, in), or (in, out) if transposed
     Conv1..3d   down carries the layer's kernel, stride, padding, padding mode and dilation; up is 1x1
                 with g groups, W (out, in/g, k...): down (rank, in/g, k...) is applied to each group of inputs,
-                up (out, rank, 1...) takes for each group of outputs the results of its own group,
+                up (out, rank, 1...) uses for each group of outputs the results of its own group,
                 so that delta = flat(up) @ flat(down) for any rank and any g
                 (with up (out, rank/g, 1...) each group has rank rows of `down` of its own)
     Embedding   down^T[x] @ up^T                                      W (rows, features) = (in, out)
 
-A whole change (out, into...) takes the weight's place: x @ D^T, or the convolution with the layer's own stride,
-padding, padding mode, dilation and groups. An embedding takes low-rank pairs only: to look up a few rows, the whole
-change would have to be computed for the whole table.
+A whole change (out, into...) replaces the weight: x @ D^T, or the convolution with the layer's own stride, padding,
+padding mode, dilation and groups. An embedding takes low-rank pairs only: otherwise, looking up a few rows would
+require the change of the whole table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STANDARD_FORWARDS = frozenset(
 
 @dataclass(frozen=True)
 class LinearKind(LayerKind):
-    """The kind of a linear layer: y = x W^T + b, with the weight stored as (out, in), or (in, out) if ``transposed``."""
+    """The kind of a linear layer: y = x W^T + b, with the weight stored as (out, in), or (in, out) if `transposed`."""
 
     linear: ClassVar[bool] = True
 
@@ -64,7 +64,7 @@ class LinearKind(LayerKind):
 
 @dataclass(frozen=True)
 class ConvKind(LayerKind):
-    """On nn.Conv1d, nn.Conv2d, nn.Conv3d and their subclasses."""
+    """The kind of nn.Conv1d, nn.Conv2d, nn.Conv3d and their subclasses."""
 
     def groups(self, module: nn.Module) -> int:
         return cast("int", module.groups)
@@ -104,7 +104,7 @@ class ConvKind(LayerKind):
 
 @dataclass(frozen=True)
 class EmbeddingKind(LayerKind):
-    """On nn.Embedding. There is no input vector, so nothing to drop: dropout of inputs has no effect here."""
+    """The kind of nn.Embedding. Its inputs are not vectors, so dropout of inputs has no effect."""
 
     transposed: bool = True
     embedding: ClassVar[bool] = True
@@ -141,5 +141,5 @@ class EmbeddingKind(LayerKind):
 
 
 def embed_scale(module: nn.Module) -> float | torch.Tensor | None:
-    """Some models' embeddings multiply what they look up (Bart, Gemma)."""
+    """Return the factor by which some models multiply their embeddings (Bart, Gemma), or None."""
     return cast("float | torch.Tensor | None", getattr(module, "embed_scale", None))

@@ -1,6 +1,6 @@
-"""Trying a module on a small input: does its forward keep what its kind promises?
+"""Trying a module with a small input: does its forward fulfill the promise of its kind?
 
-Both answers are None or True where the module cannot be tried: it has no data yet, or its kind has no example.
+The results are None and True if the module cannot be tried: it has no data yet, or its kind has no example.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError)
 
 @torch.no_grad()
 def departure(module: nn.Module, kind: LayerKind) -> str | None:
-    """How a forward differs from apply(x, W) + bias, or None if it computes just that."""
+    """Return how a forward differs from apply(x, W) + bias, or None if it does not."""
     weight = _weight(module)
     x = None if weight.is_meta else kind.example(module, weight)
     if x is None:
@@ -33,7 +33,7 @@ def departure(module: nn.Module, kind: LayerKind) -> str | None:
 
 @torch.no_grad()
 def adds_to_output(module: nn.Module, kind: LayerKind) -> bool:
-    """Whether forward(x) with W + D is forward(x) with W plus apply(x, D), in evaluation mode."""
+    """Return whether forward(x) with W + D is forward(x) with W plus apply(x, D), in evaluation mode."""
     weight = _weight(module)
     x = None if weight.is_meta else kind.example(module, weight)
     if x is None:
@@ -45,7 +45,7 @@ def adds_to_output(module: nn.Module, kind: LayerKind) -> bool:
         before = functional_call(module, {}, (x,))
         actual = functional_call(module, {"weight": weight + change}, (x,))
     except _REFUSALS:
-        return True  # its forward takes other inputs than the example
+        return True  # its forward takes inputs of another kind
     finally:
         module.train(was_training)
     expected = kind.add(before, kind.apply(module, x, change.T if kind.transposed else change), 1.0)
@@ -61,5 +61,5 @@ def _weight(module: nn.Module) -> torch.Tensor:
 def _close(actual: object, expected: torch.Tensor) -> bool:
     if not isinstance(actual, torch.Tensor) or actual.shape != expected.shape:
         return False
-    room = 0.02 * float(expected.abs().max())  # roundings of a 16-bit weight; a different function is further away
+    room = 0.02 * float(expected.abs().max())  # rounding errors of a 16-bit weight; another function differs more
     return float((actual - expected).abs().max()) <= room

@@ -1,4 +1,4 @@
-"""Modules that only stand around another one, whose names are no part of the names that files have.
+"""Wrapper modules (torch.compile, FSDP, DDP) whose names do not appear in state-dict keys.
 
 torch.compile               _orig_mod
 FSDP                        _fsdp_wrapped_module
@@ -16,14 +16,14 @@ _CHILDREN = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def is_wrapper(module: nn.Module, leaf: str) -> bool:
-    """Whether ``module`` only stands around its child ``leaf``."""
+    """Return whether ``module`` is only a wrapper of its child ``leaf``."""
     if leaf == "module":
         return isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     return leaf in _CHILDREN
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
-    """The module that wrappers stand around; any other module is itself."""
+    """Return the module inside of all wrappers; a module without wrappers is returned unchanged."""
     while True:
         inner = next((child for leaf, child in network._modules.items() if is_wrapper(network, leaf)), None)
         if inner is None:
@@ -32,7 +32,7 @@ def unwrapped(network: nn.Module) -> nn.Module:
 
 
 def named_modules(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module under every name it has, names as files have them: without those of wrappers."""
+    """Yield every module under each of its names, as in files: without the names of wrappers."""
     return _walk(network, "", ())
 
 

@@ -6,12 +6,12 @@
 
     x (M, K)   W (N, K)   b (N)   down (r, K)   up (N, r)   S, dS (M, r)   dY (M, N)   s a Python number
 
-    several layers of one x, one width and one rank: W, b and down of all of them by rows, up too, with fewer columns (r) than down has
-    rows (count * r); y, S, dY and dS have the layers' columns side by side
+    several layers of one x, one width and one rank: W, b, down and up of all of them by rows; up has fewer columns (r)
+    than down has rows (count * r); y, S, dY and dS have the layers' columns side by side
 
-The only thing kept for the backward pass besides x is S. The gradient of W is never formed, and nothing of the size of
-y or x is written but y and dX themselves. Sums are in float32, in an order that depends on shapes alone: the same
-inputs give the same bits.
+Only x and S are saved for the backward pass. The gradient of W is never computed, and nothing of the size of y or x is
+written except y and dX. Sums are in float32, in an order that depends on shapes alone: the same inputs give the same
+bits.
 """
 
 from inweave.ops.linear.autograd import Rounded, lora_linear

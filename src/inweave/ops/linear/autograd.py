@@ -1,16 +1,18 @@
 """The operation for autograd: a function for eager mode and CUDA graphs, an operator for compiled regions.
 
-    eager      `autograd.Function`: gradients of the factors go straight into the buffers of `Rounded.grads`
+    eager      `autograd.Function`: gradients of the factors are added directly to the buffers of `Rounded.grads`
     compiled   `torch.ops.inweave.lora_linear` with its own gradient; the factors' gradients are returned
 
-A compiled operator must not write to views of one buffer: Inductor copies such an argument from the start of its storage, at
-the offset that it had in the block that was compiled, and torch before 2.13 adds that offset twice, which is out of bounds.
+A compiled operator must not write to views of one buffer: Inductor copies such an argument from the start of its
+storage, at the offset that it had in the compiled block, and torch before 2.13 adds that offset twice, which is out of
+bounds.
 
-Where W is in 8 bits, compiled regions quantize x and dY in plain operations, for the compiler to put where these are made, and give the
-operator both forms of them: the adapter is multiplied in 16 bits.
+If W is quantized, compiled regions may quantize x and dY in plain operations, which the compiler fuses with their
+producers, and pass both forms to the operator: the adapter is multiplied in 16 bits.
 
-Both run the operator's forward, so that selective checkpointing sees one product whose result it can store. What nobody
-needs is not computed: no dX where x needs no gradient, nothing for frozen factors. A second derivative raises an error.
+Both call the operator's forward, so that selective checkpointing sees one product whose result it can store. Only
+requested gradients are computed: no dX if x requires no gradient, none of frozen factors. A second derivative raises an
+error.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from inweave.ops.linear.select import backward, forward
 class Rounded(NamedTuple):
     """A factor's copy in the dtype of the inputs, valid for one forward and backward pass.
 
-    ``grads``: a buffer like the factor, float32: eager backward passes add to it and leave the factor's `.grad` alone.
+    ``grads``: a float32 buffer of the factor's shape: eager backward passes add to it, and not to the factor's `.grad`.
     """
 
     values: torch.Tensor
@@ -37,12 +39,12 @@ class Rounded(NamedTuple):
 
 
 def rounded_values(factor: torch.Tensor, rounded: Rounded | None, dtype: torch.dtype) -> torch.Tensor:
-    """A factor in the dtype of the inputs."""
+    """Return a factor in the dtype of the inputs."""
     return factor.to(dtype) if rounded is None else rounded.values
 
 
 def gradient_buffers(*rounded: Rounded | None) -> tuple[torch.Tensor | None, ...]:
-    """Where gradients of these factors are added up; None where autograd gets them."""
+    """Return the buffers that the gradients of these factors are added to; None if they go to autograd."""
     return tuple(None if each is None else each.grads for each in rounded)
 
 
@@ -57,9 +59,10 @@ def lora_linear(
     rounded_down: Rounded | None = None,
     rounded_up: Rounded | None = None,
 ) -> torch.Tensor:
-    """Return x W^T + b + scale (x down^T) up^T for x (..., K), with gradients for x, ``down`` and ``up``; W and b are frozen.
+    """Return x W^T + b + scale (x down^T) up^T for x (..., K), with gradients for x, ``down`` and ``up``.
 
-    x, W and b have one dtype, unless W is quantized; the factors are rounded to it, once, unless `Rounded` copies are given.
+    W and b are frozen. x, W and b have one dtype, unless W is quantized; the factors are rounded to it, once, unless
+    `Rounded` copies are passed.
     """
     first, *parts, format = parts_of(weight)
     if torch.compiler.is_compiling():
@@ -121,8 +124,8 @@ class _LoraLinear(torch.autograd.Function):
             for needed, made, own in zip((of_down, of_up), grads, ctx.grads, strict=True)
         )
         grad_x = backward(
-            grad_out, grad_out if x is None else x, hidden, weight_of(ctx.format, *weight) if weight else None, down, up,
-            ctx.scale, grad_x=of_x, grad_down=into_down, grad_up=into_up, fresh=fresh,
+            grad_out, grad_out if x is None else x, hidden, weight_of(ctx.format, *weight) if weight else None,
+            down, up, ctx.scale, grad_x=of_x, grad_down=into_down, grad_up=into_up, fresh=fresh,
         )  # fmt: skip
         return grad_x, None, None, grads[0], grads[1], *[None] * 7
 

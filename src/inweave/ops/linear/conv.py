@@ -4,10 +4,11 @@
     backward   dS = s dY up                                d_up   = s dY^T S
                dX = dX of conv(x, W) + dX of conv(x, down)         d_down = the gradient of down in conv(x, down), of dS
 
-    x (B, K, H, W)   W (N, K, h, w)   b (N)   down (r, K, h, w)   up (N, r, 1, 1)   S, dS (B, r, H', W')   y, dY (B, N, H', W')
+    x (B, K, H, W)   W (N, K, h, w)   b (N)   down (r, K, h, w)   up (N, r, 1, 1)
+    S, dS (B, r, H', W')   y, dY (B, N, H', W')
 
-All tensors are channels-last, so that S, y and their gradients are matrices, positions by rows, and `up` is a product that adds to
-y in place. Convolutions are cuDNN's. A window of 1 x 1 is a linear layer.
+All tensors are channels-last, so that S, y and their gradients are matrices, positions by rows, and `up` is a product
+that adds to y in place. Convolutions are cuDNN's. A window of 1 x 1 is a linear layer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _Pair = tuple[int, int]
 
 
 class Window(NamedTuple):
-    """How a convolution moves; one group."""
+    """The geometry of a convolution with one group."""
 
     stride: _Pair
     padding: _Pair
@@ -44,9 +45,10 @@ def lora_conv2d(
     rounded_down: Rounded | None = None,
     rounded_up: Rounded | None = None,
 ) -> torch.Tensor:
-    """conv(x, W) + b + scale up(conv(x, down)), with gradients for x, ``down`` and ``up``; W and b are frozen.
+    """Return conv(x, W) + b + scale up(conv(x, down)), with gradients for x, ``down`` and ``up``; W and b are frozen.
 
-    x is channels-last. x, W and b have one dtype; the factors are rounded to it, once, unless `Rounded` copies are given.
+    x is channels-last. x, W and b have one dtype; the factors are rounded to it, once, unless `Rounded` copies are
+    passed.
     """
     if weight.shape[2:] == (1, 1) and window.stride == (1, 1) and window.padding == (0, 0):
         y = lora_linear(
@@ -64,12 +66,12 @@ def _as_matrix(rounded: Rounded | None) -> Rounded | None:
     if rounded is None:
         return None
     values, grads = rounded
-    # `view`, which never copies: the gradient is written to
+    # `view` never copies: the gradient is written to it
     return Rounded(values.flatten(1), None if grads is None else grads.view(values.shape[0], -1))
 
 
 def _rows(image: torch.Tensor) -> torch.Tensor:
-    """(positions of all images, channels): a view of channels-last memory."""
+    """Return (positions of all images, channels), a view of channels-last memory."""
     return image.permute(0, 2, 3, 1).flatten(0, 2)
 
 
@@ -128,7 +130,7 @@ def _channels_last(image: torch.Tensor) -> torch.Tensor:
 
 
 def _total(own: torch.Tensor | None, like: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """What a factor's gradient is added to."""
+    """Return the tensor that a factor's gradient is added to."""
     return like.new_zeros(shape, dtype=dtype) if own is None else own
 
 

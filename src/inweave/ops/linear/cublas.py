@@ -1,13 +1,13 @@
-"""The operation as cuBLAS products: sums in float32, each result rounded once, added where it belongs by the product itself.
+"""The operation as cuBLAS products: sums in float32, each result rounded once and added in place by the product itself.
 
     y  = x W^T + b     then  y  += s S up^T        one product with beta = 1
     dX = dY W          then  dX += dS down
     d_up, d_down       16-bit factors, float32 results: added to the float32 gradient by the product (beta = 1)
 
-Five products of the adapter in all, no casts and no elementwise kernels. Of several layers the products with `up` are batched,
-on views of the matrices that hold them side by side, and the others are one product. In float32 they are computed one by one:
-cuBLAS splits the long sum of a narrow product into several, which add up fewer rounding errors each, and that of a batch it does
-not (three times the error for 4,096 rows on an H200, which 16 bits do not see).
+The adapter takes five products in all, without casts and elementwise kernels. For several layers the products with `up`
+are batched, on views of the matrices that hold them side by side, and the others are one product. In float32 they are
+computed one by one: cuBLAS splits the long sum of a narrow product into several with fewer rounding errors each, but
+not that of a batch (three times the error for 4,096 rows on an H200, invisible in 16 bits).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def forward(
     scale: float,
     quantized: Rows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.forward`."""
+    """Compute `reference.forward`."""
     hidden = torch.mm(x, down.T)
     y = frozen.product(x, weight, bias, quantized)
     if (count := block_count(down, up)) == 1:
@@ -53,7 +53,7 @@ def backward(
     fresh: bool = False,
     quantized: Rows | None = None,
 ) -> torch.Tensor | None:
-    """As `reference.backward`; ``fresh``: the factors' gradients are overwritten, whatever they hold."""
+    """Compute `reference.backward`; ``fresh``: the factors' gradients are overwritten instead of added to."""
     beta = 0 if fresh else 1
     count = block_count(down, up)
     if grad_up is not None:
@@ -79,7 +79,7 @@ def backward(
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float) -> None:
-    """total += alpha * left @ right; the sum is in float32 at least, in any dtypes and on any device."""
+    """Add alpha * left @ right to ``total``; the sum is in float32 at least, for any dtypes and any device."""
     if left.is_cuda and (left.dtype == total.dtype or total.dtype == torch.float32):
         _accumulate(total, left, right, 1, alpha)
     else:
@@ -88,7 +88,7 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, al
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
-    """total = beta * total + alpha * left @ right, in the dtype of ``total``."""
+    """Set total = beta * total + alpha * left @ right, in the dtype of ``total``."""
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=beta, alpha=alpha)
     else:  # 16-bit factors, float32 result: CUDA only
@@ -96,7 +96,7 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, be
 
 
 def _accumulate_blocks(totals: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
-    """The same for a product per layer."""
+    """Accumulate one product per layer."""
     if left.dtype == torch.float32:
         for total, one, two in zip(totals, left, right, strict=True):
             total.addmm_(one, two, beta=beta, alpha=alpha)

@@ -10,12 +10,12 @@ from inweave.ops.quantized import Rows
 
 
 def block_count(down: torch.Tensor, up: torch.Tensor) -> int:
-    """How many layers the factors belong to."""
+    """Return the number of layers that the factors belong to."""
     return down.shape[0] // up.shape[1]
 
 
 def blocks(matrix: torch.Tensor, count: int) -> torch.Tensor:
-    """(count, M, columns): the columns of each layer, as a view of a matrix that holds them side by side."""
+    """Return (count, M, columns), the columns of each layer, as a view of a matrix that has them side by side."""
     return matrix.view(matrix.shape[0], count, matrix.shape[1] // count).transpose(0, 1)
 
 
@@ -28,7 +28,7 @@ def forward(
     scale: float,
     quantized: Rows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, S) of matrices of one dtype; ``quantized``: x, if it was quantized for a weight in 8 bits before."""
+    """Return (y, S) of matrices of one dtype; ``quantized``: x, if it was already quantized for a quantized weight."""
     hidden = x @ down.T
     base = frozen.product(x, weight, bias, quantized)
     if (count := block_count(down, up)) == 1:
@@ -51,10 +51,10 @@ def backward(
     grad_up: torch.Tensor | None = None,
     quantized: Rows | None = None,
 ) -> torch.Tensor | None:
-    """dX if ``grad_x``; the factors' gradients are added to ``grad_down`` and ``grad_up`` where these are given.
+    """Return dX if ``grad_x``, and add the factors' gradients to ``grad_down`` and ``grad_up`` if they are passed.
 
-    ``hidden`` None: it is computed again. ``weight`` None: dX of the adapter alone. ``x`` is read only for ``grad_down``
-    and for ``hidden``. ``quantized``: dY, if it was quantized for a weight in 8 bits before.
+    ``hidden`` None: it is computed again. ``weight`` None: dX of the adapter alone. ``x`` is read only for
+    ``grad_down`` and for ``hidden``. ``quantized``: dY, if it was already quantized for a quantized weight.
     """
     wide = torch.promote_types(grad_out.dtype, torch.float32)
     count = block_count(down, up)

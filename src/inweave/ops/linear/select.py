@@ -1,14 +1,22 @@
-"""Which implementation runs, by device and shape alone: the same call gives the same bits wherever it stands.
+"""Which implementation runs, by device and shape alone: the same call gives the same bits everywhere.
 
 CUDA, 16 bits           two launches (`triton`) for the adapter of one layer up to rank 64
                         forward up to rank 64: the adapter's part first
 CUDA, 16 or 32 bits     cuBLAS products (`cublas`)
 everything else         plain torch (`reference`)
 
-One H200, bf16, in a CUDA graph, microseconds of the adapter's part by cuBLAS and in two launches (`bench/adapter_plans.py`): 1024 x 1280
-of rank 32 17.7 and 10.6, 4096 x 1280 23.9 and 17.9, 16384 x 640 43.5 and 29.9; 4608 x 3072 of rank 16 55.7 and 35.1, 4096 x 3072 x 12288
-89.6 and 69.8. Of three layers of one x, whose products are larger, cuBLAS is as fast as two launches with the best tile sizes, or faster:
-1024 x 1280 of rank 32 16.9 and 17.6, 4096 x 1280 36.8 and 41.1, 16384 x 640 71.4 and 74.1.
+Microseconds of the adapter's part in the backward pass on one H200, bf16, in a CUDA graph (`bench/adapter_plans.py`):
+
+                                             cuBLAS   two launches
+    1024 x 1280          rank 32               17.7           10.6
+    4096 x 1280          rank 32               23.9           17.9
+    16384 x 640          rank 32               43.5           29.9
+    4608 x 3072          rank 16               55.7           35.1
+    4096 x 3072 x 12288  rank 16               89.6           69.8
+    three layers of one x, best tile sizes:
+    1024 x 1280          rank 32               16.9           17.6
+    4096 x 1280          rank 32               36.8           41.1
+    16384 x 640          rank 32               71.4           74.1
 """
 
 from __future__ import annotations
@@ -27,7 +35,7 @@ from inweave.ops.quantized import Rows
 _FAST = (torch.bfloat16, torch.float16, torch.float32)
 _LARGEST_RANK = 64
 _MANY_ROWS = 2048
-#: with few rows a program of the first launch goes over all columns alone
+#: with few rows, one program of the first launch reads all columns alone
 _WIDEST = 4096
 
 
@@ -40,7 +48,7 @@ def forward(
     scale: float,
     quantized: Rows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, S) for x (..., K); S is a matrix (M, r). ``quantized``: x, where W is in 8 bits and x was quantized before."""
+    """Return (y, S) for x (..., K); S is a matrix (M, r). ``quantized``: x, if it was already quantized for W."""
     rows = x.reshape(-1, x.shape[-1])
     if _adapter_first(rows, weight, bias, down, up):
         from inweave.ops.linear import triton as kernel
@@ -67,11 +75,11 @@ def backward(
     fresh: bool = False,
     quantized: Rows | None = None,
 ) -> torch.Tensor | None:
-    """dX in the shape of ``grad_out`` but for its last axis, if ``grad_x``.
+    """Return dX in the shape of ``grad_out`` except for its last axis, if ``grad_x``.
 
-    ``grad_down``, ``grad_up``: what the factors' gradients are added to; ``fresh``: what is overwritten by them. Their dtype
-    is that of x or float32. ``x`` is read for ``grad_down``, and for ``grad_up`` where ``hidden`` is None. ``quantized``: dY,
-    where W is in 8 bits and dY was quantized before.
+    The factors' gradients are added to ``grad_down`` and ``grad_up``, or overwrite them if ``fresh``; their dtype is
+    that of x or float32. ``x`` is read for ``grad_down``, and for ``grad_up`` if ``hidden`` is None. ``quantized``: dY,
+    if it was already quantized for W.
     """
     rows = grad_out.reshape(-1, grad_out.shape[-1])
     inputs = x.reshape(-1, x.shape[-1])
@@ -106,7 +114,7 @@ def backward(
 def lora_backward(
     grad_out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(grad_x, grad_down, grad_up) of  scale * (x down^T) up^T : the adapter alone, all tensors of one dtype.
+    """Return (grad_x, grad_down, grad_up) of  scale * (x down^T) up^T : the adapter alone, all tensors of one dtype.
 
     A call can be captured in a CUDA graph once it has run before.
     """
@@ -119,7 +127,7 @@ def lora_backward(
 
 
 def _has_products(grad_out: torch.Tensor, x: torch.Tensor, *totals: torch.Tensor | None) -> bool:
-    """Whether cuBLAS has these products."""
+    """Return whether cuBLAS has these products."""
     dtype = grad_out.dtype
     return (
         grad_out.is_cuda
@@ -137,7 +145,7 @@ def _has_triton() -> bool:
 def _adapter_first(
     x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor
 ) -> bool:
-    """Whether the adapter's part is written first, and the frozen product added to it."""
+    """Return whether the adapter's part is written first, and the frozen product added to it."""
     tensors = [x, weight, down, up, *([] if bias is None else [bias])]
     return (
         x.is_cuda
@@ -154,7 +162,7 @@ def _adapter_first(
 def _in_two_launches(
     grad_out: torch.Tensor, x: torch.Tensor, weight: Weight | None, *others: torch.Tensor | None
 ) -> bool:
-    """Whether the kernels take these matrices, and are the faster choice."""
+    """Return whether the kernels support these matrices, and are faster."""
     rows = grad_out.shape[0]
     _, down, up, *_ = others
     assert down is not None and up is not None

@@ -1,18 +1,18 @@
-"""The adapter's part of the forward pass in one launch and of the backward pass in two, without atomics or large copies.
+"""The adapter's part of the forward pass in one launch, of the backward pass in two, without atomics or large copies.
 
     forward     y = b + s S up^T          one launch, y is written once
                 y = y + x W^T             the product reads y while it computes (beta = 1)
 
-In the other order the adapter's product would read all of y again, and write it again. Rounding y between the two loses less this
-way, since the first part is the smaller one. Several layers of one x are side by side (`inweave.ops.linear`).
+In the other order the adapter's product would read all of y again, and write it again. Rounding y between the two loses
+less this way, since the first part is the smaller one. Several layers of one x are side by side (`inweave.ops.linear`).
 
-    backward 1  dS = s dY up,  S = x down^T       a program per block of rows, over all columns; S only if it was not saved
+    backward 1  dS = s dY up,  S = x down^T       a program per block of rows, over all columns; S only if not saved
              2  d_up   = s dY^T S                 a program per block of columns of dY, over all rows
                 d_down = dS^T x,  dX = dS down    a program per block of columns of x, over all rows
 
-Five cuBLAS products read dY and x twice each as well, but pay for five launches, each with too few tiles to fill a GPU. With many
-rows and few columns, rows are divided among programs; their sums, in float32, are then added by a third launch, in order. For
-one layer only: several layers of one x have fewer, larger products (`select`).
+Five cuBLAS products read dY and x twice each as well, but take five launches, each with too few tiles to fill a GPU.
+With many rows and few columns, rows are divided among programs; their sums, in float32, are then added by a third
+launch, in order. For one layer only: several layers of one x have fewer, larger products (`select`).
 
 S and dS are rounded to the dtype of the inputs. Sums are in float32; their order depends on the shape alone.
 """
@@ -27,17 +27,17 @@ import triton.language as tl
 
 from inweave.ops.common.select import on_device_of
 
-#: programs that the second launch should have at most: about three for each multiprocessor of a large GPU
+#: the most programs of the second launch: about three for each multiprocessor of a large GPU
 _PROGRAMS = 384
 _MOST_SPLITS = 16
-#: numbers that a program of the third launch adds up: few, so that there are many programs
+#: numbers that a program of the third launch adds: few, so that there are many programs
 _SUM_BLOCK = 256
 #: of a tile of the forward pass
 _ROWS, _COLUMNS = 64, 128
 
 
 class TileSizes(NamedTuple):
-    """Tile sizes of both launches; ``splits``: into how many parts rows are divided in the second."""
+    """Tile sizes of both launches of the backward pass; ``splits``: the number of parts of the rows in the second."""
 
     block_rows: int
     block_depth: int
@@ -50,9 +50,9 @@ class TileSizes(NamedTuple):
 
 
 def tile_sizes(rows: int, out: int, into: int, rank: int, *, keeps_hidden: bool = True) -> TileSizes:
-    """Tile sizes for M, N, K, r: rules that fit the fastest that `bench/adapter_plans.py` finds on one H200.
+    """Return tile sizes for M, N, K, r: rules fitted to the fastest that `bench/adapter_plans.py` finds on one H200.
 
-    Where S was not kept, the first launch has two products and with them twice as many programs.
+    If S was not saved, the first launch computes two products, with twice as many programs.
     """
     padded = _padded(rank)
     if rows >= 1024 and padded <= 32:
@@ -108,7 +108,7 @@ def _output_kernel(
 
 @triton.jit
 def _row_product(left, right, m, r, rows, width, rank, across, along, DEPTH: tl.constexpr, PRECISION: tl.constexpr):
-    """left (rows, width) @ right, for the rows m; right's element (c, r) is at c * across + r * along."""
+    """Return left (rows, width) @ right for the rows m; right's element (c, r) is at c * across + r * along."""
     total = tl.zeros((m.shape[0], r.shape[0]), tl.float32)
     for start in range(0, width, DEPTH):
         c = start + tl.arange(0, DEPTH)
@@ -144,7 +144,7 @@ def _inner_kernel(
     r = tl.arange(0, RANK)
     places = m[:, None] * rank + r[None, :]
     there = (m < rows)[:, None] & (r < rank)[None, :]
-    if tl.program_id(1) == tl.num_programs(1) - 1:  # dY last: it is what the second launch reads first
+    if tl.program_id(1) == tl.num_programs(1) - 1:  # dY last: the second launch reads it first
         total = _row_product(grad_out, up, m, r, rows, out, rank, rank, 1, DEPTH, PRECISION) * scale
         tl.store(inner + places, total.to(inner.dtype.element_ty), mask=there)
     else:
@@ -176,7 +176,7 @@ def _column_kernel(
     scale,
     up_tiles,
     split_rows,  # rows of a split, a multiple of ROWS
-    split_size,  # numbers of a split's sums; where there are no splits it is not used
+    split_size,  # numbers of a split's sums; not used without splits
     OF_X: tl.constexpr,
     OF_DOWN: tl.constexpr,
     ADD: tl.constexpr,
@@ -213,7 +213,7 @@ def _column_kernel(
             places += offset
         _put(grad_up, places, total * scale, mask, ADD)
     else:
-        # other names: Triton wants one type of a name in both branches
+        # other names: Triton requires one type per name in both branches
         d = (tile - up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
         inside = d < into
         whole = tl.zeros((COLUMNS, RANK), tl.float32)
@@ -251,7 +251,7 @@ def _column_kernel(
 def _sum_kernel(
     parts, grad_up, grad_down, up_size, size, split_size, ADD: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The sums of all splits, in order: those of d_up come first, then those of d_down."""
+    """Add the sums of all splits, in order: first those of d_up, then those of d_down."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(SPLITS):
@@ -263,7 +263,7 @@ def _sum_kernel(
 def forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, S) of matrices of one dtype."""
+    """Return (y, S) of matrices of one dtype."""
     hidden = torch.mm(x, down.T)
     with on_device_of(x):
         y = adapter_output(hidden, up, bias, scale)
@@ -271,7 +271,7 @@ def forward(
 
 
 def adapter_output(hidden: torch.Tensor, up: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """b + s S up^T (M, N of all layers) of contiguous tensors of one dtype."""
+    """Return b + s S up^T (M, N of all layers) of contiguous tensors of one dtype."""
     rows, rank = hidden.shape[0], up.shape[1]
     count = hidden.shape[1] // rank
     out = up.shape[0] // count
@@ -298,7 +298,10 @@ def backward(
     fresh: bool = False,
     sizes: TileSizes | None = None,
 ) -> torch.Tensor | None:
-    """As `composed.backward` of one layer without a weight, on contiguous matrices; ``sizes``: other tile sizes, for measurements."""
+    """Compute `reference.backward` of one layer without a weight, on contiguous matrices.
+
+    ``fresh``: overwrite the factors' gradients. ``sizes``: other tile sizes, for measurements.
+    """
     rows, out = grad_out.shape
     rank, into = down.shape
     of_down, of_up = grad_down is not None, grad_up is not None
@@ -316,7 +319,7 @@ def backward(
     result = grad_out.new_empty(rows, into) if grad_x else None
     up_size, down_size = up.numel() if of_up else 0, down.numel() if of_down else 0
     splits = sizes.splits if up_size + down_size else 1
-    parts = into_up = into_down = inner  # not used where nothing is stored
+    parts = into_up = into_down = inner  # placeholders, not written to
     if splits > 1:
         parts = torch.empty(splits, up_size + down_size, dtype=torch.float32, device=x.device)
         into_up, into_down = parts, parts[0, up_size:]

@@ -3,13 +3,14 @@
     out[rows, columns] = round(base[rows, columns] + sum_i scale_i * up_i @ down_i)
 
 `base` and `out` are contiguous matrices of one dtype (they may be the same storage); `up_i` (rows, r_i) and `down_i`
-(r_i, columns) are contiguous matrices of one dtype, on the same device. Sums are float32, rounded once. Here the products
-of a weight are joined along the rank, [s1*up1 s2*up2 ..] @ [down1; down2; ..], so a stack of any height costs one matrix
-product and one rounding.
+(r_i, columns) are contiguous matrices of one dtype, on the same device. Sums are float32, rounded once. Here the
+products of a weight are joined along the rank, [s1*up1 s2*up2 ..] @ [down1; down2; ..], so a stack of any height costs
+one matrix product and one rounding.
 
 Results beyond `limit_of` their dtype are reported. The limit is the largest number whose square is finite: with larger
 weights, queries times keys are infinite. Half precision and eight bits have no such room; their limit is the largest
-number, or the second largest in formats without infinity, where too large a result silently becomes the largest number.
+number, or the second largest in formats without infinity, where a result that is too large silently becomes the largest
+number.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@
     out tile = round(acc)
     flags[update] = 1, if a number of the tile is NaN or beyond the limit of its dtype
 
-All addresses are offsets (int64, in elements) from one base pointer per dtype, so nothing is loaded as a
-pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `PreparedMerge` keeps
-them, so that merging the same stack again, also at other strengths, is the launch alone.
+All addresses are offsets (int64, in elements) from one base pointer per dtype, so no pointers are loaded, and slabs
+beyond 2^31 elements work. The tables are small tensors uploaded once; `PreparedMerge` keeps them, so that merging the
+same stack again, also at other strengths, takes the launch alone.
 
-Traffic is what bounds it: each weight is read once and written once; factors come from the L2 cache. Overflow is seen
-in registers, and read by the host with one synchronization at the end.
+Memory traffic is the limit: each weight is read once and written once; factors come from the L2 cache. Overflow is
+detected in registers, and read by the host with one synchronization at the end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _slice(
     BLOCK_RANK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """up @ down over one slice of the rank."""
+    """Return up @ down over one slice of the rank."""
     k = start + tl.arange(0, BLOCK_RANK)
     up = tl.load(
         up_start + rows[:, None] * rank + k[None, :],
@@ -64,7 +64,7 @@ def _merge_kernel(
     out_ptr,
     factor_ptr,
     offsets,  # (tiles, 2) int64: where the tile starts in the base and in the output
-    extents,  # (tiles, 8) int32: columns of the weight, rows left, columns left, first row, first column, products from, to
+    extents,  # (tiles, 8) int32: width, rows and columns left, first row and column, products from and to, update
     products,  # (products, 3) int64: up offset, down offset, rank
     scales,  # (products,) float32
     flags,  # (updates,) int32: set where a result is beyond the limit
@@ -72,8 +72,8 @@ def _merge_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
-    ALIGN: tl.constexpr,  # every width and offset is a multiple of this: lets loads be wide
-    RANK_ALIGN: tl.constexpr,  # every rank is
+    ALIGN: tl.constexpr,  # every width and offset is a multiple of this, so that loads can be wide
+    RANK_ALIGN: tl.constexpr,  # every rank is a multiple of this
     PRECISION: tl.constexpr,
     ONE_SLICE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -125,16 +125,16 @@ def _merge_kernel(
     result = acc.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_offset + places, result, mask=inside, eviction_policy="evict_first")
     size = tl.abs(result.to(tl.float32))
-    unbounded = inside & ~(size <= limit)  # no comparison with NaN is true
+    unbounded = inside & ~(size <= limit)  # comparisons with NaN are false
     worst = tl.max(tl.max(unbounded.to(tl.int32), axis=1), axis=0)
-    tl.store(flags + update, worst, mask=worst > 0)  # every program that stores here stores the same
+    tl.store(flags + update, worst, mask=worst > 0)  # all programs store the same value here
 
 
 _TABLES: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor, int]] = {}
 
 
 class PreparedMerge:
-    """A prepared launch for updates of one device, one weight dtype and one factor dtype."""
+    """A merge that can run many times and at any scales, for updates of one device, weight dtype and factor dtype."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class PreparedMerge:
         stages: int | None = None,
     ) -> None:
         self._stages = stages or (1 if all(len(update.products) <= 1 for update in updates) else 2)
-        self._keep: list[object] = list(updates)  # the tables hold bare offsets: what they point into must stay alive
+        self._keep: list[object] = list(updates)  # the tables hold offsets into these: they must stay alive
         self._bases, self._outs = updates[0].base, updates[0].out
         products = [product for update in updates for product in update.products]
         self._factors = products[0].up if products else updates[0].base
@@ -167,7 +167,7 @@ class PreparedMerge:
         self._flags = torch.zeros(len(updates), dtype=torch.int32, device=device)
 
     def _tables(self, updates: Sequence[WeightUpdate], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """The tile tables on the device; those of the same weights are kept, whatever is merged into them."""
+        """Return the tile tables on the device; those of the same weights are cached, whatever is merged into them."""
         where = tuple((t.base.data_ptr(), t.out.data_ptr(), *t.base.shape, len(t.products)) for t in updates)
         key = (where, self._block, device)
         if key not in _TABLES:
@@ -179,7 +179,7 @@ class PreparedMerge:
         return _TABLES[key]
 
     def _tiles(self, updates: Sequence[WeightUpdate]) -> tuple[np.ndarray, np.ndarray]:
-        """The tables of all tiles: every (row block, column block) of every update, in order."""
+        """Return the tables of all tiles: every (row block, column block) of every update, in order."""
         counts = np.array([len(update.products) for update in updates], dtype=np.int64)
         last = np.cumsum(counts)
         shapes = np.array([update.base.shape for update in updates], dtype=np.int64)
@@ -209,11 +209,11 @@ class PreparedMerge:
         return np.array(rows or [(0, 0, 16)], dtype=np.int64)
 
     def rescale(self, scales: np.ndarray) -> None:
-        """Other strengths for the same products, in the same order."""
+        """Set other scales for the same products, in the same order."""
         self._scales.copy_(torch.from_numpy(scales.astype(np.float32)), non_blocking=True)
 
     def moved(self, old: torch.Tensor, new: torch.Tensor) -> PreparedMerge:
-        """The same launch with all factors in another slab of the same layout; scales are its own."""
+        """Return the same merge with all factors in another slab of the same layout, and scales of its own."""
         clone = copy.copy(self)
         clone._keep = [*self._keep, new]
         shift = (self._factors.data_ptr() - old.data_ptr()) // old.element_size()
@@ -251,7 +251,7 @@ class PreparedMerge:
 
 
 def _alignment(*tables: np.ndarray) -> int:
-    """16, 8 or 1: the largest that divides every number."""
+    """Return the largest of 16, 8 and 1 that divides every number."""
     every = int(np.bitwise_or.reduce(np.concatenate([np.abs(table).ravel() for table in tables]).astype(np.int64)))
     return next(size for size in (16, 8, 1) if every % size == 0)
 

@@ -1,8 +1,9 @@
 """Frozen weights in fewer bits: the contract of a format, and the registry of formats.
 
-To add a format (nf4, int8, GGUF): one module of this folder with its weight and its layer (`fp8.py` is the example), and one
-line in `registry.py`. Kernels go into a folder of `ops`, as for every other operation. `ops.linear` multiplies with the weight,
-`layers` finds it on a module, and `training.memory.quantization` quantizes a model, all through this contract.
+To add a format (nf4, int8, GGUF): one module of this folder with the classes of its weight and its layer, as in
+`fp8.py`, and one line in `registry.py`. Kernels go into a folder of `ops`, like those of every other operation.
+`ops.linear` multiplies with the weight, `layers` finds it on a module, and `training.memory.quantization` quantizes a
+model through this contract.
 """
 
 from inweave.ops.quantized.base import QuantizedLinear, QuantizedWeight, Rows, joint_weight

@@ -3,8 +3,8 @@
     y  = x W^T + b         `QuantizedWeight.product`
     dx = dy W              `QuantizedWeight.gradient`; W has no gradient of its own
 
-A layer is quantized in place: it remains the same object, with another class, so that references to it stay valid. Reading
-`weight` returns the numbers that the forward pass multiplies with; it cannot be assigned.
+A layer is quantized in place: it remains the same object, with another class, so that references to it stay valid.
+Reading `weight` returns the numbers that the forward pass multiplies with; it cannot be assigned.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class QuantizedWeight(Protocol):
         ...
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None, rows: Rows | None) -> torch.Tensor:
-        """Return x W^T + b in new memory, without a gradient; ``rows``: x, if `traced_rows` quantized it before."""
+        """Return x W^T + b in new memory, without a gradient; ``rows``: x, if `traced_rows` quantized it."""
         ...
 
     def gradient(self, grad_out: torch.Tensor, rows: Rows | None) -> torch.Tensor:
-        """Return dY W in new memory; ``rows``: dY, if `traced_rows` quantized it before."""
+        """Return dY W in new memory; ``rows``: dY, if `traced_rows` quantized it."""
         ...
 
     def traced_rows(self, x: torch.Tensor) -> Rows | tuple[None, None]:
-        """Return x in plain operations, as a compiled region quantizes it; (None, None) if only weights are quantized."""
+        """Return x as a compiled region quantizes it, in plain operations; (None, None) if only W is quantized."""
         ...
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer with a quantized weight; a format is a subclass. The weight's tensors are buffers, `bias` is unchanged."""
+    """A linear layer with a quantized weight; a format is a subclass. The tensors of the weight are buffers."""
 
     #: the class of the weight
     weights: ClassVar[Any]
@@ -94,7 +94,8 @@ class QuantizedLinear(nn.Linear):
         """Quantize the weights of layers in place.
 
         Args:
-            linears: one layer, or several of one shape and input: they are quantized as one matrix, which `joint_weight` finds.
+            linears: one layer, or several of one shape and input: these are quantized as one matrix, which
+                `joint_weight` returns.
             device: where to compute, if the weights are on another device.
         """
         weight = torch.cat([linear.weight.detach().to(device or linear.weight.device) for linear in linears])
@@ -124,7 +125,7 @@ class QuantizedLinear(nn.Linear):
 
 
 def joint_weight(linears: Sequence[nn.Module]) -> QuantizedWeight | None:
-    """Return the weight that layers were quantized as, in this order; None if there is none, or they were moved since."""
+    """Return the weight that layers were quantized as, in this order; None if there is none, or they were moved."""
     kinds = {type(linear) for linear in linears}
     if len(kinds) > 1:
         return None

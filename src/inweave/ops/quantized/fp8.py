@@ -1,7 +1,7 @@
 """Weights in 8-bit floating point (e4m3): half the bits, and GEMMs at twice the speed on a GPU that supports them.
 
-A product needs one scale per row of both factors (`inweave.ops.fp8`), so W is quantized twice, once along its outputs and once
-along its inputs; both copies together take the bytes of one in 16 bits. x and dy are quantized on every call.
+A product needs one scale per row of both factors (`inweave.ops.fp8`), so W is quantized twice, once along its outputs
+and once along its inputs; both copies together take the bytes of one in 16 bits. x and dy are quantized on every call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from inweave.ops.fp8.autograd import fp8_linear, scaled_product
 from inweave.ops.fp8.select import quantize_rows, traced_rows
 from inweave.ops.quantized.base import QuantizedLinear, Rows
 
-#: of inputs and of outputs. Quantizing x takes the time that a small product saves: on one H200 4608x3072x3072 takes 81 us and
-#: 132 in bf16, 1024x1280x10240 59 and 64, 1024x1280x1280 51 and 39
+#: of inputs and of outputs. Quantizing x takes the time that a small product saves: on one H200 4608x3072x3072 takes
+#: 81 us and 132 in bf16, 1024x1280x10240 59 and 64, 1024x1280x1280 51 and 39
 SMALLEST_SIDE = 2048
 MULTIPLE = 16  # of both sides, required by `_scaled_mm`
 CAPABILITY = (8, 9)
@@ -37,7 +37,7 @@ class Fp8Weight(NamedTuple):
         return cls(*quantize_rows(weight), *quantize_rows(weight.t().contiguous()))
 
     def split(self, count: int) -> list[Fp8Weight]:
-        """Return views for each of ``count`` layers whose weights are rows of this one; the column scales are shared."""
+        """Return views for ``count`` layers whose weights are rows of this one; the column scales are shared."""
         rows, scales = (torch.split(tensor, tensor.shape[0] // count) for tensor in (self.rows, self.row_scales))
         columns = torch.split(self.columns, self.columns.shape[1] // count, 1)
         return [Fp8Weight(*parts, self.column_scales) for parts in zip(rows, scales, columns, strict=True)]
@@ -121,9 +121,9 @@ class Fp8Linear(QuantizedLinear):
         if device.type != "cuda":
             return [f"device {device}: 8-bit products need a CUDA device"]
         if (own := torch.cuda.get_device_capability(device)) < CAPABILITY:
-            wanting = f"{CAPABILITY[0]}.{CAPABILITY[1]} or more (Ada, Hopper and later)"
+            name, needed = torch.cuda.get_device_name(device), f"{CAPABILITY[0]}.{CAPABILITY[1]} or more"
             return [
-                f"{torch.cuda.get_device_name(device)} has compute capability {own[0]}.{own[1]}: 8-bit products need {wanting}"
+                f"{name} has compute capability {own[0]}.{own[1]}: 8-bit products need {needed} (Ada, Hopper and later)"
             ]
         try:
             factor, scale = (torch.ones(size, device=device) for size in ((16, 16), (16, 1)))

@@ -1,4 +1,4 @@
-"""The sum at the end of a residual block of images, with the biases of its convolutions: a plain reference and a kernel."""
+"""The sum at the end of a residual block of images, with the biases of its convolutions: a reference and a kernel."""
 
 from inweave.ops.residual.autograd import residual_sum
 

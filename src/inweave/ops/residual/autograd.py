@@ -1,10 +1,10 @@
-"""The sum as one step of autograd, with one gradient for both images.
+"""The sum as one autograd function, with one gradient for both images.
 
-cuDNN's convolutions have no bias: torch adds it by a kernel of its own, which reads and writes the whole image once more. Here it is
-added where the image is read anyway.
+cuDNN's convolutions have no bias: torch adds it in a separate kernel, which reads and writes the whole image once more.
+Here it is added when the image is read anyway.
 
-What follows the block in a U-Net is often a concatenation of channels, whose gradient is a slice: no channels-last image any
-more. It is copied once here, and not by everyone who reads it.
+In a U-Net a concatenation of channels often follows the block. Its gradient is a slice, no longer a channels-last
+image, and is copied once here rather than by each of its readers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inweave.ops.common.select import implementation, on_device_of
 
 
 def residual_sum(a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor | None) -> torch.Tensor:
-    """a + b + biases of images (batch, channels, height, width) in channels-last memory; a frozen bias is one number per channel."""
+    """Return a + b + biases of channels-last images; a frozen bias is one number per channel."""
     summands = [bias for bias in biases if bias is not None]
     if torch.compiler.is_compiling():
         for bias in summands:
@@ -33,7 +33,7 @@ class _ResidualSum(torch.autograd.Function):
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
         ctx.inputs = 2 + len(biases)
         one, two = as_rows(a), as_rows(b)
-        if not biases or a.dtype != b.dtype:  # of two dtypes the result has the wider one
+        if not biases or a.dtype != b.dtype:  # the result has the wider of two dtypes
             return as_image(sum(biases, one + two), a.shape)
         work = implementation(__package__, a)
         with on_device_of(a):

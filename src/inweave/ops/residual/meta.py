@@ -1,4 +1,4 @@
-"""The sum on the meta device: exactly the memory that the kernel allocates, and no arithmetic."""
+"""The shape of the sum: the memory that the kernel allocates, without arithmetic."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As `reference.residual_sum`."""
+    """Allocate the result of `reference.residual_sum`."""
     return torch.empty_like(a)

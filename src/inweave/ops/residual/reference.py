@@ -10,7 +10,7 @@ from inweave.ops.common.precision import widened
 
 
 def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
-    """a + b + biases of rows (batch, positions, channels)."""
+    """Return a + b + biases of rows (batch, positions, channels)."""
     total = widened(a) + b
     for bias in biases:
         total = total + bias

@@ -28,7 +28,7 @@ def _residual_sum_kernel(
 
 
 def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As `reference.residual_sum` with one bias or two; all tensors are contiguous."""
+    """Compute `reference.residual_sum` with one or two biases; all tensors are contiguous."""
     y = torch.empty_like(a)
     _residual_sum_kernel[(triton.cdiv(y.numel(), _BLOCK),)](
         a, b, biases[0], biases[-1], y, y.numel(), CHANNELS=y.shape[-1], BIASES=len(biases), BLOCK=_BLOCK

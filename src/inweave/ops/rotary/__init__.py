@@ -1,4 +1,4 @@
-"""Heads of attention, normalized, rotated and joined to one sequence: a plain reference and a kernel each way."""
+"""Heads of attention, normalized, rotated and joined into one sequence: a plain reference and a kernel each way."""
 
 from inweave.ops.rotary.autograd import join_heads
 from inweave.ops.rotary.packed import join_projections

@@ -1,7 +1,7 @@
-"""Joined heads as one operator of torch each way, for eager code and compiled regions alike, with gradients of the parts alone.
+"""Joined heads as one operator each way, for eager code and compiled regions, with gradients of the parts alone.
 
-Stored for the backward pass: the parts themselves, which are outputs of projections and may be views of one tensor with all of
-them. Without a norm nothing is stored. Trained weights get the same formula in torch's own operations, which has their
+Saved for the backward pass: the parts themselves, which are outputs of projections and may be views of one tensor.
+Without a norm nothing is saved. Trained weights get the same formula in torch's own operations, which have their
 gradients. Parts that are neither normalized nor rotated are joined by torch: their gradients are views.
 """
 
@@ -28,9 +28,9 @@ def join_heads(
     eps: float | None = None,
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """One or two (batch, rows, heads, size) as one sequence (batch, rows of all, heads, size).
+    """Join one or two (batch, rows, heads, size) into one sequence (batch, rows of all, heads, size).
 
-    ``eps``: of an RMS norm of every head, with one of ``weights`` (size) per part, or None of a part without; no norm if None.
+    ``eps``: of an RMS norm of every head, with one of ``weights`` (size) or None per part; no norm if None.
     ``rotary``: cosines and sines, each (rows of all, size), of a rotation of the pairs (2i, 2i+1).
     """
     scales: Sequence[torch.Tensor | None] = [None] * len(parts) if weights is None else weights
@@ -48,7 +48,7 @@ def join_heads(
 def check(
     parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], rotary: Sequence[torch.Tensor] | None
 ) -> None:
-    """Raise a ValueError for tensors that do not go together: a kernel would read beyond them."""
+    """Raise ValueError for tensors that do not match: a kernel would read out of bounds."""
     if not 1 <= len(parts) <= 2:
         raise ValueError(f"{len(parts)} parts of a sequence: one or two can be joined")
     first = parts[0]
@@ -62,13 +62,14 @@ def check(
     for weight in weights:
         if weight is not None and (weight.shape != (size,) or weight.dtype != first.dtype):
             raise ValueError(
-                f"the weight of a norm is {tuple(weight.shape)} {weight.dtype}, of heads of {size} numbers in {first.dtype}"
+                f"the weight of a norm is {tuple(weight.shape)} {weight.dtype}, of heads of {size} numbers in "
+                f"{first.dtype}"
             )
     for table in rotary or ():
         if table.shape != (rows, size) or size % 2:
             raise ValueError(
-                f"cosines or sines are {tuple(table.shape)}, of {rows} rows and heads of {size} numbers: one each is needed, "
-                "and pairs of numbers"
+                f"cosines or sines are {tuple(table.shape)}, of {rows} rows and heads of {size} numbers: one each is "
+                "needed, and pairs of numbers"
             )
 
 
@@ -110,7 +111,7 @@ def _backward(
 
 
 def dense(*tables: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Contiguous ones."""
+    """Return the tables in contiguous memory."""
     return [None if table is None else table.contiguous() for table in tables]
 
 
@@ -127,7 +128,7 @@ def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, 
     if dy is None:
         return (None,) * 7
     first, second, weight, second_weight, cos, sin = ctx.saved_tensors
-    if ctx.eps is None:  # the backward pass reads no more than their shapes
+    if ctx.eps is None:  # the backward pass only reads their shapes
         first, second = (*torch.split(dy, ctx.rows, 1), None)[:2]
     dfirst, dsecond = torch.ops.inweave.join_heads_backward(
         dy, first, second, weight, second_weight, ctx.eps, cos, sin, of_first, of_second

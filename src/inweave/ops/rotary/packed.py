@@ -1,10 +1,10 @@
-"""Queries, keys and values that are columns of one product, as joined heads: their gradients are written where they lie in it.
+"""Queries, keys and values of one product, as joined heads: their gradients are written into one matrix.
 
     part      (batch, rows, 3, heads, size): the result of one product for one stream
-    queries, keys    as `join_heads` of their columns, each with a weight of its own
-    values           joined as they are
+    queries, keys    `join_heads` of their columns, with separate weights
+    values           joined unchanged
 
-With three operators instead, the three gradients would have to be copied into one matrix for the backward pass of the product.
+With three operators, the three gradients would have to be copied into one matrix for the backward pass of the product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def join_projections(
     eps: float | None = None,
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Three:
-    """Queries, keys and values (batch, rows of all parts, heads, size) of one or two parts.
+    """Return queries, keys and values (batch, rows of all parts, heads, size) of one or two parts.
 
     ``weights``: of queries and of keys, for every part; the rest as for `join_heads`.
     """
@@ -81,7 +81,7 @@ def _backward(
     *weights, eps, cos, sin, rows, of_first, of_second = rest
     buffers = meta.join_projections_backward(dq, *rest)
     needed = [of_first, of_second][: len(rows)]
-    shapes = torch.split(dv, rows, 1)  # of parts whose values are not read
+    shapes = torch.split(dv, rows, 1)  # placeholders for parts of which only the shape is read
     tables = dense(cos, sin)
     work = implementation(_PACKAGE, dq)
     with on_device_of(dq):
@@ -120,8 +120,8 @@ register_operator(
     gradients=_gradients,
 )
 register_operator(
-    f"join_projections_backward(Tensor dq, Tensor dk, Tensor dv, Tensor? first, Tensor? second, {_WEIGHTS}, {_SETTINGS},"
-    " int[] rows, bool of_first, bool of_second) -> (Tensor, Tensor)",
+    f"join_projections_backward(Tensor dq, Tensor dk, Tensor dv, Tensor? first, Tensor? second, {_WEIGHTS},"
+    f" {_SETTINGS}, int[] rows, bool of_first, bool of_second) -> (Tensor, Tensor)",
     _backward,
     meta.join_projections_backward,
 )

@@ -1,4 +1,4 @@
-"""Heads of one or two parts of a sequence, normalized, rotated and joined, in plain torch; float32 throughout, rounded once.
+"""Heads of one or two parts of a sequence, normalized, rotated and joined, in plain torch; float32, rounded once.
 
 x         (batch, rows, heads, size), one tensor per part; rows of the parts follow each other in the result
 n         = x * rstd * weight             rstd = 1 / sqrt(average(x^2) + eps) of a head; n = x where eps is None
@@ -26,7 +26,7 @@ def join_heads(
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
 ) -> torch.Tensor:
-    """y (batch, rows of all parts, heads, size), contiguous, of one or two parts with a weight or None each."""
+    """Return y (batch, rows of all parts, heads, size), contiguous, of one or two parts with a weight or None each."""
     wide = []
     for part, weight in zip(parts, weights, strict=True):
         n = widened(part)
@@ -49,7 +49,7 @@ def join_heads_backward(
     sin: torch.Tensor | None,
     grads: Sequence[torch.Tensor | None],
 ) -> None:
-    """Write the gradients of the parts to ``grads``, whose heads lie side by side; None of those that nobody needs.
+    """Write the gradients of the parts to ``grads``, whose heads are side by side; None if it is not requested.
 
     Without ``eps`` only the shapes of the parts are read.
     """

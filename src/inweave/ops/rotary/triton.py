@@ -1,7 +1,7 @@
-"""Joined heads as kernels: a program takes some heads of one row of the sequence through the formula of `reference`.
+"""Joined heads as kernels: a program computes the formula of `reference` for some heads of one row of the sequence.
 
-A program finds its part by its row, so that one launch writes the whole sequence. The numbers of a pair (2i, 2i+1) are in one
-thread, hence splitting and joining them moves nothing.
+A program finds its part by its row, so that one launch writes the whole sequence. The numbers of a pair (2i, 2i+1) are
+in one thread, so splitting and joining them moves nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _WARPS = 2
 
 @triton.jit
 def _pairs(x, HALF: tl.constexpr):
-    """(x[2i], x[2i+1]) of the last axis."""
+    """Return (x[2i], x[2i+1]) of the last axis."""
     return tl.split(tl.reshape(x, (x.shape[0], HALF, 2)))
 
 
 @triton.jit
 def _row_pairs(pointer, at, real, HALF: tl.constexpr):
-    """The same of one row in memory, with an axis for heads."""
+    """Load one row and return its pairs, with an axis for heads."""
     return _pairs(tl.load(pointer + at, mask=real, other=0.0).to(tl.float32)[None, :], HALF)
 
 
@@ -127,7 +127,7 @@ def join_heads(
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As `reference.join_heads`; either all parts have a weight or none."""
+    """Compute `reference.join_heads`; either all parts have a weight or none."""
     first, second = (_with_dense_heads(part) for part in (parts[0], parts[-1]))
     batch, first_rows, heads, size = first.shape
     rows = sum(part.shape[1] for part in parts)
@@ -154,7 +154,7 @@ def join_heads_backward(
     sin: torch.Tensor | None,
     grads: Sequence[torch.Tensor | None],
 ) -> None:
-    """As `reference.join_heads_backward`; either all parts have a weight or none."""
+    """Compute `reference.join_heads_backward`; either all parts have a weight or none."""
     dy, first, second = (_with_dense_heads(tensor) for tensor in (dy, parts[0], parts[-1]))
     batch, _, heads, size = dy.shape
     tiling = _tiling(heads, size)

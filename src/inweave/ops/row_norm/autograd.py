@@ -1,7 +1,7 @@
 """Layer and RMS normalization of the last axis, with gradients of the input alone.
 
-Stored for the backward pass: what was normalized, and one or two numbers per row. Trained weights and compiled regions
-get torch's own formula: it has their gradients, and the compiler fuses it with what is around it.
+Saved for the backward pass: the normalized tensor's input, and one or two numbers per row. Trained weights and compiled
+regions get torch's own formula, which has their gradients, and which the compiler fuses with its neighbors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inweave.ops.common.select import implementation, on_device_of
 def add_layer_norm(
     x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + added, its layer normalization)"""
+    """Return (x + added, its layer normalization)."""
     if _plain(weight, bias):
         total = x + added
         return total, functional.layer_norm(total, total.shape[-1:], weight, bias, eps)
@@ -28,7 +28,7 @@ def add_layer_norm(
 def layer_norm_and_input(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, uses: int = 1
 ) -> tuple[torch.Tensor, ...]:
-    """(x, its layer normalization ``uses`` times): gradients of all of them are added in the one backward kernel.
+    """Return (x, its layer normalization ``uses`` times): all their gradients are added in one backward kernel.
 
     ``uses``: one to three, such as queries, keys and values.
     """
@@ -38,7 +38,7 @@ def layer_norm_and_input(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """x / sqrt(average(x^2) + eps) * weight, in float32 and rounded once."""
+    """Return x / sqrt(average(x^2) + eps) * weight, in float32 and rounded once."""
     if _plain(weight):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
     _, y = _RowNorm.apply(x, None, weight, None, eps, True, 1)  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ class _RowNorm(torch.autograd.Function):
 
 
 class _Layout:
-    """Rows in the order of memory: heads of attention are a transposed view, and stay one without a copy."""
+    """Rows in the order of memory: heads of attention, a transposed view, are not copied."""
 
     def __init__(self, x: torch.Tensor) -> None:
         last, steps = x.dim() - 1, x.stride()
@@ -95,9 +95,9 @@ class _Layout:
         self._shape = [x.shape[axis] for axis in self._order]
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, width), contiguous; a view if ``x`` lies in memory as the tensor this was made from."""
+        """Return (rows, width), contiguous; a view if ``x`` has the memory layout of the original tensor."""
         return x.permute(self._order).contiguous().view(-1, self._shape[-1])
 
     def whole(self, rows: torch.Tensor) -> torch.Tensor:
-        """The way back, always a view."""
+        """Return rows in the original shape, always a view."""
         return rows.view(self._shape).permute(self._back)

@@ -1,4 +1,4 @@
-"""Normalization on the meta device: exactly the memory that the kernels allocate and keep, and no arithmetic."""
+"""Shapes of the results of row normalization: the memory that the kernels allocate and save, without arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def row_norm(
     eps: float,
     rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.row_norm`."""
+    """Allocate the results of `reference.row_norm`."""
     mean, rstd = (torch.empty(x.shape[0], dtype=torch.float32, device=x.device) for _ in range(2))
     return x if added is None else torch.empty_like(x), torch.empty_like(x), mean, rstd
 
@@ -29,5 +29,5 @@ def row_norm_backward(
     rms: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As `reference.row_norm_backward`."""
+    """Allocate the result of `reference.row_norm_backward`."""
     return torch.empty_like(x)

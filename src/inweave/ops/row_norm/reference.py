@@ -1,13 +1,13 @@
-"""Layer and RMS normalization in plain torch, in float32 throughout; forward and backward as the kernels split them.
+"""Layer and RMS normalization in plain torch, in float32 throughout; split into forward and backward like the kernels.
 
-    h = x + added                       the residual stream, rounded as it is stored
+    h = x + added                       the residual stream, rounded to its dtype
     n = (h - mean) * rstd               mean of a row; 0 of `rms`          rstd = 1 / sqrt(average((h - mean)^2) + eps)
     y = n * weight + bias
 
     g  = dy * weight
     dh = rstd * (g - average(g) - n * average(g * n)) + more              without average(g) of `rms`
 
-``more`` is the gradient that reaches h past the norm, on its residual connection.
+``more`` is the gradient of h from its residual connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def row_norm(
     eps: float,
     rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(x + added, y, mean, rstd) of x (rows, width); the sum is rounded before it is normalized."""
+    """Return (x + added, y, mean, rstd) of x (rows, width); the sum is rounded before it is normalized."""
     total = x if added is None else x + added
     h = widened(total)
     mean = torch.zeros_like(h[:, 0]) if rms else h.mean(1)
@@ -46,7 +46,7 @@ def row_norm_backward(
     rms: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of x, the sum that was normalized; ``dys``: of y, one to three that are added first."""
+    """Return the gradient of x, the normalized sum; ``dys``: one to three gradients of y, which are added first."""
     n = (widened(x) - mean[:, None]) * rstd[:, None]
     g = torch.stack([widened(dy) for dy in dys]).sum(0)
     g = g if weight is None else g * weight

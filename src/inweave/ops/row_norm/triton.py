@@ -1,4 +1,4 @@
-"""Row normalization as kernels: a program takes a few rows through the whole formula of `reference` in registers."""
+"""Row normalization as kernels: a program computes the whole formula of `reference` for a few rows in registers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _gradient_kernel(
 
 
 def _tiling(rows: int, width: int) -> tuple[int, int, int]:
-    """(columns of a tile, rows of a tile, tiles)"""
+    """Return (columns of a tile, rows of a tile, tiles)."""
     columns = triton.next_power_of_2(width)
     count = max(2048 // columns, 1)
     return columns, count, -(-rows // count)
@@ -87,7 +87,7 @@ def row_norm(
     eps: float,
     rms: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.row_norm`; all tensors are contiguous. Of ``rms`` the mean is not filled."""
+    """Compute `reference.row_norm` of contiguous tensors; with ``rms`` the mean is not filled."""
     rows, width = x.shape
     columns, count, tiles = _tiling(rows, width)
     total, y = x if added is None else torch.empty_like(x), torch.empty_like(x)
@@ -110,12 +110,13 @@ def row_norm_backward(
     rms: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """As `reference.row_norm_backward`; all tensors are contiguous."""
+    """Compute `reference.row_norm_backward` of contiguous tensors."""
     rows, width = x.shape
     columns, count, tiles = _tiling(rows, width)
     dx = torch.empty_like(x)
     _gradient_kernel[(tiles,)](
-        dys[0], dys[min(1, len(dys) - 1)], dys[-1], x, x if weight is None else weight, mean, rstd, x if more is None else more, dx, rows, width,
+        dys[0], dys[min(1, len(dys) - 1)], dys[-1], x, x if weight is None else weight, mean, rstd,
+        x if more is None else more, dx, rows, width,
         WIDTH=columns, ROWS=count, RMS=rms, WEIGHT=weight is not None, MORE=more is not None,
         USES=len(dys),
     )  # fmt: skip

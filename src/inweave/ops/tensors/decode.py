@@ -1,11 +1,11 @@
-"""From stored bytes to numbers and back: the only place where an adapter's tensor becomes a torch tensor.
+"""Stored bytes to torch tensors and back: the only place where an adapter's tensor becomes a torch tensor.
 
     decode   bytes --view--> stored dtype --device--> --float32, if 8-bit float--> requested dtype
     encode   the bits of a torch tensor, in its own dtype
 
-Nothing is copied when the stored dtype is the requested one, the buffer is writable and its address is
-aligned. A read-only buffer (`bytes`, a file mapped with ACCESS_READ) is copied once: torch has no
-read-only tensors, and a write through one would end the process.
+Nothing is copied if the stored dtype is the requested one, the buffer is writable and its address is aligned. A
+read-only buffer (`bytes`, a file mapped with ACCESS_READ) is copied once: torch has no read-only tensors, and a write
+to one would end the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from inweave.adapter.tensor import Tensor
 from inweave.errors import FormatError
 
-#: `decode` with its dtype and device settled
+#: `decode` with a fixed dtype and device
 Reader = Callable[[Tensor], torch.Tensor]
 
 TORCH: dict[str, torch.dtype] = {
@@ -36,7 +36,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH.items()}
 def decode(
     tensor: Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> torch.Tensor:
-    """``tensor`` in ``dtype`` on ``device`` (the CPU by default)."""
+    """Return ``tensor`` in ``dtype`` on ``device`` (the CPU by default)."""
     stored = _stored(tensor)
     if stored.is_complex() and not dtype.is_complex:
         raise FormatError(f"a {tensor.dtype} tensor of shape {tensor.shape} cannot be read as {dtype}")
@@ -48,19 +48,21 @@ def decode(
 
 
 def encode(tensor: torch.Tensor) -> Tensor:
-    """The bits of ``tensor``, copied to the host."""
+    """Return the bits of ``tensor``, copied to the host."""
     host = tensor.detach().cpu().contiguous()
     return Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), host.flatten().view(torch.uint8).numpy().tobytes())
 
 
 def _stored(tensor: Tensor) -> torch.Tensor:
-    """The bytes as they are, in their own dtype."""
+    """Return the bytes unchanged, in their own dtype."""
     if tensor.dtype not in TORCH:
-        raise FormatError(f"no reading of dtype {tensor.dtype}; known are {', '.join(TORCH)}")
+        raise FormatError(f"dtype {tensor.dtype} is not supported; supported are {', '.join(TORCH)}")
     data, dtype = memoryview(tensor.data), TORCH[tensor.dtype]
     expected = tensor.numel * tensor.itemsize
     if data.nbytes != expected:
-        raise FormatError(f"a {tensor.dtype} tensor of shape {tensor.shape} has {expected} bytes, {data.nbytes} came")
+        raise FormatError(
+            f"a {tensor.dtype} tensor of shape {tensor.shape} must have {expected} bytes, got {data.nbytes}"
+        )
     if expected == 0:
         return torch.empty(tensor.shape, dtype=dtype)
     raw = torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)

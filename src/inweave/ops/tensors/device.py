@@ -16,7 +16,11 @@ DTYPES = {
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device, if this machine has it; by default (None or "auto") a GPU where there is one."""
+    """Return the device; by default (None or "auto") a GPU if there is one.
+
+    Raises:
+        ConfigError: if this machine does not have the device.
+    """
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -32,7 +36,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The dtype of this name; by default (None or "auto") the one that suits the device."""
+    """Return the dtype of this name; by default (None or "auto") the one that suits the device."""
     if dtype is not None and dtype != "auto":
         return named_dtype(dtype)
     if device.type != "cuda":
@@ -41,7 +45,7 @@ def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch
 
 
 def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The dtype of this name; a dtype is returned as it is."""
+    """Return the dtype of this name; a dtype is returned unchanged."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype not in DTYPES:
@@ -50,7 +54,7 @@ def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def device_memory(device: torch.device) -> dict[str, Any]:
-    """The kind and the name of a device, and its memory: kind, name, total_bytes, free_bytes."""
+    """Return the kind, the name and the memory of a device: kind, name, total_bytes, free_bytes."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return {"kind": "cuda", "name": torch.cuda.get_device_name(device), "total_bytes": total, "free_bytes": free}

@@ -1,6 +1,6 @@
-"""Tensors that share memory: tied weights, whether they are one parameter, or views, slices and transposes of one another.
+"""Tensors that share memory: tied weights, as one parameter or as views, slices and transposes of one another.
 
-the same bytes       [address, address + extent) of two tensors meet, and so do elements of theirs
+the same bytes       [address, address + extent) of two tensors overlap, and so do some of their elements
 on the meta device   there are no bytes: the same tensor
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 Key = TypeVar("Key", bound=Hashable)
-_WORK = 10_000  # steps of numpy's search for a common element; views whose answer takes longer count as overlapping
+_WORK = 10_000  # steps of numpy's search for a common element; views that need more count as overlapping
 
 
 def overlaps(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, list[Key]]:
-    """Every key whose tensor shares memory with others', with the keys of those."""
+    """Return every key whose tensor shares memory with other tensors, with their keys."""
     spans: dict[object, list[tuple[int, int, int]]] = {}
     keys = list(tensors)
     for number, key in enumerate(keys):
@@ -41,7 +41,7 @@ def overlaps(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, list[Key]]:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor begins in memory; 0 for one without memory of its own."""
+    """Return the address of a tensor; 0 if it has no memory of its own."""
     try:
         return tensor.data_ptr()
     except RuntimeError:  # a subclass without storage
@@ -70,16 +70,19 @@ def _meet(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def _addresses(tensor: torch.Tensor) -> np.ndarray:
-    """An array in the place of a tensor; its numbers are never looked at."""
+    """Return an array at the address of a tensor; its numbers are never read."""
     size = tensor.element_size()
     interface = {
-        "version": 3, "typestr": f"|V{size}", "shape": tuple(tensor.shape), "data": (address(tensor), True),
+        "version": 3,
+        "typestr": f"|V{size}",
+        "shape": tuple(tensor.shape),
+        "data": (address(tensor), True),
         "strides": tuple(size * stride for stride in tensor.stride()),
-    }  # fmt: skip
+    }
     return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
+    """Return the bytes from the first element to the end of the last."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()

@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from inweave.errors import InweaveError
 from inweave.serve.engine.child_process import ProcessEndpoint
@@ -45,6 +45,7 @@ TRAIN_PATIENCE = 600.0
 CRASHED = "the process that ran it ended unexpectedly"
 #: fields of a stored request that a runner gets unchanged
 RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch")
+Answer = TypeVar("Answer", Ready, Loaded)
 Status = Literal["starting", "loading", "ready", "failed", "stopping"]
 
 
@@ -117,19 +118,23 @@ class Dispatcher:
     async def _start(self) -> None:
         self.status, self.reason = "starting", "the model process is starting"
         await self._runner.start(self._settings.runner)
-        ready = await self._runner.receive()
-        assert isinstance(ready, Ready)
-        self.device = ready.device or self._settings.runner.device
+        self.device = (await self._answer(Ready)).device or self._settings.runner.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
             await self._runner.send(Load(self._settings.preload))
-            loaded = await self._runner.receive()
-            assert isinstance(loaded, Loaded)
-            if loaded.error is not None:
-                log.error("%s could not be loaded: %s", self._settings.preload, loaded.error.message)
-                self.status, self.reason = "failed", f"the model could not be loaded: {loaded.error.message}"
+            error = (await self._answer(Loaded)).error
+            if error is not None:
+                log.error("%s could not be loaded: %s", self._settings.preload, error.message)
+                self.status, self.reason = "failed", f"the model could not be loaded: {error.message}"
                 return
         self.status, self.reason = "ready", ""
+
+    async def _answer(self, kind: type[Answer]) -> Answer:
+        """Return the next report, while no job runs; raise WireError if it is of another kind."""
+        report = await self._runner.receive()
+        if not isinstance(report, kind):
+            raise WireError(f"expected {kind.__name__}, got {type(report).__name__}")
+        return report
 
     async def _serve(self) -> None:
         while not self._stopping:

@@ -19,7 +19,7 @@ from typing import Any
 MAX_HEADER = 16 * 1024 * 1024
 MAX_BLOBS = 1024 * 1024 * 1024
 MAX_BLOB_COUNT = 1024
-Path = list[str | int]
+BlobPath = list[str | int]
 
 
 class WireError(Exception):
@@ -35,7 +35,7 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the message as bytes."""
-        blobs: list[tuple[Path, bytes]] = []
+        blobs: list[tuple[BlobPath, bytes]] = []
         fields = {"type": self.type, "data": _without_blobs(self.data, [], blobs)}
         header = json.dumps({**fields, "blobs": [(path, len(blob)) for path, blob in blobs]}).encode()
         return b"".join((struct.pack(">I", len(header)), header, *(blob for _, blob in blobs)))
@@ -47,7 +47,7 @@ class Header:
 
     type: str
     data: dict[str, Any]
-    blobs: list[tuple[Path, int]]
+    blobs: list[tuple[BlobPath, int]]
 
     def message(self, contents: Iterable[bytes]) -> Message:
         """Return the message, with the contents of the blobs in their places."""
@@ -98,7 +98,7 @@ def read_message(read: Callable[[int], bytes]) -> Message:
     return header.message([exactly(length) for _, length in header.blobs])
 
 
-def _without_blobs(value: Any, path: Path, blobs: list[tuple[Path, bytes]]) -> Any:
+def _without_blobs(value: Any, path: BlobPath, blobs: list[tuple[BlobPath, bytes]]) -> Any:
     """Return a value with None in place of bytes, which are appended to ``blobs``."""
     if isinstance(value, bytes):
         blobs.append((path, value))

@@ -1,4 +1,4 @@
-"""Calls into sandbox processes, which open files of strangers; a call that kills its process fails alone."""
+"""Calls into sandbox processes, which open untrusted files; a call that kills its process fails alone."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.network_args import read_network
 from inweave.training.config.optimizer_names import optimizer, optimizer_args
-from inweave.training.config.translate import Row, Translation, translate
+from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import (
     normalize_name,
     parse_bool,
@@ -47,13 +47,13 @@ lr_scheduler: Final = row.choice("lr_scheduler", SCHEDULES)
 min_snr: Final = row.to("min_snr_gamma", lambda value: parse_scalar(value) or None)
 
 
-def polynomial_power(scheduler: str = "lr_scheduler") -> Row:
+def polynomial_power(scheduler: str = "lr_scheduler") -> SettingRow:
     """Return the row of the exponent of the polynomial scheduler."""
     why = "only used by the polynomial scheduler"
     return row.to("polynomial_power", when=lambda out: out.word(scheduler) == "polynomial", otherwise=why)
 
 
-def cosine_cycles(scheduler: str = "lr_scheduler") -> Row:
+def cosine_cycles(scheduler: str = "lr_scheduler") -> SettingRow:
     """Return the row of the cycles of a cosine, which other schedulers ignore."""
 
     def read(out: Translation, name: str, value: Any) -> None:
@@ -146,7 +146,7 @@ def _text_only(out: Translation, name: str, value: Any) -> None:
         out.put(name, "train_text_encoders", True)
 
 
-def _part(part: str) -> Row:
+def _part(part: str) -> SettingRow:
     return row.custom(lambda out, name, value: out.add_part(name, part, value))
 
 
@@ -156,7 +156,7 @@ def _t5(out: Translation, name: str, value: Any) -> None:
     out.add_part(name, "text_encoder_3" if third else "text_encoder_2", value)
 
 
-def known(expected: Iterable[Any], why: str) -> Row:
+def known(expected: Iterable[Any], why: str) -> SettingRow:
     """Return the row of a setting that is noted at the values that are always used here, and refused at others."""
     usual = {normalize_name(each) for each in expected}
 
@@ -214,7 +214,7 @@ _SHIFT = row.to(
     otherwise="only used with timestep_sampling = shift",
 )  # fmt: skip
 
-ALIASES: Final[dict[str, Row]] = {
+ALIASES: Final[dict[str, SettingRow]] = {
     **row.renamed({
         "lr": "learning_rate", "network_dim": "rank", "network_dropout": "hidden_dropout",
         "network_weights": "start_from", "max_train_epochs": "epochs", "train_batch_size": "batch_size",

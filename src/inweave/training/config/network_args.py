@@ -23,11 +23,9 @@ _MODULES = ("networks.lora", "networks.loha", "networks.lokr", "lycoris")
 #: modules of the same beginning that are other algorithms
 _OTHERS = ("networks.lora_fa", "networks.lora_hunyuan", "networks.lora_lumina", "networks.lora_anima")
 #: options of algorithms that are not used, or of how they compute
-_HARMLESS = frozenset(
-    names(
-        "verbose bypass_mode block_size constraint constrain unit train_on_input dora_oft loraplus_groups rescaled "
-        "disable_conv_cp"
-    )
+_HARMLESS = names(
+    "verbose bypass_mode block_size constraint constrain unit train_on_input dora_oft loraplus_groups rescaled "
+    "disable_conv_cp"
 )
 #: options of LoKr that the other algorithms do not read
 _LOKR_ONLY = ("factor", "full_matrix", "decompose_both", "unbalanced_factorization")
@@ -37,7 +35,7 @@ NO_CHANGE: Final = "does not change what is trained"
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkArgs:
     """A network module with its arguments; names are without case and punctuation."""
 
     module: str
@@ -74,12 +72,12 @@ class Network:
         return parse_bool(self.arguments.get("dora_wd", "false"))
 
 
-def parse_network(out: Translation) -> Network | None:
+def parse_network(out: Translation) -> NetworkArgs | None:
     """Return the network; None if its arguments cannot be parsed, which is a problem."""
     value = out.get("network_module")
     module = value[:100] if isinstance(value, str) else for_message(value) if value else ""
     try:
-        network = Network(module, parse_pairs(out.get("network_args") or []))
+        network = NetworkArgs(module, parse_pairs(out.get("network_args") or []))
     except ValueError as error:
         out.problems.append(f"network_args: {error}")
         return None
@@ -88,7 +86,7 @@ def parse_network(out: Translation) -> Network | None:
     return network
 
 
-def put_algorithm(out: Translation, network: Network, kind_of: Callable[[Translation, Network], str]) -> None:
+def put_algorithm(out: Translation, network: NetworkArgs, kind_of: Callable[[Translation, NetworkArgs], str]) -> None:
     """Set our algorithm, as ``kind_of`` names it; refuse others."""
     if network.algorithm not in _ALGORITHMS:
         name = for_message(network.arguments["algo"])
@@ -100,7 +98,9 @@ def put_algorithm(out: Translation, network: Network, kind_of: Callable[[Transla
         out.put("network_args.algo" if "algo" in network.arguments else "network_module", "network", kind)
 
 
-def put_arguments(out: Translation, network: Network, read: Callable[[Translation, Network, str, Any], None]) -> None:
+def put_arguments(
+    out: Translation, network: NetworkArgs, read: Callable[[Translation, NetworkArgs, str, Any], None]
+) -> None:
     """Translate every argument with ``read``."""
     for name, argument in network.arguments.items():
         try:
@@ -124,12 +124,12 @@ def read_network(out: Translation) -> None:
     put_arguments(out, network, _argument)
 
 
-def _kind(out: Translation, network: Network) -> str:
+def _kind(out: Translation, network: NetworkArgs) -> str:
     kind = "locon" if network.algorithm == "lora" and network.conv_rank else network.algorithm
     return "dora" if network.decomposes and kind in ("lora", "locon") else kind
 
 
-def put_lora_plus(out: Translation, network: Network) -> None:
+def put_lora_plus(out: Translation, network: NetworkArgs) -> None:
     """Set LoRA+'s ratio; kohya's denoiser and text encoders may have their own, all networks share one here."""
     common, *own = (parse_scalar(network.arguments.get(name, 0)) or None for name in _LORA_PLUS)
     ratios = {"denoiser": own[0] or common, "text encoders": own[1] or common}
@@ -143,7 +143,7 @@ def put_lora_plus(out: Translation, network: Network) -> None:
         out.put(f"network_args.{name}", "loraplus_lr_ratio", ratios["denoiser"])
 
 
-def dropout_of_lycoris(out: Translation, network: Network) -> tuple[str, Any] | None:
+def dropout_of_lycoris(out: Translation, network: NetworkArgs) -> tuple[str, Any] | None:
     """Return LyCORIS' dropout, with its name; kohya's own networks have network_dropout, between two factors."""
     own = "dropout" in network.arguments
     theirs = "network_args.dropout" if own else "network_dropout"
@@ -158,7 +158,7 @@ def dropout_of_lycoris(out: Translation, network: Network) -> tuple[str, Any] | 
     return (theirs, value) if network.is_lycoris and value else None
 
 
-def read_argument(out: Translation, network: Network, name: str, value: Any) -> bool:
+def read_argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> bool:
     """Translate an argument that means the same in a configuration and in an import; return whether it is one."""
     theirs, scalar = f"network_args.{name}", parse_scalar(value)
     if name == "rank_dropout" and not network.is_lycoris and network.algorithm in ("lora", "locon") and scalar:
@@ -178,7 +178,7 @@ def read_argument(out: Translation, network: Network, name: str, value: Any) -> 
     return True
 
 
-def _argument(out: Translation, network: Network, name: str, value: Any) -> None:
+def _argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> None:
     theirs = f"network_args.{name}"
     if name == "algo" or (name == "dora_wd" and network.algorithm in ("lora", "locon")):
         out.mapping.setdefault(theirs, "network")

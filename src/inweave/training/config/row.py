@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
-from inweave.training.config.translate import Reader, Row, Translation
+from inweave.training.config.translate import Reader, SettingRow, Translation
 from inweave.training.config.values import is_off, normalize_name, parse_bool
 
 SPEED: Final = "only affects speed or memory, which are handled automatically"
@@ -25,34 +25,34 @@ UNSUPPORTED: Final = "is not supported"
 Condition = Callable[[Translation], bool]
 
 
-def each(row: Row, names: str) -> dict[str, Row]:
+def each(row: SettingRow, names: str) -> dict[str, SettingRow]:
     """Return the same row for every name in a text."""
     return dict.fromkeys(names.split(), row)
 
 
-def renamed(names: Mapping[str, str]) -> dict[str, Row]:
+def renamed(names: Mapping[str, str]) -> dict[str, SettingRow]:
     """Return rows for settings that differ from ours by name only."""
     return {theirs: to(ours) for theirs, ours in names.items()}
 
 
-def ignored(why: str) -> Row:
+def ignored(why: str) -> SettingRow:
     """Return the row of a setting that does not change what is trained."""
-    return Row("ignored", why)
+    return SettingRow("ignored", why)
 
 
-def refused(why: str, *neutral: Any) -> Row:
+def refused(why: str, *neutral: Any) -> SettingRow:
     """Return the row of a setting that cannot be expressed here, except at its ``neutral`` values."""
-    return Row("refused", why, neutral=neutral)
+    return SettingRow("refused", why, neutral=neutral)
 
 
-def different(why: str, *neutral: Any) -> Row:
+def different(why: str, *neutral: Any) -> SettingRow:
     """Return the row of a setting that is done in another way here."""
-    return Row("different", why, neutral=neutral)
+    return SettingRow("different", why, neutral=neutral)
 
 
-def custom(reader: Reader, ours: str = "") -> Row:
+def custom(reader: Reader, ours: str = "") -> SettingRow:
     """Return the row of a setting that a function translates."""
-    return Row("read", ours=ours, reader=reader)
+    return SettingRow("read", ours=ours, reader=reader)
 
 
 def to(
@@ -62,7 +62,7 @@ def to(
     when: Condition | None = None,
     otherwise: str = "",
     off: bool = False,
-) -> Row:
+) -> SettingRow:
     """Return the row of one of our settings.
 
     Unless ``when`` holds, the setting is noted as ``otherwise``; with ``off``, zero asks for nothing.
@@ -79,7 +79,7 @@ def to(
     return custom(read, ours)
 
 
-def choice(ours: str, table: Mapping[str, Any]) -> Row:
+def choice(ours: str, table: Mapping[str, Any]) -> SettingRow:
     """Return the row of a setting with a list of values by name; others are refused."""
 
     def read(out: Translation, name: str, value: Any) -> None:
@@ -92,12 +92,12 @@ def choice(ours: str, table: Mapping[str, Any]) -> Row:
     return custom(read, ours)
 
 
-def switch(ours: str, on: Any = True, off: Any = False) -> Row:
+def switch(ours: str, on: Any = True, off: Any = False) -> SettingRow:
     """Return the row of a setting that is on or off."""
     return to(ours, lambda value: on if parse_bool(value) else off)
 
 
-def only(ours: str, value: Any = True) -> Row:
+def only(ours: str, value: Any = True) -> SettingRow:
     """Return the row of a switch that means something when it is on."""
 
     def read(out: Translation, name: str, switch: Any) -> None:
@@ -106,6 +106,6 @@ def only(ours: str, value: Any = True) -> Row:
     return custom(read, ours)
 
 
-def mapped(ours: str) -> Row:
+def mapped(ours: str) -> SettingRow:
     """Return the row of a setting that is read later, together with others."""
     return custom(lambda out, name, value: out.mapping.update({name: ours}))

@@ -32,12 +32,7 @@ from inweave.training.config.toml import (
 )
 from inweave.training.config.translate import Translation, names_in
 from inweave.training.config.types import memory_bytes, warmup_in_steps
-from inweave.training.config.validation import (
-    ensure_consistent,
-    is_for_other_objective,
-    objective_hint,
-    validate_into,
-)
+from inweave.training.config.validation import ensure_consistent, is_for_other_objective, objective_hint, validate_into
 
 _LENGTH = frozenset({"steps", "epochs"})
 

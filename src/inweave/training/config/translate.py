@@ -112,7 +112,7 @@ Reader = Callable[[Translation, str, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingRow:
     """One foreign setting: its ``reader`` and our name, or the reason why it has none."""
 
     kind: Literal["read", "ignored", "refused", "different"]
@@ -127,7 +127,7 @@ class Row:
         self.reader(out, name, value)
 
 
-Table = Mapping[str, Row]
+Table = Mapping[str, SettingRow]
 
 
 def translate(
@@ -161,7 +161,7 @@ def translate(
     return out
 
 
-def _row(table: Table, name: str) -> Row | None:
+def _row(table: Table, name: str) -> SettingRow | None:
     if name in table:
         return table[name]
     return next((row for pattern, row in table.items() if _is_pattern(pattern) and fnmatchcase(name, pattern)), None)

@@ -76,10 +76,10 @@ class Rule(CheckedModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     pattern: str = Field(description="regular expression, searched in dotted module names")
-    rank: PositiveInt | None = Field(None, description="rank of these modules")
-    alpha: PositiveFloat | None = Field(None, description="alpha of these modules; none: their rank")
-    learning_rate: PositiveFloat | None = Field(None, description="learning rate of these modules")
-    skip: bool = Field(False, description="do not train these modules")
+    rank: PositiveInt | None = Field(default=None, description="rank of these modules")
+    alpha: PositiveFloat | None = Field(default=None, description="alpha of these modules; none: their rank")
+    learning_rate: PositiveFloat | None = Field(default=None, description="learning rate of these modules")
+    skip: bool = Field(default=False, description="do not train these modules")
 
     @field_validator("pattern")
     @classmethod

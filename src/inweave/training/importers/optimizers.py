@@ -15,11 +15,8 @@ from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, names, normalize_name, parse_number
 
 #: packages whose classes have the names in our table
-_PACKAGES = frozenset(
-    names(
-        "torch bitsandbytes transformers lion_pytorch prodigyopt dadaptation schedulefree came_pytorch "
-        "pytorch_optimizer"
-    )
+_PACKAGES = names(
+    "torch bitsandbytes transformers lion_pytorch prodigyopt dadaptation schedulefree came_pytorch pytorch_optimizer"
 )
 #: names of D-Adaptation in its preprint
 _PREPRINT = ("dadaptation", "dadaptadampreprint")
@@ -39,12 +36,10 @@ _LIBRARY: dict[str, tuple[float, tuple[float, float], float]] = {
     "torch.optim.Muon": (0.1, (0.9, 0.999), 1e-7),
 }  # fmt: skip
 #: switches of a library's implementation that do not change the numbers
-_IMPLEMENTATION = frozenset(
-    names(
-        "foreach fused capturable differentiable is_paged block_wise min_8bit_size percentile_clipping optim_bits "
-        "fsdp_in_use log_every quant_block_size use_triton stochastic_rounding compile fused_back_pass slice_p "
-        "state_precision"
-    )
+_IMPLEMENTATION = names(
+    "foreach fused capturable differentiable is_paged block_wise min_8bit_size percentile_clipping optim_bits "
+    "fsdp_in_use log_every quant_block_size use_triton stochastic_rounding compile fused_back_pass slice_p "
+    "state_precision"
 )
 #: options of an optimizer that are fixed here, and their values
 _FIXED_ADAMW: dict[str, Any] = {"amsgrad": False, "maximize": False, "decouple": True, "use_bias_correction": True}

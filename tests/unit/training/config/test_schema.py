@@ -111,8 +111,7 @@ def test_all_problems_at_once() -> None:
         "set cache_text = false", "'a[b' is not a valid regular expression: unterminated character set at position 1",
         "vram",
         "min_snr_gamma: is for models that predict noise", "noise_offset", "'x(' is not a valid regular expression",
-        "rules.1: sets",
-        "network_args", "unet_lr", "lokr_factor", "cosine_cycles",
+        "rules.1: sets", "network_args", "unet_lr", "lokr_factor", "cosine_cycles",
     ]  # fmt: skip
     for word in expected:
         assert any(word in each for each in text), word
@@ -188,10 +187,9 @@ def test_constructors_raise_every_problem_as_ours() -> None:
     ]  # fmt: skip
     assert "got 'y'" in str(caught.value) and "did you mean 'learning_rate'?" in str(caught.value)
     for wrong in (lambda: TrainConfig.model_validate({"dataset": "x", "rank": "y"}),
-    lambda: TrainConfig.model_validate(3),
+                  lambda: TrainConfig.model_validate(3),
                   lambda: TrainConfig.model_validate_json('{"dataset": "x", "rank": "y"}'),
-                  lambda: Rule(pattern="(", skip=True),
-                  lambda: of().model_copy(update={"rank": "y"}),
+                  lambda: Rule(pattern="(", skip=True), lambda: of().model_copy(update={"rank": "y"}),
                   lambda: of(steps=3).model_copy(update={"epochs": 2})):  # fmt: skip
         with pytest.raises(ConfigError):
             wrong()

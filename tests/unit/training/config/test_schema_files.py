@@ -59,8 +59,7 @@ SMALL = st.floats(1e-12, 1e6, allow_nan=False)
 WORDS: dict[str, st.SearchStrategy[Any]] = {
     "targets": st.one_of(st.sampled_from(["attention", "all", r".*\.to_q"]), st.lists(st.just("to_k"), min_size=1)),
     "rules": st.lists(st.builds(lambda rank: {"pattern": 'a"\\.b', "rank": rank}, st.integers(1, 64)), max_size=3),
-    "name": st.text("abc \"'=#é", min_size=1, max_size=12),
-    "parts": st.dictionaries(TEXT, TEXT, max_size=3),
+    "name": st.text("abc \"'=#é", min_size=1, max_size=12), "parts": st.dictionaries(TEXT, TEXT, max_size=3),
     "optimizer_args": st.dictionaries(
         TEXT.map(lambda text: f"x{text}"), st.one_of(st.booleans(), st.integers(-9, 9), SMALL, TEXT), max_size=3
     ),

@@ -18,8 +18,7 @@ GUI: dict[str, Any] = {
     "clip_skip": "1", "color_aug": False, "conv_dim": 8, "conv_alpha": 4, "epoch": 3, "learning_rate": 1e-4,
     "lr_scheduler": "cosine",
     "lr_warmup": 10, "max_resolution": "1024,1024", "max_timestep": 1000, "max_token_length": "75",
-    "max_train_epochs": "",
-    "max_train_steps": "", "min_snr_gamma": 0, "mixed_precision": "bf16", "module_dropout": 0,
+    "max_train_epochs": "", "max_train_steps": "", "min_snr_gamma": 0, "mixed_precision": "bf16", "module_dropout": 0,
     "multires_noise_iterations": 0,
     "network_alpha": 16, "network_dim": 32, "noise_offset": 0, "noise_offset_type": "Original",
     "optimizer": "AdamW8bit",
@@ -37,8 +36,7 @@ TOOLKIT: dict[str, Any] = {
 }  # fmt: skip
 ONE: dict[str, Any] = {
     "training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "base_model_name": "x",
-    "text_encoder": {"train": False},
-    "text_encoder_2": {"train": False},
+    "text_encoder": {"train": False}, "text_encoder_2": {"train": False},
 }  # fmt: skip
 TUNER: dict[str, Any] = {
     "model_family": "sdxl", "model_type": "lora", "optimizer": "adamw_bf16", "lr_scheduler": "constant",

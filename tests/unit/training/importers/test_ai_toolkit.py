@@ -13,7 +13,7 @@ from inweave.errors import ConfigError
 from inweave.training.importers.detect import import_config
 from inweave.training.importers.files import leaves_of
 from tests.unit.training.importers.other_trainers import AI_TOOLKIT, accounted, write_text
-from tests.unit.training.importers.small_imports import TOOLKIT, toolkit
+from tests.unit.training.importers.small_imports import TOOLKIT, refusal, toolkit
 
 
 def test_ai_toolkit(tmp_path: Path) -> None:
@@ -155,6 +155,29 @@ def test_rates_and_losses(tmp_path: Path) -> None:
 
 
 def test_refiners_of_z_image_are_not_adapted(tmp_path: Path) -> None:
-    (pattern,) = toolkit(tmp_path, model={"name_or_path": "m", "arch": "zimage"}).config.targets
+    (pattern,) = list(toolkit(tmp_path, model={"name_or_path": "m", "arch": "zimage"}).config.targets)
     assert re.fullmatch(pattern, "layers.3.adaLN_modulation.0") and re.fullmatch(pattern, "layers.3.attention.to_q")
     assert not re.fullmatch(pattern, "noise_refiner.0.attention.to_q")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"type": "concept_slider"}, "'concept_slider' is not the training of a LoRA"),
+        ({"slider": {"targets": [{"positive": "x"}]}}, "a slider"),
+        ({"network": None}, "a full fine-tune"),
+        (
+            {"model": {"name_or_path": "m", "arch": "wan22_14b:t2v"}},
+            "'wan22_14b:t2v' is a model that cannot be trained",
+        ),
+        ({"model": {"name_or_path": "m", "is_lumina2": True}}, "Lumina"),
+        ({"model": {"name_or_path": "black-forest-labs/FLUX.1-Kontext-dev", "arch": "flux_kontext"}}, "Kontext"),
+        ({"model": {"name_or_path": "m", "arch": "flux", "assistant_lora_path": "a"}}, "model.assistant_lora_path"),
+        ({"train": {**TOOLKIT["train"], "timestep_type": "weighted"}}, "'weighted' is not supported"),
+        ({"datasets": [{"folder_path": "x", "control_path": "y"}]}, "datasets.0.control_path"),
+    ],
+)
+def test_ai_toolkit_refuses_by_name(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        toolkit(tmp_path, **changes)
+    assert reason in refusal(caught)

@@ -40,8 +40,7 @@ def test_invalid_values_are_reported_under_their_original_names(tmp_path: Path) 
         ('{"a": 1}', "is not recognized"),
         ("a = 1", "is not recognized"),
         ('{"training_method": "FINE_TUNE", "concepts": [{"path": "x"}]}', "FINE_TUNE: a full fine-tune"),
-        ('{"training_method": "LORA"', "not valid JSON"),
-        ("network_dim = \n", "line 1"),
+        ('{"training_method": "LORA"', "not valid JSON"), ("network_dim = \n", "line 1"),
         ("a: [", "neither TOML"),
         ("a: !!python/object/apply:os.system ['true']", "neither TOML"),
         ('[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = "x"\n', "is a dataset"),
@@ -63,16 +62,14 @@ WANDB: dict[str, tuple[dict[str, Any], tuple[bool, bool, str, str | None]]] = {
     "kohya_ss of today": ({"LoRA_type": "Standard", "log_with": "wandb", "use_wandb": False},
     (False, True, "network_train", None)),
     "SimpleTuner": ({"model_family": "sdxl", "model_type": "lora", "report_to": "tensorboard,wandb",
-    "tracker_project_name": "p",
-                     "tracker_run_name": "r"}, (True, True, "p", "r")),
+                     "tracker_project_name": "p", "tracker_run_name": "r"}, (True, True, "p", "r")),
     "SimpleTuner, none": ({"model_family": "sdxl", "model_type": "lora", "report_to": "none", "tracker_run_name": "r"},
                           (False, False, "inweave", None)),
     "ai-toolkit": ({"config": {"name": "n", "process": [{"network": {"type": "lora"}, "model": {"name_or_path": "m"},
                     "logging": {"use_wandb": True, "project_name": "p", "run_name": "r", "log_every": 5}}]}},
                    (False, True, "p", "r")),
     "OneTrainer": ({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "tensorboard": True,
-    "epochs": 3},
-                   (True, False, "inweave", None)),
+                   "epochs": 3}, (True, False, "inweave", None)),
 }  # fmt: skip
 
 
@@ -92,8 +89,7 @@ def test_where_a_run_is_shown_is_imported(case: str, tmp_path: Path) -> None:
 def test_one_of_two_text_encoders_is_trained(first: bool, second: bool, tmp_path: Path) -> None:
     rates = [5e-5 * first, 2e-5 * second]
     kohya = {"script": "sdxl_train_network.py", "network_module": "networks.lora", "network_dim": 4,
-    "train_data_dir": "x",
-             "text_encoder_lr": rates, "learning_rate": 1e-4}  # fmt: skip
+             "train_data_dir": "x", "text_encoder_lr": rates, "learning_rate": 1e-4}  # fmt: skip
     one = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "epochs": 3,
            "text_encoder": {"train": first, "learning_rate": rates[0] or None},
            "text_encoder_2": {"train": second, "learning_rate": rates[1] or None}}  # fmt: skip

@@ -66,9 +66,9 @@ def test_the_vocabulary_of_the_gui(tmp_path: Path) -> None:
 
 def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None:
     old = {"max_resolution": "512,512", "learning_rate": "0.0001", "lr_warmup": "0", "epoch": "2", "network_dim": 8,
-    "use_8bit_adam": True,
-           "unet_lr": "0.0001", "text_encoder_lr": "5e-5", "seed": "12", "keep_tokens": "1", "bucket_reso_steps": 64.0,
-           "gradient_accumulation_steps": 1.0, "lr_scheduler_num_cycles": "", "xformers": True}  # fmt: skip
+           "use_8bit_adam": True, "unet_lr": "0.0001", "text_encoder_lr": "5e-5", "seed": "12", "keep_tokens": "1",
+           "bucket_reso_steps": 64.0, "gradient_accumulation_steps": 1.0,
+           "lr_scheduler_num_cycles": "", "xformers": True}  # fmt: skip
     c = imported(tmp_path, old).config
     assert (c.epochs, c.seed, c.keep_tokens, c.optimizer, c.text_encoder_learning_rate) == (2, 12, 1, "adamw8bit", 5e-5)
     assert (c.alpha, c.lr_scheduler, c.buckets, c.precision) == (1, "cosine", True, "fp16")  # the GUI's own defaults

@@ -127,7 +127,7 @@ def test_what_every_weird_value_is_put_into_can_be_imported(
 
     options = {"optimizer": "adamw", "lr_scheduler": "constant"} if kind == "SimpleTuner" else {}
     monkeypatch.setattr(importing, "recognize", lambda table: (BY_NAME[kind], {**WHOLE[kind], **options}))
-    overrides = {} if kind != "OneTrainer" else {"train_text_encoders": True}
+    overrides: dict[str, Any] = {} if kind != "OneTrainer" else {"train_text_encoders": True}
     assert import_table({}, tmp_path / "x", **overrides).config.rank in (4, 8, 16)
 
 
@@ -151,8 +151,8 @@ BOMBS = {
     "merge keys of ai-toolkit.yaml": f"config: {{process: [{{}}]}}\n{MERGES}",
     "one merge key of many.yaml":
         "a: &a {" + ", ".join(f"k{n}: 1" for n in range(500)) + "}\nb: {<<: [" + "*a, " * 5000 + "*a]}",
-    "aliases.yaml": "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1,
-    12)),
+    "aliases.yaml":
+        "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)),
     "circle.yaml": "config: &c {process: [*c]}",
     "merged circle.yaml": "rank: 3\na: &a {<<: *a}",
     "not a mapping.yaml": "a: {<<: [1, 2]}",
@@ -167,10 +167,8 @@ BOMBS = {
     "nested a little less.json": '{"training_method": "LORA", "a": ' + "[" * 500 + "]" * 500 + "}",
     "dots.toml": "rank" + ".a" * 20_000 + " = 1",
     "many dots.toml": "\n".join(f"k{n}" + ".a" * 500 + " = 1" for n in range(200)),
-    "fewer dots.toml": "rank" + ".a" * 500 + " = 1",
-    "hex.toml": "rank = 0x" + "f" * 100_000,
-    "nested.toml": "rank = " + "[" * 50_000,
-    "large.toml": "a = 1\n" * 60_000,
+    "fewer dots.toml": "rank" + ".a" * 500 + " = 1", "hex.toml": "rank = 0x" + "f" * 100_000,
+    "nested.toml": "rank = " + "[" * 50_000, "large.toml": "a = 1\n" * 60_000,
 }  # fmt: skip
 
 

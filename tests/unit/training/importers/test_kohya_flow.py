@@ -44,7 +44,7 @@ def test_musubi_trains_the_denoiser_alone_with_defaults_of_its_own() -> None:
         (f"{Z_IMAGE}--timestep_sampling logsnr --logit_mean 3 --logit_std 4", ("logit_normal", None, -1.5, 2.0)),
         (f"{SD3}--weighting_scheme logit_normal --logit_mean 0.5", ("logit_normal", None, 0.5, 1.0)),
         (f"{FLUX}--timestep_sampling sigma --weighting_scheme cosmap --discrete_flow_shift 1",
-        ("uniform", None, 0.0, 1.0)),
+         ("uniform", None, 0.0, 1.0)),
     ],
 )  # fmt: skip
 def test_times(line: str, expected: tuple[Any, ...]) -> None:
@@ -100,7 +100,7 @@ def test_modulation_of_qwen_image_is_adapted_where_it_is_asked_for() -> None:
 
     name = "transformer_blocks.3.img_mod.1"
     for argument, adapted in (("", False), ("exclude_mod=True", False), ("exclude_mod=False", True)):
-        (pattern,) = of(f"{QWEN} {'--network_args ' + argument if argument else ''}").config.targets
+        (pattern,) = list(of(f"{QWEN} {'--network_args ' + argument if argument else ''}").config.targets)
         assert bool(re.fullmatch(pattern, name)) is adapted
     with pytest.raises(ConfigError, match=r"network_args.exclude_patterns: .* left out by rules"):
         of(f"{QWEN} --network_args \"exclude_patterns=['.*attn.*']\"")

@@ -183,7 +183,7 @@ def test_steps_are_batches(tmp_path: Path) -> None:
     [
         ({"timestep_shift": 2.0}, "sample timesteps without a shift"),
         ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5},
-        "a range of noise levels before the shift"),
+         "a range of noise levels before the shift"),
         ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
         ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
         ({"dropout_probability": 0.1, "lora_decompose": True}, "dora has dropout on the adapter's inputs only"),
@@ -199,3 +199,19 @@ def test_what_has_another_meaning_is_refused(changes: dict[str, Any], why: str, 
         plain = {**ONE, **changes, "lora_decompose": False, "peft_type": "LORA"}
         c = imported(tmp_path, plain).config
         assert (c.network, c.dropout, c.hidden_dropout) == ("lora", 0, 0.1)
+
+
+def test_one_trainer_without_a_filter_adapts_every_layer(tmp_path: Path) -> None:
+    c = imported(tmp_path, ONE).config
+    assert (c.targets, c.train_text_encoders, c.noise_offset, c.timestep_sampling) == ((".*",), False, 0.0, "uniform")
+    assert (c.rank, c.alpha, c.epochs, c.warmup, c.learning_rate, c.save_dtype) == (16, 1, 100, 200, 3e-6, "fp32")
+    listed = imported(tmp_path, {**ONE, "layer_filter": "attentions", "layer_filter_preset": "attn-mlp"}).config
+    preset = imported(tmp_path, {**ONE, "layer_filter_preset": "attn-mlp"}).config
+    assert listed.targets == preset.targets == (".*attentions.*",)
+    regex = {"layer_filter": "^(?=.*attention)(?!.*refiner).*", "layer_filter_regex": True}
+    z = {**ONE, **regex, "model_type": "Z_IMAGE", "timestep_distribution": "LOGIT_NORMAL"}
+    assert imported(tmp_path, z).config.targets == (regex["layer_filter"],)
+    shifted = {**z, "timestep_shift": 3.0, "noising_weight": 0.5}
+    c = imported(tmp_path, shifted).config
+    assert (c.timestep_sampling, c.timestep_shift, c.logit_std) == ("shift", 3.0, 1.5)
+    assert imported(tmp_path, {**ONE, "clip_grad_norm": None}).config.max_grad_norm == 0

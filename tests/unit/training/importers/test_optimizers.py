@@ -26,9 +26,9 @@ NAMES: dict[str, dict[str, str | None]] = {
         "AdamWScheduleFree": "schedulefree", "RAdamScheduleFree": None, "SGDScheduleFree": None, "CAME": "came",
         "pytorch_optimizer.CAME": "came", "lion_pytorch.Lion": "lion", "bitsandbytes.optim.AdamW8bit": "adamw8bit",
         "bitsandbytes.optim.AdEMAMix8bit": None, "prodigyplus.ProdigyPlusScheduleFree": None,
-        **{f"torch.optim.{name}": f"torch.optim.{name}" for name in ("Adam", "RAdam", "NAdam", "Adamax", "Adadelta",
-        "Adagrad",
-                                                                     "RMSprop", "Rprop", "ASGD", "SGD", "Muon")},
+        **{f"torch.optim.{name}": f"torch.optim.{name}"
+           for name in ("Adam", "RAdam", "NAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD", "SGD",
+                        "Muon")},
         "torch.optim.AdamW": "adamw", "torch.optim.LBFGS": None,
     },
     "OneTrainer": {
@@ -44,18 +44,15 @@ NAMES: dict[str, dict[str, str | None]] = {
     },
     "ai-toolkit": {
         "adamw": "adamw", "adamw8bit": "adamw8bit", "adam": "torch.optim.Adam", "adam8bit": "torch.optim.Adam",
-        "lion": "lion",
-        "lion8bit": "lion", "prodigy": "prodigy", "prodigyopt": "prodigy", "prodigy8bit": "prodigy",
-        "dadaptation": "dadapt_adam",
-        "adagrad": "torch.optim.Adagrad", "adafactor": "adafactor", "automagic": None,
+        "lion": "lion", "lion8bit": "lion", "prodigy": "prodigy", "prodigyopt": "prodigy", "prodigy8bit": "prodigy",
+        "dadaptation": "dadapt_adam", "adagrad": "torch.optim.Adagrad", "adafactor": "adafactor", "automagic": None,
     },
     "SimpleTuner": {
         "adamw_bf16": "adamw", "ao-adamw8bit": "adamw8bit", "adamw_schedulefree": "schedulefree", "bnb-adamw": "adamw",
         "bnb-adamw8bit": "adamw8bit", "bnb-adamw8bit-paged": "adamw8bit", "bnb-lion8bit": "lion",
         "bnb-lion-paged": "lion",
         "bnb-adam": "torch.optim.Adam", "bnb-adagrad8bit": "torch.optim.Adagrad", "prodigy": "prodigy",
-        "dadaptation": "dadapt_adam",
-        "soap": None, "optimi-ranger": None, "bnb-ademamix": None, "ao-adamw4bit": None,
+        "dadaptation": "dadapt_adam", "soap": None, "optimi-ranger": None, "bnb-ademamix": None, "ao-adamw4bit": None,
     },
 }  # fmt: skip
 

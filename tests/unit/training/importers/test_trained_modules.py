@@ -94,8 +94,7 @@ def test_the_modules_are_those_of_lycoris(preset: str, tmp_path: Path, monkeypat
     unet = UNet2DConditionModel(
         block_out_channels=(32, 64), down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=8, layers_per_block=1,
-        norm_num_groups=8,
-        attention_head_dim=4,
+        norm_num_groups=8, attention_head_dim=4,
     )  # fmt: skip
     theirs = kohya.create_network(1.0, 4, 1.0, None, torch.nn.Module(), unet, algo="loha", preset=preset, conv_dim=4)
     expected = {each.lora_name.removeprefix("lora_unet_") for each in theirs.unet_loras}
@@ -117,11 +116,10 @@ def test_kohya_adapts_as_many_modules(kind: str, sdxl: bool, count: int, tmp_pat
     large: dict[str, Any] = {
         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "block_out_channels": (320, 640, 1280),
-        "transformer_layers_per_block": (1, 2, 10),
+        "block_out_channels": (320, 640, 1280), "transformer_layers_per_block": (1, 2, 10),
     }  # fmt: skip
     with torch.device("meta"):
-        unet = UNet2DConditionModel(**(large if sdxl else {}))
+        unet: Any = UNet2DConditionModel(**(large if sdxl else {}))
     dims = ",".join(str(1 + index) for index in range(23 if sdxl else 25))
     config = gui(
         tmp_path, LoRA_type=kind, sdxl=sdxl, block_dims=dims, up_lr_weight="0,0.5" + ",1" * (7 if sdxl else 10)

@@ -1,4 +1,4 @@
-// Types of the whole page, global, so that modules name them without an import. First what the API sends, as far as it is read.
+// Types of the whole page, global, so that modules need no import. First the parts of API responses that the page reads.
 
 type JobState = "queued" | "running" | "done" | "failed" | "cancelled";
 type Operation = "image_generation" | "image_transform" | "image_inpaint" | "train";
@@ -11,7 +11,7 @@ interface LoraChoice {
   unet?: number | null;
 }
 
-/** Fields of an image job; what is missing takes the model's own value. */
+/** Fields of an image job; missing ones take the model's defaults. */
 interface ImageSettings {
   prompt: string;
   negative_prompt?: string;
@@ -88,7 +88,7 @@ interface Job {
   result: JobResult | null;
   error: { code: string; message: string } | null;
   urls: { self: string; events: string; stream: string };
-  /** of a train job: what it trains on, and the first job of its run */
+  /** of a train job: its dataset, and the first job of its run */
   dataset?: string;
   run?: string;
 }
@@ -107,7 +107,7 @@ interface JobEvent {
   [name: string]: any;
 }
 
-/** Where a running job is. */
+/** Progress of a running job. */
 interface Progress {
   step: number;
   total: number;
@@ -122,7 +122,7 @@ interface Progress {
 interface Lora {
   id: string;
   name: string;
-  /** the name, with what is invisible in it escaped */
+  /** the name, with invisible characters escaped */
   display_name: string;
   path: string;
   size: number;
@@ -199,7 +199,7 @@ interface Model {
   name: string;
   default: boolean;
   base?: string | null;
-  /** what a request gets that leaves it open; null where the base does not decide it */
+  /** of requests that leave them open; null if the base has none */
   defaults?: { size: number; steps: number; guidance: number } | null;
 }
 
@@ -223,10 +223,10 @@ interface Capabilities {
   };
 }
 
-/** What an image says of how it was made. */
+/** Settings read from an image file. */
 interface ImageMetadata {
   settings: Partial<ImageSettings> & Record<string, any>;
-  /** id: null where the library does not have it */
+  /** id: null if it is not in the library */
   loras: { reference: string; id: string | null; name: string }[];
   model: { name?: string };
   warnings: string[];
@@ -241,23 +241,23 @@ interface Store<T> {
 }
 
 interface AppState {
-  /** locked: the worker wants a token that we do not have */
+  /** locked: the worker requires a token */
   session: "opening" | "locked" | "open";
   tokenRequired: boolean;
   /** whether the last call reached the worker */
   online: boolean;
-  /** why a job would not run now, while the model loads */
+  /** why the worker is not ready */
   notReady: string | null;
   capabilities: Capabilities | null;
-  /** null until they are known */
+  /** null until loaded */
   loras: Lora[] | null;
-  /** running and waiting jobs, in the order they run; null until known */
+  /** running and waiting jobs, in order; null until loaded */
   active: Job[] | null;
   /** whether the queue is paused */
   paused: boolean;
-  /** jobs that ended, newest first; null until known */
+  /** jobs that ended, newest first; null until loaded */
   ended: Job[] | null;
-  /** where the next page of them starts */
+  /** start of the next page of them */
   endedNext: number | null;
   /** of running jobs, by id */
   progress: Record<string, Progress>;
@@ -265,9 +265,9 @@ interface AppState {
 
 interface Shortcut {
   keys: string;
-  /** what it does, for the sheet */
+  /** shown in the sheet */
   label: string;
-  /** the heading it stands under */
+  /** its heading in the sheet */
   group: string;
   run: (event: KeyboardEvent) => void;
   /** text fields have the same shortcut, and keep it */
@@ -278,7 +278,7 @@ interface CallOptions {
   method?: string;
   /** sent as the body */
   json?: any;
-  /** sent as it is */
+  /** sent unchanged */
   body?: BodyInit;
   headers?: Record<string, string>;
   query?: Record<string, string | number | boolean | null | undefined | string[]>;
@@ -289,7 +289,7 @@ interface CallOptions {
 interface Tag {
   start: number;
   end: number;
-  /** as it is written: a name, an id or a hash */
+  /** a name, an id or a hash */
   name: string;
   /** strength of the text encoders */
   te: number;
@@ -303,7 +303,7 @@ interface GalleryImage {
   image: ResultImage;
 }
 
-/** A form: what the next image will be made of. */
+/** A form: the settings of the next image. */
 interface Draft extends Omit<ImageSettings, "loras"> {
   negative_prompt: string;
   model?: string;
@@ -312,9 +312,9 @@ interface Draft extends Omit<ImageSettings, "loras"> {
 }
 
 interface DraftStore extends Store<Draft> {
-  /** what is set, as an address and as a request name it */
+  /** the fields that are set, by the names of the API */
   fields: () => Record<string, any>;
-  /** take the settings of an image; those it does not tell become the model's own */
+  /** take the settings of an image; missing ones become the model's defaults */
   take: (settings: Record<string, any>) => void;
   /** write it into the address now */
   remember: () => void;
@@ -330,7 +330,7 @@ interface Rect extends Point {
   height: number;
 }
 
-/** The pixels of a rectangle of a mask, as they were. */
+/** The previous pixels of a rectangle of a mask. */
 interface Change {
   rect: Rect;
   pixels: ImageData;
@@ -338,15 +338,15 @@ interface Change {
 
 /** The image that is edited. */
 interface EditSource {
-  /** upright, on white: what is seen, and what is sent */
+  /** upright, on white: shown and sent */
   canvas: HTMLCanvasElement;
-  /** the image as it came, where parts of it are transparent */
+  /** the original image, if parts of it are transparent */
   holes: ImageBitmap | null;
   /** the canvas as PNG */
   blob: Blob;
   /** of the blob */
   url: string;
-  /** the id that the worker has for it */
+  /** its id on the worker */
   upload: Promise<string> | null;
   width: number;
   height: number;
@@ -355,30 +355,30 @@ interface EditSource {
 interface EditState {
   source: EditSource | null;
   mask: import("../views/edit/mask.js").Mask | null;
-  /** counts the changes of the mask */
+  /** number of changes of the mask */
   version: number;
-  /** what the address calls the source */
+  /** the source in the address */
   from: Record<string, string>;
   tool: "brush" | "eraser" | "hand";
   /** of the brush, in pixels of the image */
   size: number;
   /** whether the mask is not shown */
   hidden: boolean;
-  /** the point of the image in the middle; null: all of it is shown */
+  /** the image point in the middle; null: fit to window */
   camera: (Point & { zoom: number }) | null;
-  /** what it is shown in */
+  /** size of the frame */
   box: { width: number; height: number };
-  /** made of this source, newest first */
+  /** edits of this source, newest first */
   jobs: string[];
   /** the job that the address named */
   opened: Job | null;
-  /** where there is room for one of them */
+  /** on a narrow window */
   shown: "image" | "result";
 }
 
 // Props and options that are longer than a line.
 
-/** One connection to the events of a job, and who reads them. */
+/** One connection to the events of a job, and its readers. */
 interface JobStream {
   events: JobEvent[];
   listeners: Set<(event: JobEvent) => void>;
@@ -644,7 +644,7 @@ type Route = { view: string, params: Params };
 type ServerEvent = { id: string, event: string, data: string };
 /** LoRAs with the same contents, by the id of each. */
 type Twins = Map<string, Lora[]>;
-/** What an address says behind its question mark; what is empty is left out. */
+/** The query of an address; empty values are left out. */
 type Query = Record<string, string | number | null | undefined>;
 
 /** Labels by the name that the API, an address or a setting has for a thing. */

@@ -17,7 +17,7 @@ from inweave.errors import ConfigError
 from inweave.training.config import row
 from inweave.training.config.aliases import lr_scheduler, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
-from inweave.training.config.translate import Row, Translation, translate
+from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.ai_toolkit.datasets import read_folders
 from inweave.training.importers.datasets import put_folders
@@ -210,7 +210,7 @@ def _schedule(out: Translation, name: str, value: Any) -> None:
         out.fields["warmup"] = parse_int(out.get("train.lr_scheduler_params.num_warmup_steps") or 1000)
 
 
-def _range_of_steps(*neutral: int) -> Row:
+def _range_of_steps(*neutral: int) -> SettingRow:
     def read(out: Translation, name: str, value: Any) -> None:
         if parse_int(value) in neutral:
             out.unset.append(name)
@@ -244,7 +244,7 @@ def _uses_wandb(out: Translation) -> bool:
 
 _SCHEDULE = "timesteps and noise are sampled from the model's whole schedule"
 _PREDICTION = "the loss is that of the model's own prediction"
-AI_TOOLKIT: Final[dict[str, Row]] = {
+AI_TOOLKIT: Final[dict[str, SettingRow]] = {
     **row.renamed({
         "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
         "network.linear": "rank", "network.rank": "rank", "network.linear_alpha": "alpha",

@@ -22,7 +22,7 @@ from typing import Any, Final
 from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.aliases import cosine_cycles, log_with, lr_scheduler, polynomial_power, precision
-from inweave.training.config.translate import Row, Translation, translate
+from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.models import ensure_plain_base, ensure_trainable, refuse_method
@@ -187,7 +187,7 @@ def _shift(out: Translation) -> float | None:
     return 3.0 if out.family == "sd3" else None
 
 
-DIFFUSERS: Final[dict[str, Row]] = {
+DIFFUSERS: Final[dict[str, SettingRow]] = {
     **row.renamed({
         "pretrained_model_name_or_path": "model", "rank": "rank", "lora_rank": "rank", "lora_alpha": "alpha",
         "lora_dropout": "dropout", "output_dir": "output", "seed": "seed", "resolution": "resolution",
@@ -237,8 +237,5 @@ DIFFUSERS: Final[dict[str, Row]] = {
 }  # fmt: skip
 
 IMPORTER = Importer(
-    "diffusers",
-    lambda table: dict(table) if is_diffusers_script(table.get("script")) else None,
-    _prepare,
-    _translate,
+    "diffusers", lambda table: dict(table) if is_diffusers_script(table.get("script")) else None, _prepare, _translate
 )

@@ -21,11 +21,9 @@ from inweave.checked import for_message
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, names, parse_int, parse_number
 
-NAMES = frozenset(
-    names(
-        "block_dims block_alphas conv_block_dims conv_block_alphas down_lr_weight mid_lr_weight up_lr_weight "
-        "block_lr_zero_threshold"
-    )
+NAMES = names(
+    "block_dims block_alphas conv_block_dims conv_block_alphas down_lr_weight mid_lr_weight up_lr_weight "
+    "block_lr_zero_threshold"
 )
 _CURVES = ("sine", "cosine", "linear", "reverse_linear", "zeros")
 

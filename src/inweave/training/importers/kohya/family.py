@@ -84,13 +84,11 @@ def ensure_adapter(settings: Mapping[str, Any]) -> None:
     if any(name.startswith(("cond_emb_dim", "lllite_")) for name in settings):
         raise refuse_method("cond_emb_dim", "a ControlNet is trained")
     module = str(settings.get("network_module") or "")
-    if normalize_name(settings.get("model_version")) in _EDITING or any(
-        not is_off(settings.get(each)) for each in ("edit", "edit_plus")
-    ):
+    edits = not all(is_off(settings.get(each)) for each in ("edit", "edit_plus"))
+    if edits or normalize_name(settings.get("model_version")) in _EDITING:
         version = for_message(settings.get("model_version") or "edit")
-        raise ConfigError(
-            f"model_version: {version} is a variant of Qwen-Image that cannot be trained here; {KNOWN} can"
-        )
+        why = f"is a variant of Qwen-Image that cannot be trained here; {KNOWN} can"
+        raise ConfigError(f"model_version: {version} {why}")
     if "control_net" in module or "controlnet" in module:
         raise refuse_method("network_module", "a ControlNet is trained")
     if not any(name.startswith(_ADAPTER_KEYS) for name in settings):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.network_args import Network
+from inweave.training.config.network_args import NetworkArgs
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import parse_toml
 from inweave.training.config.translate import Translation, translate
@@ -99,7 +99,7 @@ def _remove_ignored(entries: dict[str, Any], family: str, source: Source) -> Non
             source.note(name, "optimizer_type is used")
             del entries[name]
     module, arguments = entries.get("network_module"), network_args(entries)
-    if "dropout" in arguments and Network(module if isinstance(module, str) else "", arguments).is_lycoris:
+    if "dropout" in arguments and NetworkArgs(module if isinstance(module, str) else "", arguments).is_lycoris:
         entries.pop("network_dropout", None)  # that of network_args counts
     if family in MUSUBI:
         entries["network_train_unet_only"] = True  # it has no other

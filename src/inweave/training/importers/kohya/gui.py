@@ -59,7 +59,7 @@ _RENAMED = {
     "train_dir": "output_dir",
 }  # fmt: skip
 #: boxes that are read with LoRA_type, and boxes of other tabs and of the launcher
-_READ_TOGETHER = frozenset(names("""
+_READ_TOGETHER = (*names("""
     LoRA_type LyCORIS_preset conv_dim conv_alpha factor decompose_both use_cp unit train_on_input constrain rescaled
     split_qkv split_mode train_blocks
     additional_parameters epoch lr_warmup max_train_epochs max_train_steps noise_offset_type xformers
@@ -69,14 +69,14 @@ _READ_TOGETHER = frozenset(names("""
     extra_accelerate_launch_args main_process_port multi_gpu num_processes num_machines num_cpu_threads_per_process
     gpu_ids training_preset headless print_only sdxl_checkbox wandb_api_key huggingface_token weights dynamo_backend
     dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph
-""")) | {*_LYCORIS, *_BLOCKS}  # fmt: skip
+"""), *_LYCORIS, *_BLOCKS)  # fmt: skip
 #: numbers that the GUI does not pass on where they are zero
-_ZERO_IS_UNSET = frozenset(names("""
+_ZERO_IS_UNSET = (*names("""
     seed clip_skip min_snr_gamma max_timestep min_timestep noise_offset save_every_n_epochs save_every_n_steps
     sample_every_n_epochs sample_every_n_steps save_last_n_steps save_last_n_steps_state save_last_n_epochs
     vae_batch_size ip_noise_gamma v_pred_like_loss max_token_length scale_weight_norms adaptive_noise_scale
     lr_scheduler_num_cycles lr_scheduler_power multires_noise_iterations multires_noise_discount
-""")) | {*_LORA_PLUS}  # fmt: skip
+"""), *_LORA_PLUS)  # fmt: skip
 #: settings of the scripts for transformers
 _TRANSFORMER = names("""
     ae clip_l clip_g t5xxl discrete_flow_shift model_prediction_type timestep_sampling t5xxl_max_token_length

@@ -11,7 +11,7 @@ from inweave.checked import for_message
 from inweave.training.config.network_args import (
     LYCORIS_DROPOUT,
     NO_CHANGE,
-    Network,
+    NetworkArgs,
     dropout_of_lycoris,
     parse_network,
     put_algorithm,
@@ -56,7 +56,7 @@ def import_network(out: Translation) -> None:
     put_arguments(out, network, _argument)
 
 
-def _kind(out: Translation, network: Network) -> str:
+def _kind(out: Translation, network: NetworkArgs) -> str:
     kind = network.algorithm
     if kind in ("lora", "locon"):
         presets = LYCORIS_PRESETS.get(network.preset, (True, True))
@@ -69,7 +69,7 @@ def _kind(out: Translation, network: Network) -> str:
     return kind
 
 
-def _put_targets(out: Translation, network: Network) -> None:
+def _put_targets(out: Translation, network: NetworkArgs) -> None:
     """Set the modules, the rank of convolutions, and the rules of blocks."""
     kind, arguments = out.fields.get("network", "lora"), network.arguments
     if "targets" in out.fields:
@@ -106,7 +106,7 @@ def _put_targets(out: Translation, network: Network) -> None:
         out.problems.append(f"network_args.{error}")
 
 
-def _argument(out: Translation, network: Network, name: str, value: Any) -> None:
+def _argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> None:
     theirs = f"network_args.{name}"
     if name == "wd_on_output" and not parse_bool(value):
         out.refuse(theirs, f"{for_message(value)}: {_WHY[name]}")

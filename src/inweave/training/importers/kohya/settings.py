@@ -7,7 +7,7 @@ from typing import Any, Final
 from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.aliases import ALIASES, LOSSES, put_encoder_rate, rates_of_encoders
-from inweave.training.config.translate import Row, Translation
+from inweave.training.config.translate import SettingRow, Translation
 from inweave.training.config.values import is_off, normalize_name, parse_int, parse_number, parse_scalar
 from inweave.training.importers.optimizers import optimizer, optimizer_args
 
@@ -50,7 +50,7 @@ def _clip_skip(out: Translation, name: str, value: Any) -> None:
         out.put(name, "clip_skip", parse_int(value) if parse_int(value) > 1 else None)
 
 
-def _timestep_limit(ours: str, whole: int) -> Row:
+def _timestep_limit(ours: str, whole: int) -> SettingRow:
     def read(out: Translation, name: str, value: Any) -> None:
         if parse_int(value) in (0, whole):
             out.unset.append(name)
@@ -60,7 +60,7 @@ def _timestep_limit(ours: str, whole: int) -> Row:
     return row.custom(read)
 
 
-def _huber(ours: str) -> Row:
+def _huber(ours: str) -> SettingRow:
     return row.to(
         ours,
         parse_scalar,
@@ -76,7 +76,7 @@ def _multires_discount(out: Translation, name: str, value: Any) -> None:
         row.to("multires_noise_discount", parse_number, off=True).read(out, name, value)
 
 
-KOHYA: Final[dict[str, Row]] = {
+KOHYA: Final[dict[str, SettingRow]] = {
     **ALIASES,
     "text_encoder_lr": row.custom(_text_encoder_lr, "train_text_encoders"),
     "optimizer_type": row.custom(optimizer, "optimizer"), "optimizer_args": row.custom(optimizer_args),

@@ -22,14 +22,16 @@ from inweave.training.importers.datasets import Folder, put_folders, put_options
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.readers import entries_by_index, parse_resolutions
 
-_HARMLESS = frozenset(names("""
+_HARMLESS = names(
+    """
     name seed __version image_variations text_variations concept_stats balancing_strategy enabled path
     image.enable_crop_jitter image.enable_random_flip text.prompt_source text.keep_tags_count text.tag_delimiter
     text.enable_tag_shuffling text.tag_dropout_enable text.tag_dropout_probability text.tag_dropout_mode
     text.prompt_path balancing repeats resolution_override image.resolution_override type
     text.tag_dropout_special_tags text.tag_dropout_special_tags_mode text.tag_dropout_special_tags_regex
     text.caps_randomize_mode text.caps_randomize_probability text.caps_randomize_lowercase
-"""))  # fmt: skip
+    """
+)  # fmt: skip
 
 
 def put_concepts(out: Translation) -> None:

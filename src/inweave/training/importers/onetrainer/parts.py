@@ -12,7 +12,7 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.aliases import PRECISIONS
-from inweave.training.config.translate import Row, Translation
+from inweave.training.config.translate import SettingRow, Translation
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.targets import FLOW
 
@@ -114,7 +114,7 @@ def rate(out: Translation, name: str, value: Any) -> None:
         out.note(name, "the components have learning rates of their own")
 
 
-def every(steps: str, epochs: str) -> Row:
+def every(steps: str, epochs: str) -> SettingRow:
     """Return the row of an interval with a unit of its own."""
 
     def read(out: Translation, name: str, value: Any) -> None:

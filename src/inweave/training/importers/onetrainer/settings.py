@@ -14,7 +14,7 @@ from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.aliases import SCHEDULES, cosine_cycles, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
-from inweave.training.config.translate import Row, Translation, translate
+from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number, parse_scalar
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.files import leaves_of
@@ -281,7 +281,7 @@ def _ema(out: Translation, name: str, value: Any) -> None:
     out.put(name, "ema_decay", decay)
 
 
-ONE_TRAINER: Final[dict[str, Row]] = {
+ONE_TRAINER: Final[dict[str, SettingRow]] = {
     **row.renamed({
         "base_model_name": "model", "lora_alpha": "alpha", "lora_model_name": "start_from", "epochs": "epochs",
         "batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",

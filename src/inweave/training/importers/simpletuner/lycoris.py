@@ -22,7 +22,7 @@ _CLASSES = {
     "QwenImageTransformerBlock": r"transformer_blocks\.\d+\..+", "ZImageTransformerBlock": r"layers\.\d+\..+",
 }  # fmt: skip
 #: options of LyCORIS that are read, or change only how it computes
-_READ = frozenset(names("algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode"))
+_READ = names("algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode")
 _AT = "lycoris_config"
 
 

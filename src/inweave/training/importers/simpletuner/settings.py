@@ -18,7 +18,7 @@ from typing import Any, Final
 from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.aliases import cosine_cycles, log_with, lr_scheduler, polynomial_power, precision
-from inweave.training.config.translate import Row, Translation, translate
+from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.models import SIMPLE_TUNER as FAMILIES
@@ -195,7 +195,7 @@ def _uses_wandb(out: Translation) -> bool:
     return not {"wandb", "all"}.isdisjoint(map(normalize_name, str(out.get("report_to") or "").split(",")))
 
 
-SIMPLE_TUNER: Final[dict[str, Row]] = {
+SIMPLE_TUNER: Final[dict[str, SettingRow]] = {
     **row.renamed({
         "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "init_lora": "start_from",
         "learning_rate": "learning_rate", "lr_warmup_steps": "warmup", "train_batch_size": "batch_size",

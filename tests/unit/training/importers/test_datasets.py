@@ -1,0 +1,93 @@
+"""Folders, resolutions and tables of the dataset in an import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inweave.errors import ConfigError
+from inweave.training.config.schema import TrainConfig
+from inweave.training.importers.detect import import_config, import_text
+from tests.unit.training.importers.small_imports import ONE, SHELL, TOOLKIT, TUNER, imported, toolkit
+
+
+def test_resolutions_are_datasets(tmp_path: Path) -> None:
+    result = toolkit(
+        tmp_path,
+        datasets=[
+            {"folder_path": "x", "resolution": [512, 1024], "num_repeats": 2},
+            {"folder_path": "reg", "is_reg": True},
+        ],
+    )
+    assert isinstance(result.config.dataset, dict)
+    rows = [
+        (t["resolution"], t["subsets"][0]["image_dir"], t["subsets"][0].get("is_reg"))
+        for t in result.config.dataset["datasets"]
+    ]
+    assert rows == [(512, "x", None), (1024, "x", None), (512, "reg", True)]
+    assert (result.config.epsilon, result.config.timestep_sampling) == (1e-6, "sigmoid")
+    again = tmp_path / "ours.toml"
+    again.write_text(result.config.to_toml(), "utf-8")
+    assert TrainConfig.load(again).dataset == result.config.dataset
+
+
+def test_the_tables_of_an_import_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbered folders, a regularization folder and two resolutions, relative to the current folder."""
+    from PIL import Image
+
+    from inweave.training.data.reader import read_dataset
+
+    for name in ("train/3_cat", "reg/1_animal"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (64, 64), (9, 9, len(name))).save(tmp_path / name / "a.png")
+    monkeypatch.chdir(tmp_path)
+    c = import_text(f"{SHELL} --train_data_dir train --reg_data_dir reg --caption_prefix 'x, '", "a.sh").config
+    assert isinstance(c.dataset, dict)
+    rows = [(e.repeats, e.regularization, e.captions, e.subset.prefix) for e in read_dataset(c.dataset).examples]
+    assert rows == [(3, False, ("cat",), "x, "), (1, True, ("animal",), "x, ")]
+    (tmp_path / "train" / "a.txt").write_text("a cat")
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "train" / "a.png")
+    both = toolkit(tmp_path, datasets=[{"folder_path": "train", "resolution": [32, 64]}]).config
+    assert isinstance(both.dataset, dict)
+    assert [each.subset.resolution for each in read_dataset(both.dataset).examples] == [(32, 32), (64, 64)]
+    with pytest.raises(
+        ConfigError, match=r"dataset: datasets\[0\]\.subsets\[0\]\.image_dir: expected the path of a folder"
+    ):
+        read_dataset({"datasets": [{"subsets": [{"image_dir": "none"}]}]})
+
+
+def test_a_folder_of_the_command_is_read_as_the_file_says(tmp_path: Path) -> None:
+    """Without a dataset its trainer's options of one are written; with one, that folder's own stay."""
+    tuner = imported(tmp_path, {**TUNER, "loss_type": "huber"}).config
+    assert (tuner.resolution, tuner.caption_extensions, tuner.crop, tuner.upscale) == (1024, (".txt",), "center", True)
+    assert (tuner.loss, tuner.huber_c, tuner.huber_schedule) == ("huber", 0.1, "snr")
+    one = imported(tmp_path, ONE).config
+    assert (one.resolution, one.caption_extensions, one.crop, one.flip) == (512, (".txt",), "random", True)
+    path = tmp_path / "job.json"
+    job: dict[str, Any] = {"job": "extension", "config": {"name": "n", "process": [{**TOOLKIT, "datasets": [
+        {"folder_path": "a", "resolution": [512, 768], "num_repeats": 3}]}]}}  # fmt: skip
+    path.write_text(json.dumps(job), "utf-8")
+    c = import_config(path, dataset="b").config
+    assert isinstance(c.dataset, dict)
+    tables = [
+        (table["resolution"], *(table["subsets"][0][key] for key in ("image_dir", "num_repeats")))
+        for table in c.dataset["datasets"]
+    ]
+    assert tables == [(512, "b", 3), (768, "b", 3)]
+    assert import_config(path, dataset="b.toml").config.dataset == "b.toml"
+    job["config"]["process"][0]["datasets"].append({"folder_path": "c"})
+    path.write_text(json.dumps(job), "utf-8")
+    several = import_config(path, dataset="b")
+    assert several.config.dataset == "b" and any("has several folders" in note for note in several.notes)
+
+
+def test_what_differs_although_no_setting_does_is_reported(tmp_path: Path) -> None:
+    def about(result: Any) -> set[str]:
+        return {line.partition(":")[0] for line in result.notes} & {"buckets", "captions"}
+
+    assert about(imported(tmp_path, ONE)) == about(toolkit(tmp_path)) == {"buckets"}
+    assert about(import_text(SHELL, "train.sh", dataset="pictures")) == {"captions"}
+    assert about(import_text(f"{SHELL.rstrip()} --enable_wildcard", "train.sh", dataset="pictures")) == set()

@@ -73,10 +73,11 @@ class Pipeline:
         model: Model,
         *,
         loras: Sequence[LoraChoice] = (),
+        lora_folders: Iterable[str | os.PathLike[str]] = (),
         finder: LoraFinder | None = None,
     ) -> None:
         self.model = model
-        self.finder = finder or LoraFinder()
+        self.finder = finder or LoraFinder(lora_folders)
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
         self._lock = threading.RLock()
 

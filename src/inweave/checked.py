@@ -1,9 +1,9 @@
-"""Configurations that raise our errors: whatever is wrong with one comes in one `ConfigError`.
+"""Configurations that raise InweaveErrors: everything that is wrong with one is in one `ConfigError`.
 
     class GenerateConfig(CheckedModel): ...
 
     GenerateConfig(steps=0), .model_validate({...}), .model_validate_json(text), .model_copy(update={...})
-        raise ConfigError, with every problem: the setting, what was expected, what came, and what may have been meant
+        raise ConfigError, with every problem: the setting, the expected and the actual value, a similar known name
 
 Validation of a model inside another one stays pydantic's, so that the outer one can collect all problems.
 """
@@ -37,7 +37,7 @@ class CheckedModel(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # inside another model it is not called
 
     def _validate(self, fields: Mapping[str, Any]) -> None:
-        """Set the fields of this instance, or raise every problem."""
+        """Set the fields of this instance, or raise ConfigError with every problem."""
         try:
             self.__pydantic_validator__.validate_python(dict(fields), self_instance=self)
         except ValidationError as error:
@@ -60,7 +60,7 @@ class CheckedModel(BaseModel):
             raise ConfigError(cls.problems_in(error)) from None
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False, check: bool = True) -> Self:
-        """A copy with other values; ``check`` validates them, unlike pydantic."""
+        """Return a copy with other values; ``check`` validates them, unlike pydantic."""
         copy = super().model_copy(update=update, deep=deep)
         if update and check:
             private = copy.__pydantic_private__
@@ -89,11 +89,11 @@ def problem_of(problem: Any, known: Iterable[str], label: str | None = None) -> 
     if problem["type"] == "missing":
         return Problem(label, "is required")
     text = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").strip()
-    text = text.partition(", unable to parse")[0]  # what came is quoted anyway
+    text = text.partition(", unable to parse")[0]  # the input is quoted anyway
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
         text += f", got {for_message(problem['input'])}{did_you_mean(problem['input'], choices)}"
-    if not label:  # of the whole configuration, which is not worth repeating
+    if not label:  # of the whole configuration, which is not quoted
         return Problem(None, text)
     quoted = for_message(problem["input"])
     complete = "got" in text or (isinstance(problem["input"], str) and quoted in text)
@@ -101,12 +101,13 @@ def problem_of(problem: Any, known: Iterable[str], label: str | None = None) -> 
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message that suggests a similar known name, if there is one."""
     near = difflib.get_close_matches(name[:100], list(known), 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def for_message(value: Any) -> str:
-    """A value as a message may quote it: short, whatever it is."""
+    """Return a value in a form that a message may quote: always short."""
     if isinstance(value, int) and abs(value) >= 2**64:
         return "a very large number"  # too long to be written out
     if isinstance(value, str | int | float | None):

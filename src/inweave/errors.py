@@ -15,7 +15,8 @@
     |-- CancelledError     stopped between two steps because the caller asked for it
     `-- LostPeerError      another process of a distributed run ended
 
-A message names the thing, what was expected, what came and what to do. All of these are exported: `inweave.FormatError`.
+A message names the thing, the expected and the actual value, and what to do. All of these are exported, for example
+`inweave.FormatError`.
 """
 
 from __future__ import annotations

@@ -360,10 +360,10 @@ def test_merge_is_another_name_for_bake(base: Path, lora: Path, tmp_path: Path) 
 
 def test_nothing_is_replaced_without_force(tmp_path: Path, base: Path, lora: Path) -> None:
     out, folder = tmp_path / "new" / "out.safetensors", tmp_path / "peft"
-    commands = {
+    commands: dict[str, list[str | Path]] = {
         "bake": ["bake", "--base", base, "--lora", lora, "--out", out],
         "extract": ["extract", base, base, "--out", out],
-        "resize": ["resize", lora, "--rank", 2, "--base", base, "--out", out],
+        "resize": ["resize", lora, "--rank", "2", "--base", base, "--out", out],
         "convert": ["convert", LOKR, out, "--to", "kohya"],
     }
     inweave(*commands["convert"])  # its folder is made

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def inweave(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def inweave_json(*arguments: str | Path, code: int = 0):
+def inweave_json(*arguments: str | Path, code: int = 0) -> Any:
     result = in_process(*arguments, "--json")
     assert result.returncode == code, result.stdout + result.stderr
     assert not result.stderr
@@ -129,7 +130,7 @@ def test_check_refuses_another_base_and_names_both() -> None:
     assert "nearest" in text.stdout or "does not fit" in text.stdout
 
 
-def spoilt(tmp_path: Path, **changes) -> Path:
+def spoilt(tmp_path: Path, **changes: Any) -> Path:
     tensors = lora_pair(TO_Q, 320, 320, alpha=2.0)
     tensors |= lora_pair(TO_Q.replace("to_q", "to_k"), 320, 320, seed=7, alpha=2.0)
     tensors |= changes

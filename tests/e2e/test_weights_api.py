@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load_file, save_file  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-import inweave  # noqa: E402
-from tests.support import random, write  # noqa: E402
+import inweave
+from tests.support import random, write
 
 
 class Net(nn.Module):

@@ -1,4 +1,4 @@
-"""Connections that hold a place and send or read next to nothing: each ends in time, and others are served meanwhile."""
+"""Connections that send or read next to nothing: each ends in time, and others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def seconds_until_cut(port: int, first: bytes, drip: bytes = b"", *, pause
     """How long a connection lasts that sends ``first`` and then ``drip`` again and again; what it was answered."""
 
     def client() -> tuple[float, bytes]:
-        # asyncio drops an answer that has come if sending fails before it is read, and a server closes when it has answered
+        # asyncio drops an answer if sending fails before it is read, and a server closes once it has answered
         answer = b""
         with socket.create_connection(("127.0.0.1", port)) as line:
             line.sendall(first)
@@ -84,7 +84,7 @@ def test_heads_and_bodies_that_do_not_arrive_end_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
 
-    async def all_of_them() -> list[tuple[float, bytes]]:
+    async def all_of_them() -> tuple[tuple[float, bytes], ...]:
         async with server() as (port, _):
             return await asyncio.gather(
                 seconds_until_cut(port, b""),

@@ -108,14 +108,33 @@ def test_webui_reads_what_it_needs(webui: webuiapi.WebUIApi) -> None:
     progress = webui.get_progress()
     assert progress["progress"] == 0 and progress["state"]["job_count"] == 0
     assert webui.interrupt() == {}
-    for nothing in (webui.get_upscalers, webui.get_face_restorers, webui.get_embeddings, webui.get_scripts, webui.get_cmd_flags,
-                    webui.get_memory, webui.get_hypernetworks, webui.get_sd_vae, webui.get_schedulers):  # fmt: skip
+    for nothing in (
+        webui.get_upscalers,
+        webui.get_face_restorers,
+        webui.get_embeddings,
+        webui.get_scripts,
+        webui.get_cmd_flags,
+        webui.get_memory,
+        webui.get_hypernetworks,
+        webui.get_sd_vae,
+        webui.get_schedulers,
+    ):
         nothing()
 
 
 def test_a1111_names_what_it_cannot_do(worker: Worker) -> None:
-    body = {"prompt": "a red apple", "steps": 1, "width": 128, "height": 128, "sampler_name": "Nosuch", "enable_hr": True,
-            "restore_faces": False, "url": "http://x", "auth": "secret", "unknown": [1]}  # fmt: skip
+    body = {
+        "prompt": "a red apple",
+        "steps": 1,
+        "width": 128,
+        "height": 128,
+        "sampler_name": "Nosuch",
+        "enable_hr": True,
+        "restore_faces": False,
+        "url": "http://x",
+        "auth": "secret",
+        "unknown": [1],
+    }
     answer = worker.http.post("/sdapi/v1/txt2img", json=body, headers={"Authorization": "Basic Og=="}).json()
     assert len(answer["images"]) == 1 and isinstance(answer["info"], str)
     names = [warning.split()[0] for warning in answer["warnings"]]
@@ -150,8 +169,19 @@ def test_openai_fields_that_cannot_be_honored_are_refused_by_name(
 
 
 def test_openai_fields_without_effect_are_named(worker: Worker) -> None:
-    body = {"prompt": "x", "steps": 1, "size": "64x64", "quality": "high", "style": "vivid", "user": "me", "moderation": "low",
-            "background": "opaque", "partial_images": 1, "output_format": "webp", "output_compression": 30}  # fmt: skip
+    body = {
+        "prompt": "x",
+        "steps": 1,
+        "size": "64x64",
+        "quality": "high",
+        "style": "vivid",
+        "user": "me",
+        "moderation": "low",
+        "background": "opaque",
+        "partial_images": 1,
+        "output_format": "webp",
+        "output_compression": 30,
+    }
     answer = worker.http.post("/v1/images/generations", json=body).json()
     assert [line.split()[0] for line in answer["warnings"]] == ["quality", "style", "partial_images"]
     assert opened(answer["data"][0]["b64_json"]).format == "WEBP" and answer["usage"]["total_tokens"] == 0

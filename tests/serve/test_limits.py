@@ -75,7 +75,7 @@ def test_a_full_queue_is_429_in_the_words_of_each_face(small: Worker) -> None:
 
 @contextlib.contextmanager
 def small_files(worker: Worker) -> Iterator[None]:
-    """No file of the web process can grow beyond a kilobyte: neither its database nor a picture."""
+    """No file of the web process can grow beyond a kilobyte: neither its database nor an image."""
     assert worker.process is not None
     before = resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (1024, before[1]))

@@ -49,9 +49,13 @@ def test_an_uploaded_file_is_checked_used_and_deleted(worker: Worker) -> None:
 
 
 def test_files_that_are_no_adapters_are_refused(worker: Worker, tmp_path: Path) -> None:
-    write_file(tmp_path / "nan.safetensors", {
-        "lora_unet_x.lora_down.weight": tensor(np.full((2, 4), np.nan)), "lora_unet_x.lora_up.weight": tensor(np.ones((4, 2))),
-    })  # fmt: skip
+    write_file(
+        tmp_path / "nan.safetensors",
+        {
+            "lora_unet_x.lora_down.weight": tensor(np.full((2, 4), np.nan)),
+            "lora_unet_x.lora_up.weight": tensor(np.ones((4, 2))),
+        },
+    )
     contents = {
         "nan": (tmp_path / "nan.safetensors").read_bytes(),
         "pickle": b"\x80\x02}q\x00.",

@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -36,7 +37,7 @@ def test_a_job_gives_the_image_that_the_library_gives(worker: Worker) -> None:
 
 
 def test_the_time_of_each_lora_adds_up(worker: Worker) -> None:
-    """What a stack costs is told per LoRA, and not more often than once; the same stack again costs less."""
+    """The cost of a stack is reported per LoRA, once; the same stack again costs less."""
     stack = [{"name": "ink", "strength": 0.21}, {"name": "pixel", "strength": 0.43}]
     results = [worker.ended(worker.submit(loras=stack, **SMALL))["result"] for _ in range(3)]
     times = [[lora["apply_seconds"] for lora in result["loras"]] for result in results]
@@ -88,7 +89,7 @@ def test_a_running_job_is_cancelled_within_a_step(worker: Worker) -> None:
     assert answer.status_code == 200
     rest = [event["type"] for event in events]
     assert rest[-1] == "cancelled" and len(rest) < 10
-    assert worker.http.delete(f"/v1/jobs/{job}").json()["status"] == "cancelled"  # twice is no error
+    assert worker.http.delete(f"/v1/jobs/{job}").json()["status"] == "cancelled"  # twice is not an error
 
 
 def test_a_finished_job_cannot_be_cancelled(worker: Worker) -> None:
@@ -232,9 +233,9 @@ def test_jobs_are_listed_page_by_page(worker: Worker) -> None:
     try:
         jobs = [worker.submit(**SMALL) for _ in range(5)]
         pages: list[list[str]] = []
-        before = None
+        before: int | None = None
         while True:
-            query = {"limit": 2, "state": "queued"} | ({} if before is None else {"before": before})
+            query: dict[str, Any] = {"limit": 2, "state": "queued"} | ({} if before is None else {"before": before})
             page = worker.http.get("/v1/jobs", params=query).json()
             pages.append([job["id"] for job in page["jobs"]])
             before = page["next"]

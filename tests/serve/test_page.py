@@ -1,4 +1,4 @@
-"""The lines of docs/serving.md run as they are printed, against a worker on another port."""
+"""The lines of docs/serving.md run verbatim, against a worker on another port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page needs of the API: the order of the queue, single pictures, what made a picture, facts of models."""
+"""Calls of the page: the order of the queue, single images, settings of images, facts about models."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_a_picture_tells_what_made_it(worker: Worker) -> None:
 
 def test_a_picture_of_another_program_names_what_is_missing_here(worker: Worker) -> None:
     text = (
-        "a fox <lora:nosuch:1> <lora:renamed:0.5>\nNegative prompt: blur\nSteps: 9, Sampler: Euler a, CFG scale: 4, Seed: 5, "
+        "a fox <lora:nosuch:1> <lora:renamed:0.5>\nNegative prompt: blur\nSteps: 9, "
+        "Sampler: Euler a, CFG scale: 4, Seed: 5, "
         'Size: 128x128, Model: elsewhere, Lora hashes: "renamed: c08bb312ab9b"'
     )
     info = PngImagePlugin.PngInfo()

@@ -31,8 +31,15 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("operation", BODIES)
 def test_an_operation_ends_with_its_events(worker: Worker, operation: str) -> None:
-    body = {"operation": operation, "hive_id": "localhost", "model": "inweave/emoji", "prompt": "a red apple", "steps": 7,
-            "strength": 1.0, "loras": [{"path": "pixel.safetensors"}]} | BODIES[operation]  # fmt: skip
+    body = {
+        "operation": operation,
+        "hive_id": "localhost",
+        "model": "inweave/emoji",
+        "prompt": "a red apple",
+        "steps": 7,
+        "strength": 1.0,
+        "loras": [{"path": "pixel.safetensors"}],
+    } | BODIES[operation]
     if operation == "image_generation":
         del body["strength"]
     answer = worker.http.post("/v1/jobs", json=body)
@@ -60,8 +67,15 @@ def test_what_is_left_out_has_the_value_of_the_contract() -> None:
 
 
 def test_a_job_is_cancelled_in_the_words_of_the_contract(worker: Worker) -> None:
-    body = {"operation": "image_generation", "hive_id": "h", "model": "inweave/emoji", "prompt": "x", "steps": 150, "width": 128,
-            "height": 128}  # fmt: skip
+    body = {
+        "operation": "image_generation",
+        "hive_id": "h",
+        "model": "inweave/emoji",
+        "prompt": "x",
+        "steps": 150,
+        "width": 128,
+        "height": 128,
+    }
     job = worker.http.post("/v1/jobs", json=body).json()["job_id"]
     events = worker.events(job, path="stream")
     next(events)
@@ -81,9 +95,15 @@ def test_two_names_of_one_field_must_agree() -> None:
 
 @pytest.mark.parametrize(
     ("device", "backend", "expected", "label"),
-    [("0", None, "cuda:0", "GPU-0"), ("1", "cuda", "cuda:1", "GPU-1"), ("0", "cpu", "cpu", "CPU-0"), ("0", "metal", "mps", "GPU-0"),
-     ("cuda:3", "cpu", "cuda:3", "GPU-3"), ("cpu", None, "cpu", "CPU-0")],
-)  # fmt: skip
+    [
+        ("0", None, "cuda:0", "GPU-0"),
+        ("1", "cuda", "cuda:1", "GPU-1"),
+        ("0", "cpu", "cpu", "CPU-0"),
+        ("0", "metal", "mps", "GPU-0"),
+        ("cuda:3", "cpu", "cuda:3", "GPU-3"),
+        ("cpu", None, "cpu", "CPU-0"),
+    ],
+)
 def test_devices_in_both_spellings(device: str, backend: str | None, expected: str, label: str) -> None:
     assert _device(device, backend) == expected and device_label(expected) == label
 

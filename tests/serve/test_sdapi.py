@@ -76,14 +76,39 @@ def test_what_has_no_effect_is_named(fields: dict[str, Any], name: str) -> None:
 def test_what_clients_always_send_gives_no_warning() -> None:
     """The defaults of webuiapi, SillyTavern and Open WebUI."""
     quiet = {
-        "enable_hr": False, "hr_scale": 2, "hr_upscaler": "Latent", "hr_second_pass_steps": 0, "hr_resize_x": 0, "hr_prompt": "",
-        "denoising_strength": 0.7, "firstphase_width": 0, "styles": [], "subseed": -1, "subseed_strength": 0.0,
-        "seed_resize_from_h": 0, "restore_faces": False, "tiling": False, "do_not_save_samples": False, "eta": 1.0, "s_churn": 0,
-        "s_tmax": 0, "s_tmin": 0, "s_noise": 1, "override_settings": {"sd_model_checkpoint": "x", "CLIP_stop_at_last_layers": 1},
-        "override_settings_restore_afterwards": True, "sampler_index": "Euler", "script_args": [], "send_images": True,
-        "save_images": False, "alwayson_scripts": {"ControlNet": {"args": []}, "ADetailer": {"args": [False]}}, "image_cfg_scale": 1.5,
-        "initial_noise_multiplier": 1, "include_init_images": False, "url": "http://x", "auth": "y",
-    }  # fmt: skip
+        "enable_hr": False,
+        "hr_scale": 2,
+        "hr_upscaler": "Latent",
+        "hr_second_pass_steps": 0,
+        "hr_resize_x": 0,
+        "hr_prompt": "",
+        "denoising_strength": 0.7,
+        "firstphase_width": 0,
+        "styles": [],
+        "subseed": -1,
+        "subseed_strength": 0.0,
+        "seed_resize_from_h": 0,
+        "restore_faces": False,
+        "tiling": False,
+        "do_not_save_samples": False,
+        "eta": 1.0,
+        "s_churn": 0,
+        "s_tmax": 0,
+        "s_tmin": 0,
+        "s_noise": 1,
+        "override_settings": {"sd_model_checkpoint": "x", "CLIP_stop_at_last_layers": 1},
+        "override_settings_restore_afterwards": True,
+        "sampler_index": "Euler",
+        "script_args": [],
+        "send_images": True,
+        "save_images": False,
+        "alwayson_scripts": {"ControlNet": {"args": []}, "ADetailer": {"args": [False]}},
+        "image_cfg_scale": 1.5,
+        "initial_noise_multiplier": 1,
+        "include_init_images": False,
+        "url": "http://x",
+        "auth": "y",
+    }
     assert ignored_fields(BODY | quiet) == []
 
 
@@ -91,15 +116,23 @@ def test_what_clients_always_send_gives_no_warning() -> None:
     ("body", "expected", "warns"),
     [
         ({"sampler_name": "DPM++ 2M Karras"}, {"sampler": "dpm_solver_multistep", "schedule": "karras"}, False),
-        ({"sampler_name": "DPM++ 2M", "scheduler": "Karras"}, {"sampler": "dpm_solver_multistep", "schedule": "karras"}, False),
-        ({"sampler_index": "Euler a", "scheduler": "Automatic"}, {"sampler": "euler_ancestral", "schedule": "simple"}, False),
+        (
+            {"sampler_name": "DPM++ 2M", "scheduler": "Karras"},
+            {"sampler": "dpm_solver_multistep", "schedule": "karras"},
+            False,
+        ),
+        (
+            {"sampler_index": "Euler a", "scheduler": "Automatic"},
+            {"sampler": "euler_ancestral", "schedule": "simple"},
+            False,
+        ),
         ({"scheduler": "SGM Uniform"}, {"sampler": "euler", "schedule": "sgm_uniform"}, False),
         ({"scheduler": "Automatic"}, {}, False),
         ({"sampler_name": "Nosuch", "scheduler": "Karras"}, {}, True),
         ({"sampler_name": "DDIM", "scheduler": "Karras"}, {"sampler": "ddim", "schedule": "simple"}, True),
         ({"sampler_name": "Euler", "scheduler": "Beta57"}, {"sampler": "euler"}, True),
     ],
-)  # fmt: skip
+)
 def test_samplers_and_schedulers_in_every_combination(
     body: dict[str, Any], expected: dict[str, Any], warns: bool
 ) -> None:
@@ -122,9 +155,14 @@ def test_a_disabled_network_is_disabled_in_both_prompts() -> None:
 
 @pytest.mark.parametrize(
     ("box", "padding", "target"),
-    [((40, 40, 80, 60), 0, (64, 64)), ((0, 0, 5, 5), 32, (64, 128)), ((100, 120, 128, 128), 3, (128, 64)), ((0, 0, 128, 128), 0, (64, 64)),
-     ((64, 0, 65, 128), 0, (64, 64))],
-)  # fmt: skip
+    [
+        ((40, 40, 80, 60), 0, (64, 64)),
+        ((0, 0, 5, 5), 32, (64, 128)),
+        ((100, 120, 128, 128), 3, (128, 64)),
+        ((0, 0, 128, 128), 0, (64, 64)),
+        ((64, 0, 65, 128), 0, (64, 64)),
+    ],
+)
 def test_the_region_holds_the_mask_and_has_the_shape_of_the_target(
     box: tuple[int, int, int, int], padding: int, target: tuple[int, int]
 ) -> None:
@@ -183,8 +221,13 @@ def test_every_setting_of_a_mask_changes_the_result_or_is_named(worker: Worker) 
 
     plain = ask()[0]
     assert ask(mask_blur=4, inpainting_fill=0, inpaint_full_res=True, resize_mode=0)[0] == plain, "A1111's defaults"
-    others = [ask(mask_blur=0)[0], ask(inpainting_fill=1)[0], ask(inpaint_full_res=0)[0], ask(inpaint_full_res_padding=8)[0],
-              ask(inpainting_mask_invert=1)[0]]  # fmt: skip
+    others = [
+        ask(mask_blur=0)[0],
+        ask(inpainting_fill=1)[0],
+        ask(inpaint_full_res=0)[0],
+        ask(inpaint_full_res_padding=8)[0],
+        ask(inpainting_mask_invert=1)[0],
+    ]
     assert len({plain, *others}) == 6
     for fields in ({"inpainting_fill": 2}, {"resize_mode": 3}, {"mask_blur_x": 2, "mask_blur_y": 9}):
         assert list(fields)[-1] in ask(**fields)[1][0]

@@ -54,10 +54,21 @@ async def ask(
 
     raw = [(name.lower().encode(), value.encode()) for name, value in {"host": "127.0.0.1:7870", **headers}.items()]
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "path": path,
-        "raw_path": path.encode(), "query_string": b"", "headers": raw, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 7870),
-        "root_path": "", "app": None, "state": {},
-    }  # fmt: skip
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": raw,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 7870),
+        "root_path": "",
+        "app": None,
+        "state": {},
+    }
     try:
         await application(scope, receive, send)  # type: ignore[arg-type]
     except AttributeError:
@@ -105,7 +116,8 @@ def test_every_route_wants_the_token_and_the_right_origin() -> None:
 
     assert asyncio.run(matrix()) == []
     figure(
-        f"{len(listed)} routes x 5 kinds of token x 4 origins: {len(listed) * 20} requests, each answered as it should be"
+        f"{len(listed)} routes x 5 kinds of token x 4 origins: {len(listed) * 20} requests, "
+        "each answered as it should be"
     )
 
 

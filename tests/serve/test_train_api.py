@@ -35,7 +35,7 @@ def png(size: tuple[int, int], color: str = "red") -> bytes:
 
 @pytest.fixture(scope="module")
 def dataset(worker: Worker) -> str:
-    """Four pictures with captions."""
+    """Four images with captions."""
     name = str(worker.http.post("/v1/datasets", json={"name": "shapes"}).json()["id"])
     for stem, size in SIZES.items():
         assert worker.http.put(f"/v1/datasets/{name}/pictures/{stem}.png", content=png(size)).status_code == 200
@@ -68,7 +68,7 @@ def test_datasets_are_named_listed_and_shown_small(worker: Worker, dataset: str)
     small = worker.http.get(f"/v1/datasets/{dataset}/pictures/wide one.png", params={"thumbnail": True, "v": "1"})
     assert small.headers["content-type"] == "image/webp" and "max-age" in small.headers["cache-control"]
     assert max(Image.open(io.BytesIO(small.content)).size) == datasets.THUMBNAIL
-    # another picture of the same name has another thumbnail
+    # another image of the same name has another thumbnail
     worker.http.put(f"/v1/datasets/{dataset}/pictures/wide one.jpg", content=png((640, 320), "blue"))
     again = worker.http.get(f"/v1/datasets/{dataset}/pictures/wide one.png", params={"thumbnail": True})
     assert again.content != small.content

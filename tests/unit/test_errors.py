@@ -40,7 +40,7 @@ def test_any_error_may_name_its_field() -> None:
 
 def test_validation_names_the_fields() -> None:
     with pytest.raises(ConfigError) as caught:
-        GenerateConfig(prompt="x", steps=0, stepps=3)
+        GenerateConfig(prompt="x", steps=0, stepps=3)  # type: ignore[call-arg]
     assert [problem.field for problem in caught.value.problems] == ["steps", "stepps"]
     assert str(caught.value.problems[1]) == "stepps: there is no such setting; did you mean 'steps'?"
     with pytest.raises(ConfigError) as caught:

@@ -15,12 +15,12 @@ from inweave.serve.http.connections import TimedProtocol, allow_many_connections
 from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings
 
-# connections that wait while the application is being put together: who is told the address can connect at once
+# connections that wait while the application is being built: clients may connect once the address is printed
 _BACKLOG = 2048
 
 
 def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announce: Any = print) -> None:
-    """Serve until a signal; `ConfigError` where the address is taken or the data folder cannot be used."""
+    """Serve until a signal; raise ConfigError if the address is taken or the data folder cannot be used."""
     allow_many_connections()
     listener = _bind(settings.host, settings.port)
     port = listener.getsockname()[1]
@@ -29,14 +29,15 @@ def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announc
     app = create_app(settings, {"port": port, **(identity or {})}, Service.open(settings))
     config = uvicorn.Config(
         app, http=TimedProtocol, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024, lifespan="on",
+        timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024,
+        lifespan="on",
     )  # fmt: skip
     server = uvicorn.Server(config)
 
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    # a signal before the server has its own handlers stops it too; one that it repeats after it has drained is no failure
+    # a signal stops the server before it has its own handlers too; one that it repeats after draining is not a failure
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     announce(f"http://{host}:{port}")
@@ -49,7 +50,7 @@ def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announc
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio turns Nagle's algorithm off for sockets that say that they are TCP: else each answer waits 40 ms for an ACK
+        # asyncio disables Nagle's algorithm only for IPPROTO_TCP sockets: else each answer waits 40 ms for an ACK
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -18,22 +18,22 @@ MEBIBYTE = 1024 * 1024
 
 
 def default_data_folder() -> Path:
-    """Where a worker keeps its queue unless it is told otherwise."""
+    """Return the default folder of a worker's queue."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "inweave" / "serve"
 
 
 class ServeSettings(CheckedModel):
-    """Everything `inweave serve` can be told."""
+    """Settings of `inweave serve`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(default="127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=7870, description="0: any free port")
-    token: str | None = Field(default=None, description="what clients must send as a bearer token or Basic password")
+    token: str | None = Field(default=None, description="clients must send it as a bearer token or Basic password")
     model: str = Field(default="inweave/emoji", description="the model of requests that name none")
     models: dict[str, str] = Field(
-        default_factory=dict, description="other models that requests may name: name -> where"
+        default_factory=dict, description="other models that requests may name: name -> location"
     )
     lora_folders: tuple[Path, ...] = Field(default=(), description="the folders of the library")
     dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
@@ -52,8 +52,8 @@ class ServeSettings(CheckedModel):
     train_hours: Annotated[float, Field(gt=0)] = 7 * 24.0
     keep_hours: Annotated[float, Field(gt=0)] = 24.0
     keep_gb: Annotated[float, Field(gt=0)] = 4.0
-    upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded pictures")
-    upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="what uploaded pictures may take")
+    upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded images")
+    upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="size of all uploaded images")
     dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     origins: tuple[str, ...] = Field(default=(), description="web pages of other origins that may call this worker")
@@ -86,16 +86,16 @@ class ServeSettings(CheckedModel):
             return False
 
     def model_table(self) -> dict[str, str]:
-        """Every model that a request may name, and where it is."""
+        """Return the location of every model that a request may name."""
         return {model_name(self.model): self.model, **self.models}
 
 
 def model_name(where: str) -> str:
-    """What clients call a model: its hub id or built-in name, or the stem of its file or folder."""
+    """Return the name of a model for clients: its hub id or built-in name, or the stem of its file or folder."""
     path = Path(where).expanduser()
     return path.stem if path.exists() else where
 
 
 def from_options(**options: Any) -> ServeSettings:
-    """The settings of the options that were given; others keep their defaults."""
+    """Return the settings of the given options; others keep their defaults."""
     return ServeSettings(**{name: value for name, value in options.items() if value is not None})

@@ -52,11 +52,9 @@ _UPSAMPLERS = [(f"decoder.up_blocks.{level}.upsamplers.0", f"decoder.upsamples.{
 
 CAUSAL_VAE = RuleTable(
     "causal-vae",
-    "quant_conv   conv1\npost_quant_conv   conv2\n"
-    + _half("encoder")
-    + _half("decoder")
-    + _residual(*_DOWN)
-    + _resampling(*_DOWN)
-    + "".join(_residual(*names) for names in _UP)
-    + "".join(_resampling(*names) for names in _UPSAMPLERS),
-)
+    lambda: "".join((
+        "quant_conv   conv1\npost_quant_conv   conv2\n", _half("encoder"), _half("decoder"),
+        _residual(*_DOWN), _resampling(*_DOWN),
+        *(_residual(*names) for names in _UP), *(_resampling(*names) for names in _UPSAMPLERS),
+    )),
+)  # fmt: skip

@@ -19,9 +19,9 @@ last         the rule holds in the last block only; it comes before the rule for
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from inweave.targets.links import Link, Naming, Shape
 
@@ -77,24 +77,31 @@ Lookup = dict[str, list[tuple[Template, Rule]]]
 
 
 class RuleTable:
-    """A parsed table; ``alias_text`` lines are `alias-module  original-module  [number of parts]`."""
+    """A table, read and parsed when first needed; ``alias_text`` lines are `alias-module  original-module  [number of
+    parts]`.
+    """
 
-    def __init__(self, name: str, text: str, alias_text: str = "") -> None:
+    def __init__(self, name: str, text: Callable[[], str], alias_text: Callable[[], str] = str) -> None:
         self.name = name
-        self._text, self._alias_text = text, alias_text
-        self._parsed: tuple[Lookup, Lookup] | None = None
+        self._read, self._read_aliases = text, alias_text
 
-    @property
+    @cached_property
+    def _text(self) -> str:
+        return self._read()
+
+    @cached_property
+    def _alias_text(self) -> str:
+        return self._read_aliases()
+
+    @cached_property
     def _rules(self) -> tuple[Lookup, Lookup]:
-        """The rules by the parts' names and by the originals', parsed when first needed."""
-        if self._parsed is None:
-            by_part: Lookup = {}
-            by_original: Lookup = {}
-            for rule in (rule for line in self._text.splitlines() for rule in _parse(line)):
-                by_part.setdefault(rule.part.form, []).append((rule.part, rule))
-                by_original.setdefault(rule.original.form, []).append((rule.original, rule))
-            self._parsed = by_part, by_original
-        return self._parsed
+        """The rules by the parts' names and by the originals'."""
+        by_part: Lookup = {}
+        by_original: Lookup = {}
+        for rule in (rule for line in self._text.splitlines() for rule in _parse(line)):
+            by_part.setdefault(rule.part.form, []).append((rule.part, rule))
+            by_original.setdefault(rule.original.form, []).append((rule.original, rule))
+        return by_part, by_original
 
     @property
     def divides(self) -> bool:
@@ -178,11 +185,6 @@ class RuleTable:
                     parts = sorted(group, key=lambda link: link.start)[:count]
                     aliases[alias.fill(variables)] = tuple(link.part.removesuffix(".weight") for link in parts)
         return aliases
-
-
-def each_stack(text: str, *stacks: str) -> str:
-    """Return the same rules for several stacks of blocks, whose names replace the @."""
-    return "".join(text.replace("@", stack) for stack in stacks)
 
 
 def _parse(line: str) -> list[Rule]:

@@ -35,7 +35,7 @@ from inweave.training.memory.speed import speed_of
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
 from inweave.training.output.result import TrainResult
-from inweave.training.output.trackers import require_tensorboard, require_wandb
+from inweave.training.output.trackers import require_tracker
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
 from inweave.training.tasks.evaluation import Sample
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
@@ -91,7 +91,7 @@ def prepare(
 ) -> tuple[Run, Sample | None]:
     """Return a run that is ready to train, and the function that generates its samples.
 
-    ``checkpoint_seconds``: the longest time between two checkpoints, whatever `save_every` says.
+    ``checkpoint_seconds``: the longest time between two checkpoints, in addition to `save_every`.
     """
     world = world or World()
     check_shard(config, world)
@@ -190,14 +190,10 @@ def _memory_notes(plan: MemoryPlan | None, config: TrainConfig, device: torch.de
 def check_libraries(config: TrainConfig) -> None:
     """Raise ConfigError if settings conflict in a run, or need a library that is not installed."""
     problems = run_problems(config)
-    for needed, check_one in (
-        (config.tensorboard, require_tensorboard),
-        (config.wandb, require_wandb),
-        (True, lambda: require_library(config.optimizer)),
-    ):
+    trackers = [partial(require_tracker, name) for name in ("tensorboard", "wandb") if getattr(config, name)]
+    for require in (*trackers, partial(require_library, config.optimizer)):
         try:
-            if needed:
-                check_one()
+            require()
         except ConfigError as error:
             problems += map(str, error.problems)
     if problems:

@@ -309,38 +309,30 @@ class Step:
 
     # state
 
+    @property
+    def _parts(self) -> dict[str, FlatParameters | Optimizer | Ema | LossScaler]:
+        """The parts of the state, by the prefixes of their tensors in a checkpoint."""
+        parts = ("values", self.flat), ("optimizer", self.optimizer), ("ema", self.ema), ("scaler", self.scaler)
+        return {name: part for name, part in parts if part is not None}
+
     def state(self) -> Tensors:
-        tensors = {f"values.{name}": value for name, value in self.flat.state().items()}
-        tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
-        if self.ema is not None:
-            tensors |= {f"ema.{name}": value for name, value in self.ema.state().items()}
-        if self.scaler is not None:
-            tensors |= {f"scaler.{name}": value for name, value in self.scaler.state().items()}
-        counters = {
-            "skipped": self.skipped,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "split": torch.tensor(self.split),
-        }
-        return tensors | counters
+        tensors = {f"{part}.{name}": t for part, own in self._parts.items() for name, t in own.state().items()}
+        counters = self.skipped, self.skipped_in_a_row, torch.tensor(self.split)
+        return tensors | dict(zip(COUNTERS, counters, strict=True))
 
     def load(self, tensors: Tensors) -> None:
-        def part(prefix: str) -> Tensors:
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-        known = ("values.", "optimizer.", "ema.", "scaler.")
-        extra = [name for name in tensors if not name.startswith(known) and name not in COUNTERS]
-        unused = [name for name, used in (("ema.", self.ema), ("scaler.", self.scaler)) if used is None and part(name)]
-        if extra or unused:
-            raise FormatError(f"the saved state has {(extra or unused)[0]!r}, which does not belong to this run")
+        parts: dict[str, Tensors] = {part: {} for part in self._parts}
+        for full, tensor in tensors.items():
+            part, dot, name = full.partition(".")
+            if dot and part in parts:
+                parts[part][name] = tensor
+            elif full not in COUNTERS:
+                raise FormatError(f"the saved state has {full!r}, which does not belong to this run")
         # batches of unequal size may be split into unequal numbers of parts
         if self.config.shard and int(tensors["split"]) > 1:
             raise ConfigError("shard: this run splits its micro-batches, since memory ran out; resume it without shard")
-        self.flat.load(part("values."))
-        self.optimizer.load(part("optimizer."))
-        if self.ema is not None:
-            self.ema.load(part("ema."))
-        if self.scaler is not None:
-            self.scaler.load(part("scaler."))
+        for part, own in self._parts.items():
+            own.load(parts[part])
         self.skipped.copy_(tensors["skipped"])
         self.skipped_in_a_row.copy_(tensors["skipped_in_a_row"])
         self.split = int(tensors["split"])  # another split would add up in another order

@@ -71,6 +71,9 @@ def index_of(model: object) -> ModelIndex:
         model: A known base by name ("sdxl"), a path (a checkpoint, an index of shards or a model folder), a
             `WeightSource`, a torch module, a mapping of component to module, or a diffusers pipeline.
 
+    Returns:
+        The names and shapes of the model's tensors, by component.
+
     Raises:
         ConfigError: ``model`` is none of these, or has no weights that an adapter could change.
         FormatError: A file cannot be read.

@@ -54,7 +54,11 @@ class WeightSource(Protocol):
         ...
 
     def spec(self, name: str) -> TensorSpec:
-        """Shape and dtype of one tensor; `TargetError` for a name that does not exist."""
+        """Return shape and dtype of one tensor, without reading its data.
+
+        Raises:
+            TargetError: There is no tensor of this name.
+        """
         ...
 
     def get(
@@ -66,9 +70,17 @@ class WeightSource(Protocol):
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
-        """Return one tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
+        """Return one tensor.
 
-        ``owned``: the caller may write to it, so its memory is not shared.
+        Args:
+            name: One of `names`.
+            dtype: To convert to; None: its own.
+            device: Where the result is stored.
+            rows: (start, length) along the first axis; None: all of them.
+            owned: The caller may write to the result, so its memory is not shared.
+
+        Raises:
+            TargetError: There is no tensor of this name.
         """
         ...
 

@@ -182,7 +182,7 @@ def test_the_command_is_compared_with_the_step(tmp_path: Path) -> None:
         and row.name == "inweave train, inweave/emoji, batch 1, 64 pixels, rank 2 on attention, eager"
     )
     assert row.details["steps"] == "2 to 20" and row.details["times the step"] == pytest.approx(
-        row.ours / float(row.details["step alone"])
+        row.ours / float(row.details["step alone"] or 0)
     )
     assert any("8 images encoded" in note for note in report.notes), report.notes
 

@@ -186,7 +186,7 @@ def test_cancellation_stops_between_steps_and_leaves_the_pipeline_usable(pipe: P
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("schedule", offered_schedules())
 def test_every_sampler_runs_on_every_schedule_it_has(pipe: Pipeline, sampler: str, schedule: str) -> None:
-    if sampler == "plms":  # from pure noise, where this model starts, its extrapolation damages the picture
+    if sampler == "plms":  # from pure noise, where this model starts, its extrapolation damages the image
         with pytest.raises(ConfigError, match="'plms' cannot start from pure noise") as caught:
             pipe("cat face", sampler=sampler, schedule=schedule, steps=2, seed=1)
         assert str(caught.value).endswith("; use " + ", ".join(name for name in offered_samplers() if name != "plms"))

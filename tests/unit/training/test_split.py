@@ -39,7 +39,7 @@ def run_on(folder: Path, variant: str = "sd1.5", world: World | None = None, **s
 
 def gradients(run: Run, size: int = 4, split: int = 1) -> torch.Tensor:
     """Of the first update, in micro-batches of ``size`` that are split into ``split`` parts."""
-    order = replace(run.task.order, batch_size=size, _epochs={}, _positions={})
+    order = replace(run.task.order, batch_size=size, _epochs={})
     run.step.split = split
     batches = [run._sample_batch(batch) for batch in order.step_positions(0, accumulation=4 // size)]
     run.step._accumulate(0, batches)

@@ -1,7 +1,7 @@
-"""The JSON of a request, read strictly: what two readers could understand differently is refused.
+"""The JSON of a request, read strictly: anything that two parsers could read differently is refused.
 
 Routes that read their body themselves call `json_body`; those that declare a model of it are of class `JsonRoute`. Both
-accept what `curl -d` sends, and a body without a type.
+accept the type that `curl -d` sends, and a body without a type.
 
 refused    NaN and infinity, numbers beyond floating point, repeated names, nesting that exhausts the stack,
            NUL and halves of surrogate pairs in texts (not every database, file or answer can hold them),
@@ -24,12 +24,12 @@ from inweave.errors import ConfigError
 from inweave.serve.jobs.errors import MediaTypeError
 
 _SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
-#: JSON, and what curl -d says of any body
+#: JSON, and the type that curl -d gives any body
 _TYPE = re.compile(r"application/(([\w.+-]+\+)?json|x-www-form-urlencoded)")
 
 
 async def json_body(request: Request) -> Any:
-    """The JSON of a request; `ConfigError` where it is not strictly valid."""
+    """Return the JSON of a request; raise ConfigError if it is not strictly valid."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared and not _TYPE.fullmatch(declared):
         raise MediaTypeError("the body is expected as JSON: send it with Content-Type: application/json")
@@ -60,7 +60,7 @@ class JsonRoute(APIRoute):
 
 
 def parse_json(content: bytes | str) -> Any:
-    """JSON from outside."""
+    """Parse untrusted JSON."""
     try:
         text = content if isinstance(content, str) else content.decode(json.detect_encoding(content))
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique)
@@ -69,12 +69,12 @@ def parse_json(content: bytes | str) -> Any:
         return value
     except RecursionError:
         raise ConfigError("the body is nested too deeply") from None
-    except ValueError:  # also what cannot be decoded or encoded
+    except ValueError:  # also texts that cannot be decoded or encoded
         raise ConfigError("the body is not valid JSON") from None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in it, names of fields included."""
+    """Yield every text in a value, names of fields included."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -1,7 +1,7 @@
-"""Connections that only hold a place: each has to send its request, and to read its answer, in time.
+"""Time limits of connections: each has to send its request, and to read its answer, in time.
 
-head      a request's line and headers within ``HEAD_SECONDS`` of the connection, or of their first byte on one in use
-answer    a reader that takes nothing for ``STALL_SECONDS`` while more waits for it is cut off
+head      the request line and headers within ``HEAD_SECONDS`` of the connection, or of their first byte on a reused one
+answer    a reader that takes nothing for ``STALL_SECONDS`` while data is waiting is disconnected
 body      see `limits`
 """
 

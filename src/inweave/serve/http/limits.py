@@ -1,4 +1,4 @@
-"""Limits of request bodies: refused once longer than the limit, whatever the headers say, or once they come too slowly."""
+"""Limits of request bodies: their length, whatever the headers say, and the time they take."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The web page: static files of the package, served from memory.
 
-    GET /                       index.html, with the digest of all files in its addresses; requested again on every visit
+    GET /                       index.html, with the digest of all files in its addresses; never cached
     GET /page/DIGEST/PATH       one file, cached for good: other contents have another address
 
-Modules import each other by relative paths, so that a page never mixes the files of two versions. The files hold nothing
-secret and need no token; their data comes from the API.
+Modules import each other by relative paths, so that a page never mixes the files of two versions. The files are
+public and need no token; their data comes from the API.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ async def start_session(request: Request) -> JSONResponse:
     response = JSONResponse({"token_required": settings.token is not None})
     if settings.token is not None:
         response.set_cookie(
-            cookie_name(settings), cookie_value(settings.token), max_age=COOKIE_SECONDS, httponly=True, samesite="strict",
-            secure=request.headers.get("x-forwarded-proto", request.url.scheme) == "https",
+            cookie_name(settings), cookie_value(settings.token), max_age=COOKIE_SECONDS, httponly=True,
+            samesite="strict", secure=request.headers.get("x-forwarded-proto", request.url.scheme) == "https",
         )  # fmt: skip
     return response
 

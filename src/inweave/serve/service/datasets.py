@@ -99,9 +99,8 @@ def _ensure_captions(folder: Path, dataset: str, caption: object) -> None:
     if not images:
         raise ConfigError(f"dataset {dataset}: it has no images; put some into it first")
     if not caption and not any(path.with_suffix(".txt").is_file() for path in images):
-        raise ConfigError(
-            f"dataset {dataset}: none of its {len(images)} images has a caption; write some, or set `caption`, one for all images"
-        )
+        advice = "write some, or set `caption`, one for all images"
+        raise ConfigError(f"dataset {dataset}: none of its {len(images)} images has a caption; {advice}")
 
 
 def _write(path: Path, content: bytes) -> None:

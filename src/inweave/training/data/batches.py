@@ -17,8 +17,9 @@ whose stream numpy guarantees, so it is the same on every platform and for every
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,8 +95,7 @@ class Order:
     batch_size: int | Mapping[Hashable, int]
     seed: int = 0
     regularization: tuple[bool, ...] = ()
-    _epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
-    _positions: dict[int, list[tuple[Position, ...]]] = field(default_factory=dict, compare=False, repr=False)
+    _epochs: dict[int, list[tuple[Position, ...]]] = field(default_factory=dict, compare=False, repr=False)
 
     def without(self, examples: Collection[int]) -> Order:
         """Return the order without these examples, whose indices stay."""
@@ -103,18 +103,11 @@ class Order:
         return Order(self.buckets, repeats, self.batch_size, self.seed, self.regularization)
 
     def batches(self, epoch: int) -> list[tuple[int, ...]]:
-        if epoch not in self._epochs:
-            while len(self._epochs) > 1:  # a step may reach into the next epoch, never further back than one
-                self._epochs.pop(next(iter(self._epochs)))
-            self._epochs[epoch] = epoch_batches(
-                self.buckets, self.repeats, self.batch_size, self.seed, epoch,
-                regularization=self.regularization,
-            )  # fmt: skip
-        return self._epochs[epoch]
+        return [tuple(example for _, example, _ in batch) for batch in self.positions(epoch)]
 
     def __len__(self) -> int:
         """Batches per epoch, the same in every epoch."""
-        return len(self.batches(next(iter(self._epochs), 0)))
+        return len(self.positions(next(iter(self._epochs), 0)))
 
     @property
     def sizes(self) -> set[tuple[Hashable, int]]:
@@ -123,19 +116,17 @@ class Order:
 
     def positions(self, epoch: int) -> list[tuple[Position, ...]]:
         """Return the position of every example of `batches`."""
-        if epoch not in self._positions:
-            while len(self._positions) > 1:
-                self._positions.pop(next(iter(self._positions)))
-            count: Counter[int] = Counter()
-            rows: list[tuple[Position, ...]] = []
-            for batch in self.batches(epoch):
-                row = []
-                for example in batch:
-                    row.append((epoch, example, count[example]))
-                    count[example] += 1
-                rows.append(tuple(row))
-            self._positions[epoch] = rows
-        return self._positions[epoch]
+        if epoch not in self._epochs:
+            while len(self._epochs) > 1:  # a step may reach into the next epoch, never further back than one
+                self._epochs.pop(next(iter(self._epochs)))
+            batches = epoch_batches(
+                self.buckets, self.repeats, self.batch_size, self.seed, epoch, regularization=self.regularization
+            )
+            appearances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+            self._epochs[epoch] = [
+                tuple((epoch, example, next(appearances[example])) for example in batch) for batch in batches
+            ]
+        return self._epochs[epoch]
 
     def step(self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0) -> list[tuple[int, ...]]:
         """Return the micro-batches of rank ``rank`` of ``world`` in an optimizer step."""

@@ -30,7 +30,7 @@ from inweave.models.model import Model
 VERSION = 1  # incremented when the same facts lead to other tensors
 MEMORY = 2 << 30  # bytes held in memory, if they are in a folder too
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: keys of a component's configuration that do not change what it computes
+#: keys of a component's configuration that do not affect its outputs
 _IRRELEVANT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
 
 
@@ -90,7 +90,7 @@ class TensorCache:
         try:
             make_folder(place.parent)
             raw = serialize(tensors, {"sum": str(tensor_checksum(tensors))})
-            write_atomic(place, [raw], durable=False)  # other processes may be writing the same
+            write_atomic(place, [raw], durable=False)  # other processes may be writing the same file
         except FormatError as error:
             raise FormatError(f"{error}; it is a cache file: set cache_dir to another folder") from None
 

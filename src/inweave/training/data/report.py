@@ -40,7 +40,7 @@ class DatasetReport:
     unsupported_formats: list[str]
     orphan_captions: list[str]  # caption files without an image
     black_masks: list[str]  # these images contribute nothing to training
-    unused_masks: list[str]  # images with a mask, where the loss is not masked
+    unused_masks: list[str]  # images with a mask whose loss is not masked
     ambiguous_masks: list[str]  # EXIF rotates the image, and the mask's size fits either way
     most_cropped: dict[str, float]  # those that lose more than 10 % of their area, with the fraction; the most first
     first_frames: list[str]  # animations and files of several pages, of which the first frame is used

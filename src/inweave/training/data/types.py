@@ -63,7 +63,7 @@ def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
 def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a subset, with the run's filled in, for a fingerprint of the data."""
     fields = asdict(with_defaults(subset, defaults))
-    del fields["numbered"]  # says where images are, not what they are
+    del fields["numbered"]  # the place of images, not their content
     return fields
 
 

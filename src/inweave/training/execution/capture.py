@@ -133,7 +133,7 @@ class StepGraphs:
             pool, stream = self._shared_pool(), self._side_stream()
             with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
                 work()
-        except Exception as error:  # whatever the model does that cannot be recorded
+        except Exception as error:  # the model does something that cannot be recorded
             del graph
             self._end_recording()
             self.clear()

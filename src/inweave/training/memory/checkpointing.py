@@ -106,7 +106,7 @@ def _layer_checkpoint(layer: nn.Module, recompute: Callable[..., Any]) -> Callab
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
     weight = _STORED.get(name)
-    # a trainable weight is of low rank: its product is cheap, and as large as what it is added to
+    # a trainable weight is of low rank: its product is cheap, and as large as the sum it is part of
     cheap = weight is not None and (arguments[weight].requires_grad or _widens(name, arguments[weight]))
     return CheckpointPolicy.MUST_SAVE if name in _STORED and not cheap else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -2,7 +2,7 @@
 
     operations   passes * operations of one example's forward pass * examples
                  passes: off 2 (frozen weights need no gradients of their own), selective 2.3, full 2.8
-    launches     kernels * tensors that one forward pass makes * micro-batches, whatever the size of a micro-batch
+    launches     kernels * tensors that one forward pass makes * micro-batches of any size
                  kernels: off 1.5, selective 1.85, full 2.1
 
     recorded     operations / rate + launches * 3 us        CUDA graph: a kernel ends before the next one starts
@@ -81,7 +81,7 @@ def product_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def _listed_rate(device: torch.device, dtype: torch.dtype) -> float:
     if device.type != "cuda":
-        return 1e11  # where launches cost nothing, any rate leads to the same order
+        return 1e11  # launches cost nothing, so any rate leads to the same order
     properties = torch.cuda.get_device_properties(device)
     each = _MULTIPROCESSOR.get((properties.major, properties.minor), 1e12)
     return each * properties.multi_processor_count / (8 if dtype == torch.float32 else 1)

@@ -5,8 +5,8 @@
     AdamW8bit  the same, m and v in 8 bits: `inweave.ops.adam8bit`
 
 lr is the scheduled rate times the parameter's multiplier. A step of these two is a function of tensors at fixed
-addresses: no number comes to the host, so it can be captured in a CUDA graph after one ordinary step (`capturable`).
-Where ok is 0, values, moments and counter keep their bits, whatever the gradients hold.
+addresses: no number is read by the host, so it can be captured in a CUDA graph after one ordinary step (`capturable`).
+If ok is 0, values, moments and counter keep their bits, even if gradients are not finite.
 
 All others are other libraries' optimizers on views of the same buffers (`third_party`).
 """
@@ -39,7 +39,7 @@ class Optimizer(Protocol):
     def capture_problem(self) -> str: ...
 
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
-        """Move the parameters along ``grad_scale * grads``; where ``ok`` is 0 nothing changes. All are 0-dim."""
+        """Move the parameters along ``grad_scale * grads``; if ``ok`` is 0 nothing changes. All are 0-dim."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return everything but the parameters, as plain tensors (live ones: the next step changes them)."""
@@ -63,10 +63,10 @@ class _Adam:
         self._flat = flat
         self._decay, self._betas, self._epsilon = weight_decay, betas, epsilon
         self._count = torch.zeros((), dtype=torch.int64, device=flat.values.device)
-        self._own: dict[str, torch.Tensor] = {"count": self._count}
+        self._moments = self._new_moments(flat.values)
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {**self._own, "layout": self._flat.layout}
+        return {"count": self._count, **self._moments, "layout": self._flat.layout}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         restore(self.state(), state, type(self).__name__)
@@ -74,23 +74,22 @@ class _Adam:
     def eval_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def _new_moments(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
 
 class AdamW(_Adam):
     """float32 moments: torch's fused kernel, one launch per multiplier; it leaves scaled gradients behind."""
 
-    def __init__(
-        self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
-    ) -> None:
-        super().__init__(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
-        self._m, self._v = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
-        self._own |= {"m": self._m, "v": self._v}
+    def _new_moments(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"m": torch.zeros_like(values), "v": torch.zeros_like(values)}
 
     @torch.no_grad()
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
         found_inf, divisor = 1.0 - ok.float(), 1.0 / grad_scale.float()
         flat, (beta1, beta2) = self._flat, self._betas
         for place, multiplier in flat.runs:
-            x, grad, m, v = ([each[place]] for each in (flat.values, flat.grads, self._m, self._v))
+            x, grad, m, v = ([each[place]] for each in (flat.values, flat.grads, *self._moments.values()))
             adamw(
                 x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=found_inf,
                 amsgrad=False, beta1=beta1, beta2=beta2, lr=lr * multiplier, weight_decay=self._decay,
@@ -102,12 +101,9 @@ class AdamW(_Adam):
 class AdamW8bit(_Adam):
     """Both moments in 8 bits, a quarter of float32's memory: one kernel on CUDA, plain torch elsewhere."""
 
-    def __init__(
-        self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
-    ) -> None:
-        super().__init__(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
-        self._moments = adam8bit.fresh(flat.values.numel(), flat.values.device)
-        self._own |= dict(zip(("m_codes", "m_scales", "v_codes", "v_scales"), self._moments, strict=True))
+    def _new_moments(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        moments = adam8bit.fresh(values.numel(), values.device)
+        return dict(zip(("m_codes", "m_scales", "v_codes", "v_scales"), moments, strict=True))
 
     @torch.no_grad()
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
@@ -116,7 +112,7 @@ class AdamW8bit(_Adam):
         adam8bit.step(
             self._flat.values,
             self._flat.grads,
-            *self._moments,
+            *self._moments.values(),
             lr=lr if self._flat.uniform else lr * self._flat.multipliers,
             beta1=self._betas[0],
             beta2=self._betas[1],

@@ -98,7 +98,7 @@ class FlatParameters:
         return torch.tensor(list(hashlib.sha256(json.dumps(rows).encode()).digest()), dtype=torch.uint8)
 
     def zero_grads(self) -> None:
-        """Clear all gradients, even where `p.grad` was set to None or to another tensor."""
+        """Clear all gradients, even if `p.grad` was set to None or to another tensor."""
         self.grads.zero_()
         self._attach()
 

@@ -23,6 +23,6 @@ def limit_norms(branches: Iterable[Branch], limit: float, ok: torch.Tensor) -> N
     for branch in branches:
         roles = branch.roles().values()
         norm = branch.product_norm() * abs(branch.scale)
-        ratio = torch.where(ok.bool(), (limit / norm).clamp_max(1.0), 1.0)  # 1 where the norm is 0
+        ratio = torch.where(ok.bool(), (limit / norm).clamp_max(1.0), 1.0)  # 1 if the norm is 0
         for factor in roles:
             factor.mul_(ratio.pow(1 / len(roles)))

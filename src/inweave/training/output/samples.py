@@ -60,7 +60,7 @@ class Sampler:
             self._pipeline.encode(request)
 
     def __call__(self, step: int) -> list[SampleImage]:
-        # generate all before writing: processes that generate together must not stop where only one can fail
+        # generate all before writing: processes that generate together must not stop if only one fails
         results = [self._pipeline(request) for request in self._requests]
         images = []
         for number, result in enumerate(results if self._writes else ()):

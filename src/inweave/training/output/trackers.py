@@ -55,21 +55,12 @@ def wandb_run(config: TrainConfig) -> WandbRun | None:
     return WandbRun(config.wandb_project, config.wandb_run_name or config.name, settings)
 
 
-def require_tensorboard() -> None:
-    """Raise ConfigError if tensorboard is not installed."""
-    _require("tensorboard", "tensorboard")
-
-
-def require_wandb() -> None:
-    """Raise ConfigError if wandb is not installed."""
-    _require("wandb", "Weights & Biases (wandb)")
-
-
-def _require(package: str, what: str) -> None:
+def require_tracker(package: str) -> None:
+    """Raise ConfigError if the library of a tracker ("tensorboard" or "wandb") is not installed."""
     if find_spec(package) is None:
         raise ConfigError(
-            f"{package}: the {package} package is not installed, which {what} needs; pip install 'inweave[{package}]', "
-            f"or set {package} = false"
+            f"{package}: the {package} package is not installed; pip install 'inweave[{package}]', or set "
+            f"{package} = false"
         )
 
 
@@ -77,7 +68,7 @@ class TensorBoardTracker:
     """Event files in ``folder``, which hide earlier records of the steps after ``since``."""
 
     def __init__(self, folder: Path, since: int) -> None:
-        require_tensorboard()
+        require_tracker("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         writer: Any = SummaryWriter
@@ -99,7 +90,7 @@ class WandbTracker:
     """A run of Weights & Biases with its files in ``folder``. WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, run: WandbRun, folder: Path) -> None:
-        require_wandb()
+        require_tracker("wandb")
         self._library: Any = import_module("wandb")
         try:
             self._run = self._library.init(

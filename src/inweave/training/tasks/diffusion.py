@@ -294,7 +294,7 @@ class DiffusionTask:
         used: dict[str, int] = {}
         for place in filter(None, self.places):
             used[str(place.bucket)] = used.get(str(place.bucket), 0) + 1
-        counted = list(zip(self.order.repeats, self.examples, strict=True))  # 0 of what is held out
+        counted = list(zip(self.order.repeats, self.examples, strict=True))  # 0 for validation examples
         return {
             "ss_tag_frequency": json.dumps(tag_frequency(self.examples), ensure_ascii=False),
             "ss_num_train_images": str(sum(n for n, e in counted if not e.regularization)),

@@ -152,7 +152,7 @@ class LoadedDiffusionModel:
         from inweave.models.fused.blocks import fuse_blocks  # imports diffusers' networks, for seconds
         from inweave.models.siblings import stack_siblings
 
-        self.model.release_weaver()  # it would write where convolutions had their weights before
+        self.model.release_weaver()  # it would write to the old memory of convolution weights
         for network in self.task.networks.values():
             fuse_blocks(network)
             stack_siblings(network)

@@ -61,5 +61,5 @@ def huber_thresholds(
     if schedule == "exponential":
         return torch.pow(c, times.float() / length)
     assert alphas is not None
-    sigma = ((1 - alphas) / alphas).sqrt()  # infinite where the signal is 0, and then c is huber_c
+    sigma = ((1 - alphas) / alphas).sqrt()  # infinite if the signal is 0, and then c is huber_c
     return (1 - c) / (1 + sigma).square() + c

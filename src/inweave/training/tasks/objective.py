@@ -13,7 +13,7 @@
                    logit_normal   sigmoid(mean + std n)
                    sigmoid        sigmoid(std n)
                    shift          the sigmoid sample, always shifted; without a setting f is the model's own: the
-                                  schedule's, or exp(mu) where the schedule shifts by size (`samplers.DynamicShift`)
+                                  schedule's, or exp(mu) if the schedule shifts by size (`samplers.DynamicShift`)
     and shifted    f s / (1 + (f - 1) s), where timestep_shift sets f
 
     min_timestep, max_timestep     a whole t from min .. max - 1; of a flow, s becomes (min + (max - min) s) / 1000
@@ -137,7 +137,7 @@ class Objective:
         if self.min_snr_gamma is not None and velocity:
             weights = ratio.clamp_max(self.min_snr_gamma) / (ratio + 1)
         elif self.min_snr_gamma is not None:
-            weights = (self.min_snr_gamma / ratio).clamp_max(1.0)  # 1 where the ratio is 0, not 0 / 0
+            weights = (self.min_snr_gamma / ratio).clamp_max(1.0)  # 1 if the ratio is 0, not 0 / 0
         if self.debiased_estimation:
             ratio = ratio.clamp_max(MAX_DEBIASED_SNR)
             debiased = 1 / (ratio + 1) if velocity else ratio.rsqrt()

@@ -130,7 +130,11 @@ def extract(
         out: The adapter file to write.
         rank: The highest rank of a module.
         energy: Use the lowest rank that keeps this share of a module's squared norm.
+        dialect: The dialect to write.
+        dtype: Of the factors.
+        device: Where to compute; "auto" uses a GPU if there is one.
         full_norms: Keep changed norms and biases too, as full differences.
+        progress: Called with (tensors done, tensors in total).
 
     Returns:
         What was written, with the share of the difference that is kept.
@@ -181,6 +185,7 @@ def resize(
         dialect: The dialect to write; None: that of the first adapter.
         base: The model they are for, if it cannot be detected.
         dtype: Of the new factors; None keeps that of the old ones.
+        device: Where to compute.
 
     Returns:
         What was written, each module with its rank and the share that is kept.

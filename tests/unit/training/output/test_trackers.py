@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 from inweave.errors import ConfigError
 from inweave.training.output.log import TrainLog
 from inweave.training.output.samples import SampleImage
-from inweave.training.output.trackers import WandbRun, require_wandb, wandb_run
+from inweave.training.output.trackers import WandbRun, require_tracker, wandb_run
 from tests.unit.training.tiny import config, log, tiny
 
 
@@ -71,7 +71,7 @@ def test_what_is_shown_of_a_configuration_names_no_place(tmp_path: Path) -> None
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"wandb: .*pip install 'inweave\[wandb\]', or set wandb = false"):
-        require_wandb()
+        require_tracker("wandb")
     with pytest.raises(ConfigError, match=r"inweave\[wandb\]"):
         TrainLog(tmp_path / "t.jsonl", wandb=WandbRun("p", "n"))
 

@@ -19,9 +19,10 @@ from inweave.serve.api.a1111.requests import Img2Img
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
 #: fields that change images in A1111 and have no effect here -> their values that mean "off" or "as always"
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "subseed_strength": (0, -1), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0), "restore_faces": (False,),
-    "tiling": (False,), "enable_hr": (False,), "refiner_checkpoint": ("", "None"), "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,),
-    "s_noise": (1,), "s_min_uncond": (0,), "eta": (0, 1), "styles": ([],), "firstpass_image": ("",),
+    "subseed_strength": (0, -1), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
+    "restore_faces": (False,), "tiling": (False,), "enable_hr": (False,), "refiner_checkpoint": ("", "None"),
+    "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,), "s_noise": (1,),
+    "s_min_uncond": (0,), "eta": (0, 1), "styles": ([],), "firstpass_image": ("",),
     "initial_noise_multiplier": (1,), "image_cfg_scale": (0, 1, 1.5), "latent_mask": ("",), "mask_round": (True,),
     "save_images": (False,),
 }  # fmt: skip
@@ -32,9 +33,11 @@ _OVERRIDES: dict[str, tuple[Any, ...] | None] = {
 }  # fmt: skip
 #: fields that work, or that have no effect on an image anywhere; SillyTavern sends its own `url` and `auth`
 _KNOWN = {*Img2Img.model_fields, "url", "auth"}
-#: our names in problems -> A1111's
-FIELD_NAMES = {"guidance": "cfg_scale", "count": "batch_size", "strength": "denoising_strength", "image": "init_images",
-               "mask_image": "mask", "sampler": "sampler_name", "schedule": "scheduler", "feather": "mask_blur"}  # fmt: skip
+#: fields of an image request in problems -> A1111's
+FIELD_NAMES = {
+    "guidance": "cfg_scale", "count": "batch_size", "strength": "denoising_strength", "image": "init_images",
+    "mask_image": "mask", "sampler": "sampler_name", "schedule": "scheduler", "feather": "mask_blur",
+}  # fmt: skip
 
 
 def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Images before and after A1111 requests: fitted to a size, filled under the mask, cropped to the masked part.
 
 resize_mode         0 stretches, 1 crops, 2 fills around it (3, in latent space, stretches here)
-inpainting_fill     0 starts from the colors around the mask, 1 from the image (2 and 3, latent noise and nothing, like 0)
-inpaint_full_res    only the mask's surroundings are repainted, enlarged to the requested size, and put back in their place:
+inpainting_fill     0 starts from the colors around the mask, 1 from the image (2 and 3, in latent space, like 0)
+inpaint_full_res    only the mask's surroundings are repainted, enlarged to the requested size, then put back:
 
     region = the mask's bounding box + padding, widened to the shape of the requested size, inside the image
 """
@@ -93,7 +93,7 @@ def prepare_inpainting(
 
 
 def crop_region(mask: Image.Image, padding: int, target: tuple[int, int]) -> Box | None:
-    """Return the part of an image around the white of its mask, with the shape of ``target`` as far as the image reaches."""
+    """Return the part of an image around the white of its mask, with the aspect ratio of ``target`` if it fits."""
     box = mask.getbbox()
     if box is None:
         return None

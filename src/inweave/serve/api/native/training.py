@@ -1,7 +1,7 @@
 """Training over HTTP: settings, plans of runs, extensions and checkpoints.
 
 GET   /v1/train/options?model=              the settings of a run, the defaults of this model, and presets by purpose
-POST  /v1/train/check                       {dataset, model, settings}: problems, memory and time, before anything starts
+POST  /v1/train/check                       {dataset, model, settings}: problems, memory and time of a run
 POST  /v1/jobs/{id}/extend                  {steps}: a new job that trains the same run further
 GET   /v1/jobs/{id}/checkpoints             the steps whose adapters can be used
 POST  /v1/jobs/{id}/checkpoints/{step}      put the adapter of a step into the library, unless it is there

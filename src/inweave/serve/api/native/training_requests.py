@@ -1,6 +1,6 @@
 """Train jobs.
 
-    {"operation": "train", "dataset": "dataset-...", "name": "my-style", "model": ..., "settings": {"steps": 500, "rank": 16}}
+    {"operation": "train", "dataset": "dataset-...", "name": "my-style", "settings": {"steps": 500, "rank": 16}}
 
 ``settings`` are those of a training configuration, without the ones that name files or devices of this machine. The
 adapter ends up in the library under its name. A run that was interrupted resumes from its last checkpoint.

@@ -1,6 +1,6 @@
 """Images that jobs name by id: sent once, used in as many jobs as needed.
 
-POST   /v1/uploads               the bytes of an image, or multipart/form-data with one file: 201 {id, width, height, ...}
+POST   /v1/uploads               the bytes of an image, or multipart/form-data with one file: 201 {id, ...}
 GET    /v1/uploads/{id}          the same facts; 410 once it has expired
 GET    /v1/uploads/{id}/file     the image, as PNG
 DELETE /v1/uploads/{id}          jobs that named it keep their copy

@@ -128,7 +128,7 @@ def _paired(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def ignored_fields(body: Mapping[str, Any], stream: bool) -> list[str]:
-    """Return a line per field that has no effect; raise ConfigError for a transparent background, which cannot be made."""
+    """Return a line per field that has no effect; raise ConfigError for a transparent background."""
     if wrong := [name for name in _IGNORED if not isinstance(body.get(name), str | None)]:
         raise ConfigError([Problem(name, "expected text") for name in wrong])
     if body.get("background") not in (None, "auto", "opaque"):

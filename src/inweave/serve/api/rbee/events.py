@@ -1,6 +1,6 @@
 """Requests and events in the form of rbee's SD worker.
 
-    operation  image_generation | image_transform | image_inpaint, with hive_id; fields that are left out have the contract's value:
+    operation  image_generation | image_transform | image_inpaint, with hive_id; defaults of the contract:
                steps 20, guidance_scale 7.5, width and height 512, strength 0.8; inpainting repaints all of the mask
 
     event: progress   {"type": "progress", "step", "total", "percent"}

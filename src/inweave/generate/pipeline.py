@@ -70,12 +70,20 @@ class Pipeline:
     Args:
         model: the loaded model.
         loras: the stack that every request gets, below its own LoRAs.
-        finder: looks up LoRA files by path, name or hash.
+        lora_folders: folders in which LoRAs are looked up by name or hash.
+        finder: looks up LoRA files in place of ``lora_folders``.
     """
 
-    def __init__(self, model: Model, *, loras: Sequence[LoraChoice] = (), finder: LoraFinder | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        loras: Sequence[LoraChoice] = (),
+        lora_folders: Iterable[str | os.PathLike[str]] = (),
+        finder: LoraFinder | None = None,
+    ) -> None:
         self.model = model
-        self.finder = finder or LoraFinder()
+        self.finder = finder or LoraFinder(lora_folders)
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
         self._lock = threading.RLock()
 

@@ -9,8 +9,8 @@ Read adapter files, in any dialect:
 
 Weave them into a model's weights, in place or while it loads:
 
-    weaver = inweave.Weaver(pipeline)                             # a diffusers pipeline, or {"unet": unet, "te1": encoder}
-    weaver.apply([("style.safetensors", 0.8)])                    # swap in milliseconds; weaver.apply([]) restores the base
+    weaver = inweave.Weaver(pipeline)                             # a diffusers pipeline, or {"unet": unet, ...}
+    weaver.apply([("style.safetensors", 0.8)])                    # in milliseconds; weaver.apply([]): the base
     source = inweave.MergedSource(inweave.FileSource("model.safetensors"), ["style.safetensors:0.8"])
     inweave.build(model, source)                                  # each tensor is merged as it is read
 
@@ -43,7 +43,8 @@ from typing import TYPE_CHECKING
 
 from inweave.version import __version__ as __version__
 
-#: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares them
+#: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares
+#: them
 _EXPORTS = {
     # read: adapter files
     "inweave.adapter": "Adapter",
@@ -91,72 +92,15 @@ _EXTRAS = {"weights": "torch", "layers": "torch", "generate": "generate", "train
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [
-    "Adapter",
-    "AdapterSpec",
-    "AlreadyMerged",
-    "Baked",
-    "BusyError",
-    "CancelledError",
-    "ConfigError",
-    "ConflictError",
-    "Conversion",
-    "DictSource",
-    "Extracted",
-    "Facts",
-    "FileSource",
-    "FormatError",
-    "GenerateConfig",
-    "Hashes",
-    "InweaveError",
-    "LayerKind",
-    "LinearKind",
-    "LoraChoice",
-    "LostPeerError",
-    "MemoryBudgetError",
-    "MergeStateError",
-    "MergedSource",
-    "MissingError",
-    "ModelIndex",
-    "NotMerged",
-    "Pipeline",
-    "Plan",
-    "RequestError",
-    "Resized",
-    "Result",
-    "Strength",
-    "TargetError",
-    "TensorSpec",
-    "TrainConfig",
-    "TrainResult",
-    "Verdict",
-    "Weaver",
-    "WeightSource",
-    "activate",
-    "attach",
-    "bake",
-    "build",
-    "check",
-    "collect",
-    "convert",
-    "disabled",
-    "eject",
-    "extract",
-    "hash_file",
-    "index_of",
-    "inject",
-    "inspect",
-    "load",
-    "merge",
-    "pipeline",
-    "register_layer",
-    "resize",
-    "resolve",
-    "save",
-    "set_strength",
-    "train",
-    "trainable",
-    "unmerge",
-]
+    "Adapter", "AdapterSpec", "AlreadyMerged", "Baked", "BusyError", "CancelledError", "ConfigError", "ConflictError",
+    "Conversion", "DictSource", "Extracted", "Facts", "FileSource", "FormatError", "GenerateConfig", "Hashes",
+    "InweaveError", "LayerKind", "LinearKind", "LoraChoice", "LostPeerError", "MemoryBudgetError", "MergeStateError",
+    "MergedSource", "MissingError", "ModelIndex", "NotMerged", "Pipeline", "Plan", "RequestError", "Resized", "Result",
+    "Strength", "TargetError", "TensorSpec", "TrainConfig", "TrainResult", "Verdict", "Weaver", "WeightSource",
+    "activate", "attach", "bake", "build", "check", "collect", "convert", "disabled", "eject", "extract", "hash_file",
+    "index_of", "inject", "inspect", "load", "merge", "pipeline", "register_layer", "resize", "resolve", "save",
+    "set_strength", "train", "trainable", "unmerge",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from inweave.adapter import Adapter

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from inweave.adapter import Tensor
 from inweave.cli.app import app
 from inweave.exchange.hashes import hash_file
-from inweave.formats.writers import WRITERS
+from inweave.formats.dialects import dialect_named
 from inweave.models.embedded import style_folder
 from inweave.training import session
 from inweave.training.checkpoint.store import checkpoints, load_state
@@ -266,7 +266,7 @@ def not_finite(adapter_file: Any) -> None:
 def test_a_file_that_is_not_what_was_trained_is_detected(
     damage: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = type(WRITERS["kohya"])
+    writer = type(dialect_named("kohya"))
     write = writer.write
 
     def write_damaged(self: Any, *arguments: Any) -> Any:

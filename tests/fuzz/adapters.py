@@ -24,8 +24,8 @@ from inweave.adapter.tensor import BITS
 from inweave.errors import InweaveError
 from inweave.exchange.convert import save
 from inweave.exchange.load import load, open_base
+from inweave.formats.dialects import WRITTEN
 from inweave.formats.files import open_container
-from inweave.formats.writers import WRITERS
 from inweave.models import embedded
 from inweave.targets.index import ModelIndex
 from inweave.training.checkpoint.store import State, load_state, save_state
@@ -216,7 +216,7 @@ def read_file(value: tuple[bytes, Any], folder: Path) -> None:
     attempt(lambda: json.dumps(inweave.check(adapter, inweave.index_of(model())).as_dict(), allow_nan=False))
     attempt(lambda: weave(path))
     attempt(lambda: attach(adapter))
-    dialect = sorted(WRITERS)[len(raw) % len(WRITERS)]
+    dialect = sorted(WRITTEN)[len(raw) % len(WRITTEN)]
     out = folder / ("out" if dialect == "peft" else "out.safetensors")
     attempt(lambda: load(save(adapter, out, dialect=dialect, base=inweave.index_of(model()), drop=True).path))
     if refused:
@@ -286,7 +286,7 @@ def read_style(value: bytes, folder: Path) -> None:
     path.write_bytes(value)
     adapter = load(path)
     inweave.check(adapter, base())
-    dialect = sorted(WRITERS)[len(value) % len(WRITERS)]
+    dialect = sorted(WRITTEN)[len(value) % len(WRITTEN)]
     out = folder / ("out" if dialect == "peft" else "out.safetensors")
     load(save(adapter, out, dialect=dialect, base=base(), drop=True).path)
 

@@ -12,8 +12,8 @@ from tests.support import random, sized, tensor
 
 from inweave.adapter import Tensor
 from inweave.exchange.convert import rewrite
+from inweave.formats.dialects import WRITTEN
 from inweave.formats.read import read
-from inweave.formats.writers import WRITERS
 from inweave.targets.bases import known_index
 from inweave.targets.index import Component, module_of
 from inweave.targets.resolve import resolve
@@ -110,7 +110,7 @@ def _factors(kind: str, shape: tuple[int, ...], rank: int, seed: int, dtype: str
     return tensors_by_key
 
 
-@pytest.mark.parametrize("dialect", list(WRITERS))
+@pytest.mark.parametrize("dialect", WRITTEN)
 @RELAXED
 @given(sample=adapters())
 def test_there_and_back_is_the_identity(dialect: str, sample: tuple[str, dict[str, Tensor]]) -> None:

@@ -1,4 +1,4 @@
-"""The blocks of diffusers' models, with our layers on them, are traced whole: no graph breaks, and blocks alike share a trace."""
+"""diffusers' blocks with LoRA layers are traced without graph breaks, and equal blocks share a trace."""
 
 from __future__ import annotations
 

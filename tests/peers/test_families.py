@@ -49,7 +49,8 @@ FLOWS = ("sd3", "flux", "z-image", "qwen")
 SAMPLERS = {
     "euler": "EulerDiscreteScheduler", "euler_ancestral": "EulerAncestralDiscreteScheduler", "ddim": "DDIMScheduler",
     "ddpm": "DDPMScheduler", "dpm_solver_multistep": "DPMSolverMultistepScheduler", "uni_pc": "UniPCMultistepScheduler",
-    "heun": "HeunDiscreteScheduler", "dpm_2": "KDPM2DiscreteScheduler", "dpm_2_ancestral": "KDPM2AncestralDiscreteScheduler",
+    "heun": "HeunDiscreteScheduler", "dpm_2": "KDPM2DiscreteScheduler",
+    "dpm_2_ancestral": "KDPM2AncestralDiscreteScheduler",
     "dpmpp_2s": "DPMSolverSinglestepScheduler", "dpmpp_sde": "DPMSolverSinglestepScheduler",
     "dpmpp_2m_sde": "DPMSolverMultistepScheduler", "dpmpp_2m_sde_heun": "DPMSolverMultistepScheduler",
     "dpmpp_3m_sde": "DPMSolverMultistepScheduler", "deis": "DEISMultistepScheduler", "lcm": "LCMScheduler",
@@ -331,7 +332,7 @@ def without_mu(set_timesteps: Callable[..., None]) -> Callable[..., None]:
 def with_noise_of(pipe: Any, generator: Any) -> Callable[..., Any]:
     """diffusers' pipelines of flows have no generator for the noise of a step: it is that of the request here.
 
-    Flux denoises rows of 2x2 patches; the noise is that of the picture before it is cut up, like its first noise.
+    Flux denoises rows of 2x2 patches; the noise is that of the image before it is cut up, like its first noise.
     """
     step = pipe.scheduler.step
 

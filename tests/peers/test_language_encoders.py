@@ -1,4 +1,4 @@
-"""Families whose text encoder is a language model: texts keep their own lengths, and files may be laid out in many ways."""
+"""Families whose text encoder is a language model: texts keep their own lengths, and files have many layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole diffusion models of every family, a few megabytes each: the published configurations with small numbers in them.
+"""Whole diffusion models of every family, a few megabytes each: the published configurations with small sizes.
 
 Only widths and depths differ from the models people use: classes, tokenizers, schedulers, activations and options are
 those of the variant. Every parameter is random, biases and norms too, since a layer that starts at zero would hide

@@ -35,7 +35,8 @@ def tokenizer() -> Any:
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for left, right in MERGES:
         vocabulary[left + right] = len(vocabulary)
-    return transformers.Qwen2Tokenizer(
+    library: Any = transformers
+    return library.Qwen2Tokenizer(
         vocab=vocabulary, merges=list(MERGES), unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"], chat_template=CHAT,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def test_every_broken_plugin_is_reported_by_name(site: Path) -> None:
     install(site, "exiting_plugin", {"e": "exiting_plugin"}, "raise SystemExit(3)")
     with pytest.raises(ConfigError) as caught:
         load_plugins(GROUP)
-    broken, exiting, lacking = caught.value.problems
+    broken, exiting, lacking = map(str, caught.value.problems)
     assert broken.startswith(
         "plugin 'b' (inweave.test-plugins) of broken_plugin cannot be loaded from broken_plugin:THING: "
         "OSError: no such library; "

@@ -10,15 +10,21 @@ the smaller rank is used; at rank = width the two cannot be told apart, so the n
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from inweave.adapter.contract import Parts
 from inweave.adapter.factors import Factors
-from inweave.adapter.tensor import Tensor
+from inweave.adapter.tensor import Tensor, scalar
+
+_ROLES = ("a1", "a2", "b1", "b2", "bm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glora(Factors):
+    """Four factors in one of two layouts, with a Tucker core `bm` where there is one."""
+
     a1: Tensor
     a2: Tensor
     b1: Tensor
@@ -26,6 +32,11 @@ class Glora(Factors):
     bm: Tensor | None = None
 
     kind: ClassVar[str] = "glora"
+    formula: ClassVar[str] = "inweave.ops.delta.glora:product"
+    written: ClassVar[Mapping[str, str]] = {role: f"{role}.weight" for role in _ROLES}
+    suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "lycoris": {f"{role}.weight": f"g_{role}" for role in _ROLES}
+    }
     additive: ClassVar[bool] = False
 
     @property
@@ -44,6 +55,7 @@ class Glora(Factors):
 
     @property
     def layout(self) -> Literal["new", "old"]:
+        """The layout that is used."""
         return (*self.layouts, "new")[0]
 
     @property
@@ -54,3 +66,30 @@ class Glora(Factors):
         out, into = (self.b1, self.b2) if self.layout == "new" else (self.b2, self.b1)
         kernel = self.bm.shape[2:] if self.bm else into.shape[2:]
         return (out.shape[0], into.shape[1], *kernel)
+
+    def formula_options(self, shape: Sequence[int] | None, weight: Any) -> dict[str, Any]:
+        return {"layout": self.layout, "weight": weight}
+
+    @classmethod
+    def recognize(cls, parts: Parts) -> None:
+        roles = [f"g_{role}" for role in _ROLES if f"g_{role}" in parts.left]
+        if not parts.has(*(f"g_{role}" for role in _ROLES[:4])):
+            return
+        own: dict[str, Any] = {role.removeprefix("g_"): parts.left[role] for role in roles}
+        fields, keys = parts.shared(cls)
+        keys = parts.take(*roles) + keys
+        if parts.rslora:
+            fields["rslora"] = True  # the one LyCORIS algorithm that does not fold it into the saved alpha
+        factors = cls(**own, **fields)
+        if any(len(tensor.shape) < 2 for tensor in own.values()) or not (factors.layouts or factors.bm):
+            parts.malformed(keys, f"shapes fit no GLoRA layout: { {k: list(v.shape) for k, v in own.items()} }")
+            return
+        if len(factors.layouts) > 1 and factors.rank == factors.a1.shape[0] == factors.a1.shape[1]:
+            parts.warn("GLoRA: the shapes fit both layouts; the newer one is used")
+        parts.make(factors, keys)
+
+    def alpha_tensor(self) -> dict[str, Tensor]:
+        """Return alpha as it is: rs-LoRA is a setting of the file and not folded into it."""
+        if self.alpha is None:
+            return {}
+        return {"alpha": self.stored_alpha or scalar(self.alpha, "F64")}

@@ -1,6 +1,6 @@
-"""A tensor as it lies in a file: a dtype name, a shape and the raw little-endian bytes.
+"""A tensor as it is stored in a file: a dtype name, a shape and the raw little-endian bytes.
 
-Nothing here decodes more than one number. Whoever needs arithmetic decodes the bytes with the
+Nothing here decodes more than one number. Code that needs arithmetic decodes the bytes with the
 library it computes with; reading, checking and converting never do.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BITS: dict[str, int] = {
@@ -18,8 +18,6 @@ BITS: dict[str, int] = {
     "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
-
-FLOATS = frozenset(name for name in BITS if name.startswith(("F", "BF")))
 
 _STRUCT = {
     "BOOL": "<?", "U8": "<B", "I8": "<b", "U16": "<H", "I16": "<h", "U32": "<I", "I32": "<i",
@@ -47,7 +45,7 @@ class Tensor:
         return BITS[self.dtype] // 8
 
     def item(self) -> float:
-        """The only element, as a float; the stored value, never a repaired one."""
+        """Return the only element as a float; the stored value, never a repaired one."""
         if self.numel != 1:
             raise ValueError(f"expected a single number, got shape {self.shape}")
         raw = bytes(self.data)
@@ -61,29 +59,62 @@ class Tensor:
             return _float8(raw[0], exponent_bits=4 if self.dtype == "F8_E4M3" else 5)
         raise ValueError(f"cannot read a scalar of dtype {self.dtype}")
 
+    def number(self) -> float | None:
+        """Return the only element, or None if there is not exactly one that can be read."""
+        try:
+            return self.item()
+        except ValueError:
+            return None
+
     def ints(self) -> tuple[int, ...]:
-        """All elements of a small integer tensor."""
+        """Return all elements of a small integer tensor."""
         code = _STRUCT[self.dtype]
         return tuple(int(value) for (value,) in struct.iter_unpack(code, bytes(self.data)))
 
     def rows(self, start: int, length: int) -> Tensor:
-        """Rows ``start .. start+length`` of the first axis: a view, nothing is copied."""
+        """Return rows ``start .. start+length`` of the first axis: a view, nothing is copied."""
         stride = len(self.data) // self.shape[0] if self.shape[0] else 0
         view = memoryview(self.data)[start * stride : (start + length) * stride]
         return Tensor(self.dtype, (length, *self.shape[1:]), view)
 
+    def columns(self, start: int, width: int) -> Tensor:
+        """Return some columns of a matrix, or of a convolution with a kernel of one, copied."""
+        data, stride = memoryview(self.data), len(self.data) // self.shape[0]
+        left, right = start * self.itemsize, (start + width) * self.itemsize
+        pieces = b"".join(data[i + left : i + right] for i in range(0, len(data), stride))
+        return Tensor(self.dtype, (self.shape[0], width, *self.shape[2:]), pieces)
+
+    def is_zero_outside(self, start: int, width: int) -> bool:
+        """Return whether all columns but these hold zero bits."""
+        data, stride = memoryview(self.data), len(self.data) // self.shape[0]
+        left, right = start * self.itemsize, (start + width) * self.itemsize
+        before, after = bytes(left), bytes(stride - right)
+        return all(
+            data[i : i + left] == before and data[i + right : i + stride] == after for i in range(0, len(data), stride)
+        )
+
+    def zero_rows(self, count: int) -> Tensor:
+        """Return a tensor of zeros with ``count`` rows like these."""
+        return Tensor(self.dtype, (count, *self.shape[1:]), bytes(count * (len(self.data) // self.shape[0])))
+
+    def halves_exchanged(self) -> Tensor:
+        """Return the rows with their second half before the first."""
+        half = self.shape[0] // 2
+        return stacked([self.rows(half, half), self.rows(0, half)])
+
     def reshaped(self, shape: Sequence[int]) -> Tensor:
+        """Return the same bytes in another shape."""
         if math.prod(shape) != self.numel:
             raise ValueError(f"cannot view {self.shape} as {tuple(shape)}")
         return Tensor(self.dtype, tuple(shape), self.data)
 
     def same(self, other: Tensor) -> bool:
-        """Equal in dtype, shape and every bit (NaN equals the same NaN)."""
+        """Return whether dtype, shape and every bit are equal (NaN equals the same NaN)."""
         return self.dtype == other.dtype and self.shape == other.shape and bytes(self.data) == bytes(other.data)
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenation along the first axis."""
+    """Return tensors concatenated along the first axis."""
     first = parts[0]
     if any(p.dtype != first.dtype or p.shape[1:] != first.shape[1:] for p in parts):
         raise ValueError(f"cannot stack {[(p.dtype, p.shape) for p in parts]}")
@@ -92,7 +123,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def scalar(value: float, dtype: str = "F32", shape: tuple[int, ...] = ()) -> Tensor:
-    """A one-element tensor. Raises ValueError where ``dtype`` cannot hold ``value`` exactly."""
+    """Return a one-element tensor; raise ValueError where ``dtype`` cannot hold ``value`` exactly."""
     if dtype == "BF16":
         data = struct.pack("<f", value)[2:]
     elif dtype in ("F8_E4M3", "F8_E5M2"):
@@ -107,8 +138,24 @@ def scalar(value: float, dtype: str = "F32", shape: tuple[int, ...] = ()) -> Ten
     return tensor
 
 
+def scalar_like(value: float | None, like: Tensor | None) -> Tensor | None:
+    """Return a one-element tensor of the same dtype and shape; None without a number or where it cannot hold it."""
+    if value is None or like is None:
+        return None
+    try:
+        return scalar(value, like.dtype, like.shape)
+    except ValueError:
+        return None
+
+
+def int_list(values: Iterable[int]) -> Tensor:
+    """Return whole numbers as an I64 vector."""
+    numbers = list(values)
+    return Tensor("I64", (len(numbers),), b"".join(n.to_bytes(8, "little", signed=True) for n in numbers))
+
+
 def _float8(code: int, exponent_bits: int) -> float:
-    """OCP 8-bit floats: E4M3 has no infinity and one NaN pattern, E5M2 follows IEEE 754."""
+    """Decode an OCP 8-bit float: E4M3 has no infinity and one NaN pattern, E5M2 follows IEEE 754."""
     mantissa_bits = 7 - exponent_bits
     bias = (1 << (exponent_bits - 1)) - 1
     sign = -1.0 if code & 0x80 else 1.0

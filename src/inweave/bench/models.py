@@ -16,7 +16,7 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.models import bundled, embedded
-from inweave.models.blueprint import Blueprint, Part
+from inweave.models.blueprint import Blueprint, NetworkBlueprint
 from inweave.models.families import family_named
 from inweave.models.families.base import Tensors
 from inweave.models.model import Model, on_meta
@@ -41,7 +41,7 @@ def published_blueprint(name: str) -> Blueprint:
         raise ConfigError(f"no model of this name can be measured: {name!r}; choose one of {choices}")
     configs = {folder: bundled.component_config(known, folder) for folder in bundled.folders(known)}
     parts = {
-        folder: Part(folder, class_name, config, _tensors_of(folder, class_name, config))
+        folder: NetworkBlueprint(folder, class_name, config, _tensors_of(folder, class_name, config))
         for folder, (class_name, config) in configs.items()
         if not folder.startswith(("tokenizer", "scheduler"))
     }
@@ -50,7 +50,7 @@ def published_blueprint(name: str) -> Blueprint:
 
 def _tensors_of(folder: str, class_name: str, config: bundled.Config) -> DictSource:
     enough = DictSource(dict.fromkeys(map(str, range(_ROOM)), torch.empty(0)))
-    return DictSource(on_meta(Part(folder, class_name, config, enough)).state_dict())
+    return DictSource(on_meta(NetworkBlueprint(folder, class_name, config, enough)).state_dict())
 
 
 def random_model(name: str, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Model:

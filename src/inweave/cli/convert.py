@@ -59,7 +59,7 @@ def convert(
         progress.start(f"converting {source.name}")
         alphas = supplied_alphas(alpha, rank_alpha)
         done = convert_file(
-            locate(source, lora_dir), out, to=to.value, base=base, drop=drop, name=name, alpha=alphas, prefix=prefix,
+            locate(source, lora_dir), out, to=to, base=base, drop=drop, name=name, alpha=alphas, prefix=prefix,
             dummy_embeddings=dummy_embeddings,
         )  # fmt: skip
     if as_json:

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from inweave.formats.dialects import WRITTEN, written_dialects
+
 if TYPE_CHECKING:
     from inweave.formats.alphas import Alphas
 
 
-class Dialect(StrEnum):
-    """Dialects an adapter can be written in."""
-
-    kohya = "kohya"
-    diffusers = "diffusers"
-    peft = "peft"
-    comfy = "comfy"
-    onetrainer = "onetrainer"
-    bfl = "bfl"
-    candle = "candle"
+def dialect_name(value: str) -> str:
+    """Return the name of a dialect that can be written, of inweave or of another package; fail if there is none."""
+    if value not in WRITTEN and value not in (known := written_dialects()):
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.")
+    return value
 
 
 class Dtype(StrEnum):
@@ -35,13 +32,11 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
-_DIALECTS = ", ".join(Dialect)
-To = Annotated[Dialect, typer.Option("--to", metavar="DIALECT", help=f"The dialect to write: {_DIALECTS}.")]
+_DIALECTS = f"The dialect to write: {', '.join(WRITTEN)}."
+To = Annotated[str, typer.Option("--to", metavar="DIALECT", help=_DIALECTS, parser=dialect_name)]
 ToOrKeep = Annotated[
-    Dialect | None,
-    typer.Option(
-        "--to", metavar="DIALECT", help=f"The dialect to write: {_DIALECTS}.", show_default="that of the first file"
-    ),
+    str | None,
+    typer.Option("--to", metavar="DIALECT", help=_DIALECTS, parser=dialect_name, show_default="that of the first file"),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 JSONList = Annotated[bool, typer.Option("--json", help="Print JSON: an object for one file, a list for several.")]

@@ -51,7 +51,7 @@ def resize(
         from inweave.weights.offline import commands
 
         result = commands.resize(
-            located_stack(files, lora_dir), out, rank=rank, energy=energy, dialect=to.value if to else None, base=base,
+            located_stack(files, lora_dir), out, rank=rank, energy=energy, dialect=to, base=base,
             dtype=None if dtype is Dtype.keep else dtype.value, device=device,
         )  # fmt: skip
     saved = result.saved

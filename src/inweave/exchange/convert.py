@@ -20,24 +20,19 @@ from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
 from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
-from inweave.formats.candle import MODELS
+from inweave.formats.dialects import WRITTEN, dialect_named, written_dialects
+from inweave.formats.dialects.base import Lost, ModelNames, Written
+from inweave.formats.dialects.candle import MODELS
 from inweave.formats.files import maps_of, refuse_truncated, write_file
-from inweave.formats.programs import program_notes
-from inweave.formats.spell import Lost, Target, Written
-from inweave.formats.writers import WRITERS
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
-from inweave.targets.fit import delta_shape
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.respell import BLOCKS, blocks_metadata, respell
 from inweave.targets.tables import OWN, SPELLINGS
 
-#: dialects whose denoiser names are those of the original model; kohya only for models that it trains under them
-_ORIGINAL = ("comfy", "bfl")
-
 #: dialects that can hold an adapter of any torch model
-GENERIC = ("peft", "candle")
+GENERIC = tuple(name for name in WRITTEN if dialect_named(name).generic)
 
 
 @dataclass(slots=True, repr=False)
@@ -149,12 +144,11 @@ def save(
             "load(path) reads one, and convert goes from file to file"
         )
     expect("dialect", dialect, str)
-    if dialect not in WRITERS:
-        raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
+    generic = dialect_named(dialect).generic
     refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
     _check_candle(dialect, prefix, dummy_embeddings)
     index = _index(adapter, base, dialect)
-    if "model" in index.components and dialect not in GENERIC:
+    if "model" in index.components and not generic:
         raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")
     written = rewrite(adapter, dialect, index, prefix=prefix, dummy_embeddings=dummy_embeddings)
     written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
@@ -173,12 +167,11 @@ def save(
 def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
     """Raise ConfigError before any work if `save` would refuse the dialect or the name of the output."""
     expect("dialect", dialect, str)
-    if dialect not in WRITERS:
-        raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
-    if (dialect == "peft") == (out.suffix == ".safetensors"):
-        form = "a directory; use a name without .safetensors" if dialect == "peft" else "one file, NAME.safetensors"
+    directory = dialect_named(dialect).is_directory
+    if directory == (out.suffix == ".safetensors"):
+        form = "a directory; use a name without .safetensors" if directory else "one file, NAME.safetensors"
         raise ConfigError(f"{out}: {dialect} is written as {form}")
-    if "model" in index.components and dialect not in GENERIC:
+    if "model" in index.components and not dialect_named(dialect).generic:
         raise ConfigError(f"{dialect} is for diffusion models only; write this adapter as {' or '.join(GENERIC)}")
 
 
@@ -186,21 +179,23 @@ def rewrite(
     adapter: Adapter, dialect: str, index: ModelIndex, *, prefix: str = "", dummy_embeddings: bool = False
 ) -> Written:
     """Return the tensors, metadata and configuration of ``adapter`` in the names of ``dialect``."""
-    index = _spelled_for(dialect, index)
+    writer = dialect_named(dialect)
+    index = _spelled_for(writer.comfy_names, index)
     respelling = respell(adapter, index, lambda component: naming_for(dialect, component, index))
     metadata = {key: value for key, value in adapter.metadata.items() if key != BLOCKS} | blocks_metadata(
         respelling.blocks
     )
-    second = [entry for entry in respelling.entries if entry.ref.component == "unet2" and dialect != "diffusers"]
+    second = [
+        entry for entry in respelling.entries if entry.ref.component == "unet2" and not writer.holds_two_denoisers
+    ]
     entries = (
         tuple(entry for entry in respelling.entries if entry not in second) if second else tuple(respelling.entries)
     )
     renamed = replace(adapter, entries=entries, metadata=metadata)
-    target = replace(
-        target_of(index), prefix=prefix, dummy_embedding=_embedding_size(index) if dummy_embeddings else None
+    names = replace(
+        model_names(index), prefix=prefix, dummy_embedding=_embedding_size(index) if dummy_embeddings else None
     )
-    written = WRITERS[dialect].write(renamed, target)
-    written.notes += program_notes(dialect, renamed.entries, target)
+    written = writer.write(renamed, names)
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
     written.duplicates += [Lost(each.keys, f"{each.module}: {each.reason}") for each in respelling.duplicates]
     written.lost += [Lost(entry.keys, f"{entry.ref}: {_ONE_DENOISER}") for entry in second]
@@ -210,33 +205,32 @@ def rewrite(
 _ONE_DENOISER = "this dialect holds one denoiser, the file changes two (transformer_2); write it as diffusers"
 
 
-def _spelled_for(dialect: str, index: ModelIndex) -> ModelIndex:
-    """Return the index with the names of a dialect: ComfyUI renames the tensors of some models."""
+def _spelled_for(comfy: bool, index: ModelIndex) -> ModelIndex:
+    """Return the index with ComfyUI's own names of models that it renames, or with their makers' names."""
     components = dict(index.components)
     for name, component in index.components.items():
-        own = f"{component.table.name.removesuffix('-comfy')}{'-comfy' if dialect == 'comfy' else ''}"
+        own = f"{component.table.name.removesuffix('-comfy')}{'-comfy' if comfy else ''}"
         if own in SPELLINGS.get(component.table.name, ()):
             components[name] = component.spelled_by(own)
     return replace(index, components=components)
 
 
 def naming_for(dialect: str, component: Component, index: ModelIndex) -> Naming:
-    """Return the naming that a dialect uses for a component.
+    """Return a dialect's naming of a component.
 
-    kohya trains SD 1 and 2 under diffusers names, SDXL and all transformers under the original ones.
+    kohya trains SD 1 and 2 under diffusers' names, SDXL and all transformers under the original ones.
     """
     if component.name not in ("unet", "unet2"):
         return "diffusers"
-    if dialect in _ORIGINAL:
-        return "original"
-    if dialect == "kohya":
+    naming = dialect_named(dialect).naming
+    if naming == "trained":
         old_unet = component.table.name == "unet" and len([c for c in index if c.name.startswith("te")]) < 2
         return "diffusers" if old_unet and "add_embedding.linear_1.weight" not in component.parts else "original"
-    return "diffusers"
+    return naming
 
 
 def _check_candle(dialect: str, prefix: str, dummy_embeddings: bool) -> None:
-    if dialect != "candle" and (prefix or dummy_embeddings):
+    if (prefix or dummy_embeddings) and not dialect_named(dialect).has_structs:
         raise ConfigError(f"prefix and dummy embeddings belong to candle-lora's files, not to {dialect}")
     if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z0-9_.]*", prefix) or prefix.strip(".") != prefix:
         raise ConfigError(
@@ -255,12 +249,12 @@ def _embedding_size(index: ModelIndex) -> tuple[str, int, int]:
     raise ConfigError("dummy embeddings need the size of the token embedding: name the base by its path (base, --base)")
 
 
-def target_of(index: ModelIndex) -> Target:
+def model_names(index: ModelIndex) -> ModelNames:
     """Return the names of a model's networks."""
     denoiser = index.denoiser
     family = denoiser.table.name if denoiser else "own"
     kind = "model" if denoiser is None else "unet" if family == "unet" else "transformer"
-    return Target(kind, {c.name: _encoder(c) for c in index.encoders}, family)
+    return ModelNames(kind, {c.name: _encoder(c) for c in index.encoders}, family)
 
 
 _LANGUAGE_MODELS = {3584: "qwen25_7b", 2560: "qwen3_4b", 1024: "qwen3_06b", 2304: "gemma2_2b"}
@@ -289,7 +283,7 @@ def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, d
         return open_base(base)
     detection = detect(adapter)
     if detection.base is None or detection.confidence < 0.5:
-        if dialect in GENERIC and all(not (e.ref.flat or e.ref.component or e.ref.below) for e in adapter):
+        if dialect_named(dialect).generic and all(not (e.ref.flat or e.ref.component or e.ref.below) for e in adapter):
             return _own_names(adapter)
         known = (
             f" (the best guess is {detection.base}, confidence {detection.confidence:.2f})" if detection.base else ""
@@ -302,7 +296,7 @@ def _own_names(adapter: Adapter) -> ModelIndex:
     """Return the index of an unknown model from the names in the adapter, which is enough if names do not change."""
     shapes = {}
     for entry in adapter:
-        shape = delta_shape(entry.factors)
+        shape = entry.factors.stored_shape()
         shapes[f"{entry.ref.name}.{entry.param.removesuffix('?')}"] = tuple(max(size, 1) for size in shape)
     return ModelIndex({"model": Component("model", OWN, "diffusers", shapes)})
 
@@ -323,7 +317,9 @@ def _alternatives(adapter: Adapter, dialect: str, index: ModelIndex) -> str:
     if adapter.problems:
         return ""
     others = (
-        [] if "model" in index.components else [name for name in WRITERS if name not in (dialect, "peft", "candle")]
+        []
+        if "model" in index.components
+        else [name for name in written_dialects() if name != dialect and not dialect_named(name).generic]
     )
     whole = [name for name in others if not rewrite(adapter, name, index).lost]
     return f"\n  all of it can be written as {' or '.join(whole)}" if whole else ""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from inweave.adapter import Entry, Full, Glora, Loha, Lokr, Lora
+from inweave.adapter import Entry
 from inweave.errors import ConfigError
 from inweave.formats.config import PeftConfig
 
@@ -78,11 +78,7 @@ def _positive(value: object, label: str) -> float:
 def lacks_alpha(entry: Entry) -> bool:
     """Whether a scale belongs to this entry and the file does not state it."""
     factors = entry.factors
-    if isinstance(factors, Full):
-        return factors.bias_rank is not None and factors.alpha is None and factors.stored_scale is None
-    if not isinstance(factors, Lora | Loha | Lokr | Glora) or not factors.rank:
-        return False
-    return factors.alpha is None and factors.stored_scale is None
+    return bool(factors.scale_rank) and factors.alpha is None and factors.stored_scale is None
 
 
 def assumes_alpha(entry: Entry) -> bool:
@@ -102,7 +98,7 @@ def supply_alphas(entries: Iterable[Entry], supplied: SuppliedAlphas) -> list[En
         choices: dict[object, float] = {}
         if lacks_alpha(entry):
             lacking += 1
-            choices = supplied.matches(entry.ref.name, _rank(entry))
+            choices = supplied.matches(entry.ref.name, entry.factors.scale_rank or 0)
             used.update(choices)
         alpha = next(iter(choices.values()), None)
         result.append(entry if alpha is None else replace(entry, factors=replace(entry.factors, alpha=alpha)))
@@ -110,16 +106,11 @@ def supply_alphas(entries: Iterable[Entry], supplied: SuppliedAlphas) -> list[En
         raise ConfigError("alpha: every module of this adapter states its own alpha, so none can be supplied")
     unused = [key for key in (*supplied.by_rank, *supplied.by_pattern) if key not in used]
     if unused:
-        ranks = sorted({_rank(entry) for entry in result if entry.factors.rank})
+        ranks = sorted({rank for entry in result if (rank := entry.factors.scale_rank)})
         raise ConfigError(
             f"alpha of {unused[0]!r}: no module without an alpha has this rank or name; ranks are {ranks}"
         )
     return result
-
-
-def _rank(entry: Entry) -> int:
-    factors = entry.factors
-    return (factors.bias_rank if isinstance(factors, Full) else factors.rank) or 0
 
 
 def assumption_warnings(entries: Iterable[Entry]) -> list[str]:
@@ -127,11 +118,11 @@ def assumption_warnings(entries: Iterable[Entry]) -> list[str]:
     counts: Counter[bool] = Counter()
     ranks: dict[bool, set[int]] = {}
     for entry in entries:
-        if isinstance(entry.factors, Full):
+        if entry.factors.whole:
             continue
         candle = entry.dialect == "candle"
         counts[candle] += 1
-        ranks.setdefault(candle, set()).add(_rank(entry))
+        ranks.setdefault(candle, set()).add(entry.factors.scale_rank or 0)
     warnings = []
     for candle, count in counts.items():
         lowest, highest = min(ranks[candle]), max(ranks[candle])

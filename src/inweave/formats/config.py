@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from inweave.adapter.components import FOLDERS
+from inweave.adapter.contract import PeftSettings
 from inweave.errors import FormatError
 from inweave.files.documents import parse_json
 from inweave.formats.peft_fields import check_fields, token_indices
@@ -26,10 +27,9 @@ SUPPORTED = ("LORA", "LOHA", "LOKR", "OFT", "BOFT", "IA3", "VERA")
 
 
 @dataclass(frozen=True, slots=True)
-class PeftConfig:
+class PeftConfig(PeftSettings):
     """The fields of a PEFT configuration that change how its tensors are read."""
 
-    peft_type: str = "LORA"
     rank: int | None = None
     alpha: float | None = None
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
@@ -37,28 +37,30 @@ class PeftConfig:
     rslora: bool = False
     dora: bool = False
     lora_bias: bool = False
-    fan_in_fan_out: bool = False
     feedforward: frozenset[str] | str = frozenset()
-    block_share: bool = False
-    neumann_terms: int | None = 5
     target_parameters: tuple[str, ...] = ()
-    constrained: bool = False  # PEFT's coft
-    modules_to_save: tuple[str, ...] = ()
-    token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     _tables: dict[str, PatternTable] = field(default_factory=dict, compare=False, repr=False)
 
     def alpha_of(self, module: str) -> float | None:
+        """Return the alpha of a module."""
         return self._first_match("alpha_pattern", self.alpha_pattern, module, self.alpha)
 
     def rank_of(self, module: str) -> int | None:
         return self._first_match("rank_pattern", self.rank_pattern, module, self.rank)
 
     def is_feedforward(self, module: str) -> bool:
-        """Whether an (IA)^3 module scales its inputs."""
         if isinstance(self.feedforward, str):
             return regex(self.feedforward, "adapter_config.json: feedforward_modules", FormatError).fullmatch(module)
         return not self.feedforward.isdisjoint(ends(module))
+
+    def tokens_of(self, module: str) -> tuple[int, ...] | None:
+        return next((self.token_indices[n] for n in (*ends(module), "") if n in self.token_indices), None)
+
+    def saves(self, module: str) -> bool:
+        parts = module.split(".")[-12:]  # modules inside a listed one belong to it
+        runs = (".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
+        return not set(self.modules_to_save).isdisjoint(runs)
 
     def targets_parameter(self, module: str) -> bool:
         """Whether factors named by this module belong to a bare parameter; several of one module are nested."""
@@ -80,12 +82,6 @@ class PeftConfig:
 def ends(module: str) -> list[str]:
     """A dotted name and every end of it behind a dot: what a name in PEFT's lists may be."""
     return [module, *(module[place + 1 :] for place, letter in enumerate(module) if letter == ".")]
-
-
-def segments(module: str) -> list[str]:
-    """Every run of whole segments of a dotted name: modules inside a listed one belong to it."""
-    parts = module.split(".")[-12:]
-    return [".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1)]
 
 
 def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:

@@ -14,28 +14,17 @@ turned back into dotted ones: the model's own names are flattened and looked up 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
-from inweave.adapter import Ref
+from inweave.adapter import ALGORITHMS, Ref
+from inweave.formats.dialects import dialects
+from inweave.formats.dialects.base import Dialect
 
-#: suffix -> (role, spelling family)
+#: suffix -> (role, family of dialects); those of the algorithms are added by `learn_suffixes`
 SUFFIXES: dict[str, tuple[str, str]] = {
-    "lora_down.weight": ("down", "kohya"),
-    "lora_up.weight": ("up", "kohya"),
-    "lora_mid.weight": ("mid", "kohya"),
-    "lora_A.weight": ("down", "peft"),
-    "lora_B.weight": ("up", "peft"),
-    "lora_A": ("down", "peft"),
-    "lora_B": ("up", "peft"),
-    "lora_B.bias": ("up_bias", "peft"),
-    "lora.down.weight": ("down", "dotted"),
-    "lora.up.weight": ("up", "dotted"),
-    "lora_linear_layer.down.weight": ("down", "dotted"),
-    "lora_linear_layer.up.weight": ("up", "dotted"),
-    "___.layer.W_down": ("down", "hcp"),
-    "___.layer.W_up": ("up", "hcp"),
-    "___.layer.lora_down.weight": ("down", "hcp"),
-    "___.layer.lora_up.weight": ("up", "hcp"),
     "___.alpha": ("alpha", "hcp"),
     "alpha": ("alpha", ""),
     "scale": ("scale", ""),
@@ -43,27 +32,6 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "lora_magnitude_vector": ("magnitude", "peft"),
     "lora_magnitude_vector.weight": ("magnitude", "peft"),
     "magnitude": ("magnitude", ""),
-    **{f"hada_{r}": (r, "lycoris") for r in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
-    **{f"lokr_{r}": (f"kr_{r}", "lycoris") for r in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t1", "t2")},
-    **{f"{r}.weight": (f"g_{r}", "lycoris") for r in ("a1", "a2", "b1", "b2", "bm")},
-    "oft_blocks": ("oft_blocks", "lycoris"),
-    "oft_diag": ("oft_diag", "lycoris"),
-    "rescale": ("rescale", "lycoris"),
-    "oft_R.weight": ("oft_R", "peft"),
-    "oft_R.scaled_oft": ("scaled_oft", "onetrainer"),
-    "oft_r": ("oft_r", "peft"),
-    "boft_R": ("boft_R", "peft"),
-    "boft_s": ("boft_s", "peft"),
-    "on_input": ("on_input", "lycoris"),
-    "ia3_l": ("ia3_l", "peft"),
-    "diff": ("diff", ""),
-    "diff_b": ("diff_b", ""),
-    "bias.diff": ("diff_b", ""),
-    "diff_m": ("diff_modulation", ""),
-    "set_weight": ("set_weight", ""),
-    "set_bias": ("set_bias", ""),
-    "w_norm": ("w_norm", "lycoris"),
-    "b_norm": ("b_norm", "lycoris"),
     "reshape_weight": ("reshape_weight", ""),
     "bias_indices": ("bias_indices", "lycoris"),
     "bias_values": ("bias_values", "lycoris"),
@@ -71,27 +39,29 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "q_layer.weight": ("tlora_q", "lycoris"),
     "p_layer.weight": ("tlora_p", "lycoris"),
     "lambda_layer": ("tlora_lambda", "lycoris"),
-    "lora_embedding_A": ("emb_down", "peft"),
-    "lora_embedding_B": ("emb_up", "peft"),
-    "vera_lambda_b": ("vera_b", "peft"),
-    "vera_lambda_d": ("vera_d", "peft"),
-    "base_layer.bias": ("inner_bias", "peft"),
-    "token_adapter.trainable_tokens_delta": ("token_rows", "peft"),
-    "trainable_tokens_delta": ("token_rows", "peft"),
-    "weight": ("plain_weight", ""),
-    "bias": ("plain_bias", ""),
-}  # fmt: skip
+}
 
-#: suffixes that may carry an adapter's name before their last segment (`lora_A.default.weight`)
-NAMED = {
-    "lora_A": "down", "lora_B": "up", "lora_magnitude_vector": "magnitude", "oft_R": "oft_R",
-    "modules_to_save": "plain",
-}  # fmt: skip
-NAMED_LAST = {
-    "lora_embedding_A": "emb_down", "lora_embedding_B": "emb_up", "ia3_l": "ia3_l", "boft_R": "boft_R",
-    "boft_s": "boft_s", "vera_lambda_b": "vera_b", "vera_lambda_d": "vera_d",
-    **{name: role for name, (role, family) in SUFFIXES.items() if name.startswith(("hada_", "lokr_"))},
-}  # fmt: skip
+#: suffixes that may carry an adapter's name before their last segment (`lora_A.default.weight`) or behind it
+NAMED = {"lora_magnitude_vector": "magnitude", "modules_to_save": "plain"}
+NAMED_LAST: dict[str, str] = {}
+_learned: set[str] = set()
+
+
+def learn_suffixes() -> None:
+    """Add the suffixes of algorithms that were registered since the last call."""
+    if len(_learned) == len(ALGORITHMS):
+        return
+    for kind, algorithm in ALGORITHMS.items():
+        for family, table in algorithm.suffixes.items() if kind not in _learned else ():
+            SUFFIXES.update({suffix: (role, family) for suffix, role in table.items()})
+            NAMED_LAST.update({suffix: role for suffix, role in table.items() if suffix in algorithm.named_suffixes})
+            if family == "peft":
+                ends = {s.removesuffix(".weight"): role for s, role in table.items() if s.endswith(".weight")}
+                NAMED.update({name: role for name, role in ends.items() if "." not in name})
+        _learned.add(kind)
+
+
+learn_suffixes()
 
 #: `a1.weight` may be GLoRA's or candle-lora's, `x.weight` may end a longer pattern
 _SHARED_SPELLING = ("g_a1", "g_a2", "g_b1", "g_b2", "plain_weight", "plain_bias")
@@ -175,66 +145,31 @@ def _split_processor(key: str, module: str, role: str) -> Key | None:
     return Key(key, f"{parent}.{leaf}", role, "processor")
 
 
-#: flat prefixes, longest first: what follows is one underscore-joined module name
-FLAT_PREFIXES: tuple[tuple[str, str, str], ...] = (
-    ("lora_te_wrapped_transformer_", "te", "kohya"),
-    ("lora_prior_unet_", "unet", "kohya"),
-    ("lora_prior_te_", "te", "kohya"),
-    ("lora_unet_unet_", "unet", "kohya"),
-    ("lora_unet__", "unet", "kohya"),
-    ("lora_unet_", "unet", "kohya"),
-    ("lora_transformer_2_", "unet2", "onetrainer"),
-    ("lora_transformer_", "unet", "onetrainer"),
-    ("lora_te1_", "te1", "kohya"),
-    ("lora_te2_", "te2", "kohya"),
-    ("lora_te3_", "te3", "kohya"),
-    ("lora_te_", "te", "kohya"),
-    ("lycoris_te1_", "te1", "lycoris"),
-    ("lycoris_te2_", "te2", "lycoris"),
-    ("lycoris_te_", "te", "lycoris"),
-    ("lycoris_unet_", "unet", "lycoris"),
-    ("lycoris_", "unet", "lycoris"),
-    ("oft_unet_", "unet", "kohya"),
-    ("oft_te1_", "te1", "kohya"),
-    ("oft_te2_", "te2", "kohya"),
-    ("oft_te_", "te", "kohya"),
-)
+#: prefixes of no dialect in particular: the two experts of Wan 2.2, and a wrapper
+_OTHER_PREFIXES = (("high_noise_model.", "unet"), ("low_noise_model.", "unet2"), ("module.", ""))
 
-#: dotted wrappers, longest first: (prefix, component or "" for a pure wrapper, dialect)
-DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
-    ("model.diffusion_model.", "unet", "comfy"),
-    ("diffusion_model.", "unet", "comfy"),
-    ("conditional_transformer.", "unet", "diffusers"),
-    ("high_noise_model.", "unet", ""),
-    ("low_noise_model.", "unet2", ""),
-    ("base_model.model.", "", "peft"),
-    ("transformer_2.", "unet2", "diffusers"),
-    ("transformer.", "unet", "diffusers"),
-    ("unet.", "unet", "diffusers"),
-    ("dit2.", "unet2", "diffsynth"),
-    ("dit.", "unet", "diffsynth"),
-    ("text_encoder_3.", "te3", "diffusers"),
-    ("text_encoder_2.", "te2", "diffusers"),
-    ("text_encoder.", "te1", "diffusers"),
-    ("text_encoders.clip_l.transformer.", "te1", "comfy"),
-    ("text_encoders.clip_g.transformer.", "te2", "comfy"),
-    ("text_encoders.clip_h.transformer.", "te1", "comfy"),
-    ("text_encoders.t5xxl.transformer.", "te3", "comfy"),
-    ("text_encoders.qwen3_06b.transformer.", "te", "comfy"),
-    ("text_encoders.qwen3_4b.transformer.", "te", "comfy"),
-    ("clip_bigG.", "te2", "hcp"),
-    ("clip_B.", "te1", "hcp"),
-    ("clip_l.", "te1", "onetrainer"),
-    ("clip_g.", "te2", "onetrainer"),
-    ("t5.", "te3", "onetrainer"),
-    ("pipe.", "", "diffsynth"),
-    ("module.", "", ""),
-)
 
-_FLAT = re.compile("|".join(prefix for prefix, _, _ in FLAT_PREFIXES))
-_FLAT_MEANING = {prefix: (component, dialect) for prefix, component, dialect in FLAT_PREFIXES}
-_DOTTED = re.compile("|".join(re.escape(prefix) for prefix, _, _ in DOTTED_PREFIXES))
-_DOTTED_MEANING = {prefix: (component, dialect) for prefix, component, dialect in DOTTED_PREFIXES}
+class _Prefixes(NamedTuple):
+    """The prefixes of all dialects: a pattern that matches the longest one, and its component and dialect."""
+
+    flat: re.Pattern[str]
+    dotted: re.Pattern[str]
+    meaning: dict[str, tuple[str, str]]
+
+
+@cache
+def _prefixes_of(table: tuple[Dialect, ...]) -> _Prefixes:
+    flat = {prefix: (component, each.name) for each in table for prefix, component in each.flat_prefixes}
+    dotted = {prefix: (component, each.name) for each in table for prefix, component in each.dotted_prefixes}
+    dotted |= {prefix: (component, "") for prefix, component in _OTHER_PREFIXES}
+    return _Prefixes(_longest(flat), _longest(dotted), flat | dotted)
+
+
+def _longest(prefixes: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the longest prefix of a text."""
+    return re.compile("|".join(re.escape(prefix) for prefix in sorted(prefixes, key=len, reverse=True)))
+
+
 #: torch.compile's, FSDP's and checkpointing's own names, wherever they stand
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
 _FLAT_WRAPPERS = re.compile(r"(^|_)_?(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)_")
@@ -247,22 +182,23 @@ def unwrapped(module: str) -> str:
 
 
 def locate(module: str) -> tuple[Ref, str]:
-    """Strip wrappers and the component from a module's spelling: (Ref, the prefix's dialect or "")."""
+    """Strip wrappers and the component from a module's spelling; return (Ref, the prefix's dialect or "")."""
+    prefixes = _prefixes_of(dialects())
     module = unwrapped(module)
-    if (flat := _FLAT.match(module)) and len(module) > flat.end():
-        component, dialect = _FLAT_MEANING[flat[0]]
+    if (flat := prefixes.flat.match(module)) and len(module) > flat.end():
+        component, dialect = prefixes.meaning[flat[0]]
         name = module[flat.end() :].lstrip("_").replace(".", "_")
         return Ref(component, _FLAT_WRAPPERS.sub(r"\1", name), flat=True), dialect
     component, dialect = "", ""
     while True:
         if other := _OTHER_ENCODER.match(module):
-            known = _DOTTED_MEANING.get(other[0], ("te", "comfy"))
+            known = prefixes.meaning.get(other[0], ("te", "comfy"))
             module, component, dialect = module[other.end() :], known[0], "comfy"
             continue
-        wrapper = _DOTTED.match(module)
+        wrapper = prefixes.dotted.match(module)
         if wrapper is None:
             break
-        named_component, named_dialect = _DOTTED_MEANING[wrapper[0]]
+        named_component, named_dialect = prefixes.meaning[wrapper[0]]
         if named_component and component.startswith("te"):
             break  # a text encoder's own module may be called `transformer`
         if component != "unet2":  # what lies inside of the second denoiser belongs to it

@@ -1,7 +1,7 @@
 """The tensors one module has in a file, and taking them apart role by role.
 
-What every algorithm may have besides its own factors is taken here: alpha, an explicit scale, a DoRA
-magnitude, a sparse residual, a widened base; with what the file's configuration says about them.
+The fields that all algorithms share are taken here: alpha, an explicit scale, a DoRA magnitude, a sparse residual, a
+widened base; together with the file's configuration of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from inweave.adapter import Factors, Magnitude, Problem, Ref, Residual, Tensor
 from inweave.formats.config import PeftConfig, is_true, network_args
-from inweave.formats.grammar import Key, unwrapped
-from inweave.formats.shapes import shape_problem
+from inweave.formats.grammar import Key, is_number, unwrapped
 
 _ZERO = Tensor("F32", (), bytes(4))
 
@@ -32,7 +31,7 @@ SHARED_ROLES = (
 
 @dataclass(slots=True)
 class Group:
-    """Everything a file stores for one module, by role."""
+    """The tensors that a file stores for one module, by role."""
 
     ref: Ref
     prefix: str
@@ -53,7 +52,7 @@ class Group:
 
 @dataclass(slots=True)
 class Context:
-    """What the whole file says about its groups."""
+    """The facts of a whole file that its groups depend on."""
 
     metadata: Mapping[str, str]
     peft: PeftConfig | None
@@ -62,14 +61,14 @@ class Context:
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     used_shared: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
-    projection_keys: tuple[str | None, str | None] | None = None
+    _file_keys: dict[str, str | None] = field(default_factory=dict)
 
-    def projections(self) -> tuple[str | None, str | None]:
-        """The keys of VeRA's shared pair."""
-        if self.projection_keys is None:
-            down, up = (next((key for key in self.shared if key.endswith(end)), None) for end in (".vera_A", ".vera_B"))
-            self.projection_keys = down, up
-        return self.projection_keys
+    def file_tensor(self, suffix: str) -> tuple[str, Tensor] | None:
+        """Return the key and the tensor that all modules share under a suffix."""
+        if suffix not in self._file_keys:
+            self._file_keys[suffix] = next((key for key in self.shared if key.endswith(suffix)), None)
+        key = self._file_keys[suffix]
+        return None if key is None else (key, self.shared[key])
 
     def config_of(self, group: Group) -> PeftConfig | None:
         return self.peft or self.components.get(group.ref.component or "unet") or self.components.get("")
@@ -79,84 +78,108 @@ class Context:
             self.warnings.append(text)
 
 
-def single(tensor: Tensor) -> float | None:
-    """The only number of a tensor, or None if it does not hold exactly one that can be read."""
-    if tensor.numel != 1:
-        return None
-    try:
-        return tensor.item()
-    except ValueError:
-        return None
-
-
-class Work:
-    """One group being taken apart: roles are taken once, made entries collect."""
+class ModuleParts:
+    """One group being taken apart, as algorithms see it (`inweave.adapter.contract.Parts`); made entries collect."""
 
     def __init__(self, group: Group, context: Context) -> None:
         self.group = group
         self.context = context
+        self.config = context.config_of(group)
         self.left = dict(group.tensors)
         self.made: list[tuple[Ref, str, Factors, tuple[str, ...]]] = []
         self.problems: list[Problem] = []
+        self.warn = context.warn
+        self.file_tensor = context.file_tensor
+
+    @property
+    def config_name(self) -> str:
+        """The module path that PEFT's patterns are written for."""
+        module = unwrapped(self.group.module)
+        return module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
+
+    @property
+    def rslora(self) -> bool:
+        """Whether the metadata says rs-LoRA."""
+        metadata = self.context.metadata
+        return is_true(network_args(metadata).get("rs_lora")) or is_true(metadata.get("rs_lora"))
+
+    @property
+    def dimension(self) -> int:
+        """The rank that kohya's metadata states; 0 if there is none."""
+        text = self.context.metadata.get("ss_network_dim", "")
+        return int(text) if is_number(text) and int(text) < 10_000 else 0
+
+    @property
+    def is_peft(self) -> bool:
+        """Whether PEFT wrote these tensors."""
+        return self.context.peft is not None or self.group.prefix == "peft" or "peft" in self.group.families
 
     def has(self, *roles: str) -> bool:
+        """Return whether all of these roles are left."""
         return all(map(self.left.__contains__, roles))
 
     def take(self, *roles: str) -> tuple[str, ...]:
+        """Remove these roles and return their keys."""
         return tuple(self.group.keys[role] for role in roles if self.left.pop(role, None) is not None)
 
-    def take_all(self) -> tuple[str, ...]:
-        return self.take(*tuple(self.left))
-
-    def make(self, factors: Factors, keys: tuple[str, ...], param: str = "weight", part: int | None = None) -> None:
-        if wrong := shape_problem(factors):
-            self.malformed(keys, wrong)
-            return
+    def make(
+        self,
+        factors: Factors,
+        keys: tuple[str, ...],
+        param: str = "weight",
+        *,
+        part: int | None = None,
+        inner: str = "",
+    ) -> bool:
+        """Add an entry, or a problem if the shapes do not meet; return whether it was added."""
+        if wrong := factors.shape_problem():
+            sizes = ", ".join(f"{role} {list(tensor.shape)}" for role, tensor in factors.tensors().items())
+            self.malformed(keys, f"{wrong}: {sizes}")
+            return False
         ref = self.group.ref if part is None else replace(self.group.ref, part=part)
+        if inner:
+            ref = replace(ref, name=f"{ref.name}_{inner}" if ref.flat else f"{ref.name}.{inner}")
         self.made.append((ref, param, factors, keys))
+        if self.context.shared:
+            self.context.used_shared.update(keys)
+        return True
 
     def malformed(self, keys: tuple[str, ...], reason: str) -> None:
+        """Report tensors with wrong values or shapes."""
         self.problems.append(Problem("malformed", keys, f"{self.group.ref}: {reason}"))
 
-    def shared(self, config: PeftConfig | None, *, constraint: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The fields every algorithm may have, taken from the group and the configuration."""
-        left, group = self.left, self.group
+    def unsupported(self, keys: tuple[str, ...], reason: str) -> None:
+        """Report tensors that cannot be applied."""
+        self.problems.append(Problem("unsupported", keys, reason))
+
+    def shared(self, algorithm: type[Factors], *, configured: bool = True) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Take the fields every algorithm may have from the group and, if ``configured``, from the configuration."""
+        left, group, config = self.left, self.group, self.config if configured else None
         fields: dict[str, Any] = {}
-        keys = self.take_keys("alpha")
+        keys: tuple[str, ...] = ()
         if "alpha" in left:
-            alpha = left.pop("alpha")
-            number = single(alpha)
-            if number is None or not math.isfinite(number):
-                self.malformed(keys, f"alpha is {alpha if number is None else number}; one finite number was expected")
-            else:
+            alpha, keys = left["alpha"], self.take("alpha")
+            if (number := self._finite("alpha", alpha, keys)) is not None:
                 fields["alpha"], fields["stored_alpha"] = number, alpha
-                if fields["alpha"] == 0 and not constraint:
-                    self.context.warn(
-                        "alpha 0 is read as alpha = rank (scale 1), as the trainers that write it mean it"
-                    )
+                if number == 0 and not algorithm.constraint:
+                    self.warn("alpha 0 is read as alpha = rank (scale 1), as the trainers that write it mean it")
         elif config and config.peft_type in ("LORA", "LOHA", "LOKR"):
-            fields["alpha"] = config.alpha_of(self.config_name())
+            fields["alpha"] = config.alpha_of(self.config_name)
             if fields["alpha"] == 0:
                 fields["stored_scale"] = _ZERO
-                self.context.warn("alpha is 0 in adapter_config.json: scaled by 0 as PEFT does, so it changes nothing")
+                self.warn("alpha is 0 in adapter_config.json: scaled by 0 as PEFT does, so it changes nothing")
         if config:
             fields["rslora"] = config.rslora
             fields["transposed"] = config.fan_in_fan_out
         if "scale" in left and left["scale"].numel == 1:
-            own_keys = self.take_keys("scale")
-            stated = left.pop("scale")
-            number = single(stated)
-            if number is None or not math.isfinite(number):
-                self.malformed(
-                    own_keys, f"scale is {stated if number is None else number}; one finite number was expected"
-                )
-            else:
+            stated, own_keys = left["scale"], self.take("scale")
+            if self._finite("scale", stated, own_keys) is not None:
                 fields["stored_scale"] = stated
                 keys += own_keys
-        if magnitude := self._magnitude():
+        if magnitude := self._magnitude(algorithm):
             fields["magnitude"], magnitude_keys = magnitude
             keys += magnitude_keys
-        elif config and config.dora and not constraint:
+        elif config and config.dora and not algorithm.constraint:
             self.problems.append(
                 Problem(
                     "orphan",
@@ -181,31 +204,24 @@ class Work:
                 fields["alpha"], fields["stored_alpha"] = fields["alpha"] * parts, None
         return fields, keys
 
-    def take_keys(self, role: str) -> tuple[str, ...]:
-        return (self.group.keys[role],) if role in self.left else ()
+    def _finite(self, name: str, tensor: Tensor, keys: tuple[str, ...]) -> float | None:
+        """Return the only number of a tensor; report it if there is none or it is not finite."""
+        number = tensor.number()
+        if number is not None and math.isfinite(number):
+            return number
+        self.malformed(keys, f"{name} is {tensor if number is None else number}; one finite number was expected")
+        return None
 
-    def config_name(self) -> str:
-        """The module path that PEFT's patterns are written for."""
-        module = unwrapped(self.group.module)
-        return module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
-
-    def _magnitude(self) -> tuple[Magnitude, tuple[str, ...]] | None:
-        """PEFT's vector always has one number per row; `dora_scale` tells its axis by shape, (1, in) or (out, 1)."""
+    def _magnitude(self, algorithm: type[Factors]) -> tuple[Magnitude, tuple[str, ...]] | None:
+        """Take the magnitude: PEFT's has one number per row, the shape of `dora_scale` tells (1, in) from (out, 1)."""
         if "magnitude" in self.left:
-            tensor = self.left["magnitude"]
-            return Magnitude(tensor, "out"), self.take("magnitude")
-        if "dora_scale" in self.left:
-            tensor = self.left["dora_scale"]
-            on_input = len(tensor.shape) > 1 and tensor.shape[0] == 1
-            if len(tensor.shape) == 1 and (width := self._width()) is not None:
-                out, into = width
-                on_input = tensor.numel != out and tensor.numel == into
-            return Magnitude(tensor, "in" if on_input else "out"), self.take("dora_scale")
-        return None
-
-    def _width(self) -> tuple[int, int] | None:
-        tensors = self.group.tensors
-        for left, right in (("up", "down"), ("w1_a", "w1_b")):
-            if left in tensors and right in tensors and tensors[left].shape and len(tensors[right].shape) > 1:
-                return tensors[left].shape[0], tensors[right].shape[1]
-        return None
+            return Magnitude(self.left["magnitude"], "out"), self.take("magnitude")
+        if "dora_scale" not in self.left:
+            return None
+        tensor, tensors = self.left["dora_scale"], self.group.tensors
+        on_input = len(tensor.shape) > 1 and tensor.shape[0] == 1
+        if len(tensor.shape) == 1 and algorithm.sides is not None:
+            left, right = (tensors[role].shape if role in tensors else () for role in algorithm.sides)
+            if left and len(right) > 1:
+                on_input = tensor.numel != left[0] and tensor.numel == right[1]
+        return Magnitude(tensor, "in" if on_input else "out"), self.take("dora_scale")

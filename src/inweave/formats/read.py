@@ -13,17 +13,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from inweave.adapter import Adapter, Entry, Full, Problem, Ref, Tensor, TokenRows
+from inweave.adapter import ALGORITHMS, Adapter, Entry, Problem, Ref, Tensor, load_algorithms
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.alphas import Alphas, SuppliedAlphas, assumes_alpha, assumption_warnings, supply_alphas
 from inweave.formats.classify import classify
-from inweave.formats.config import from_adapter_config, from_metadata, is_true, json_object, network_args, segments
+from inweave.formats.config import from_adapter_config, from_metadata, is_true, json_object, network_args
+from inweave.formats.dialects import load_dialects
+from inweave.formats.dialects.base import CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA
 from inweave.formats.files import Container
 from inweave.formats.foreign import checkpoint_kind, foreign_kind
-from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
+from inweave.formats.grammar import Key, candle_home, is_candle_path, learn_suffixes, locate, split
 from inweave.formats.group import Context, Group
 from inweave.formats.restore import candle_alphas, restore_alphas
-from inweave.formats.spell import CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
 _NOT_MERGEABLE = {
@@ -31,6 +32,9 @@ _NOT_MERGEABLE = {
     "sam_b": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
 }
 
+
+#: families whose keys have no prefix
+_NO_PREFIX = ("cloneofsimo", "xlabs", "hcp", "processor", "candle")
 
 #: the metadata that decides how tensors are read; all other fields only describe the file
 _DECIDING = frozenset({
@@ -69,8 +73,12 @@ def read(
         raise FormatError("the file holds no tensors")
     if (kind := foreign_kind(tensors, metadata)) is not None:
         raise FormatError(kind)
-    shared = {key: tensor for key, tensor in tensors.items() if key.endswith((".vera_A", ".vera_B"))}
-    keys, carried, problems = _split_all({k: t for k, t in tensors.items() if k not in shared}, metadata)
+    learn_suffixes()
+    keys, carried, problems = _split_all(tensors, metadata)
+    if _is_strange(keys, problems) and load_algorithms():
+        learn_suffixes()
+        keys, carried, problems = _split_all(tensors, metadata)
+    shared = _file_tensors(tensors)
     _refuse_checkpoint(keys, tensors)
     every, (keys, chosen) = keys, _choose_name(keys, name)
     others = {key.raw for key in every} - {key.raw for key in keys}
@@ -82,14 +90,16 @@ def read(
         shared=shared,
     )
     entries: list[Entry] = []
-    for group in _grouped(keys, tensors, problems, metadata):
+    for group in _grouped(keys, tensors, problems, metadata, _located(keys)):
         classify(group, context, entries, problems)
     entries = candle_alphas(entries, metadata)
     entries = entries if supplied is None else supply_alphas(entries, supplied)
     assumed = [entry for entry in entries if assumes_alpha(entry)]
     entries = restore_alphas(entries, metadata, assumed)
-    if shared and not context.used_shared:
-        problems.append(Problem("orphan", tuple(shared), "VeRA projections without any lambda vectors"))
+    for algorithm in ALGORITHMS.values() if shared else ():
+        unused = tuple(key for key in shared if key.endswith(algorithm.file_suffixes))
+        if unused and context.used_shared.isdisjoint(unused):
+            problems.append(Problem("orphan", unused, algorithm.unused_file_tensors))
     return Adapter(
         entries=tuple(entries),
         carried=carried,
@@ -129,6 +139,17 @@ def _refuse_checkpoint(keys: list[Key], tensors: Mapping[str, Tensor]) -> None:
         )
 
 
+def _file_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that belong to all modules of an algorithm."""
+    suffixes = tuple(suffix for algorithm in ALGORITHMS.values() for suffix in algorithm.file_suffixes)
+    return {key: tensor for key, tensor in tensors.items() if key.endswith(suffixes)}
+
+
+def _is_strange(keys: list[Key], problems: list[Problem]) -> bool:
+    """Return whether an algorithm of another package may know more about these keys."""
+    return any(each.fault == "unknown" for each in problems) or any(key.role == "plain_weight" for key in keys)
+
+
 def _split_all(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> tuple[list[Key], dict[str, Tensor], list[Problem]]:
@@ -136,7 +157,10 @@ def _split_all(
     carried: dict[str, Tensor] = {}
     problems: list[Problem] = []
     unsupported: dict[str, list[str]] = {}
+    shared = _file_tensors(tensors)
     for raw, tensor in tensors.items():
+        if raw in shared:
+            continue
         twin = ".modules_to_save." in raw and raw.replace(".modules_to_save.", ".") in tensors
         passenger = raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>"
         # PEFT repeats some modules, and saves an adapted embedding's own weight beside its factors
@@ -171,12 +195,23 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
 
 
+def _located(keys: list[Key]) -> dict[str, tuple[Ref, str]]:
+    """Return the module and the prefix's dialect of each module name; other packages may know a strange prefix."""
+    modules = dict.fromkeys(key.module for key in keys)
+    located = {module: locate(module) for module in modules}
+    strange = any(not located[key.module][1] and key.family not in _NO_PREFIX for key in keys)
+    return {module: locate(module) for module in modules} if strange and load_dialects() else located
+
+
 def _grouped(
-    keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Problem], metadata: Mapping[str, str]
+    keys: list[Key],
+    tensors: Mapping[str, Tensor],
+    problems: list[Problem],
+    metadata: Mapping[str, str],
+    located: Mapping[str, tuple[Ref, str]],
 ) -> list[Group]:
     record = json_object(metadata.get(CANDLE_MODULES))
     groups: dict[object, Group] = {}
-    located: dict[str, tuple[Ref, str]] = {}
     candle_ids: dict[str, set[int]] = {}
     glora = _glora_modules(keys)
     keys = sorted(keys, key=lambda key: key.raw)  # which of two spellings comes first must not depend on the file
@@ -203,8 +238,6 @@ def _grouped(
         else:
             if key.family == "candle":
                 role = f"g_{key.role[-1]}{key.index}"
-            if key.module not in located:
-                located[key.module] = locate(key.module)
             ref, prefix = located[key.module]
             if role == "oft_blocks" and key.index is not None:
                 role = f"oft_blocks.{key.index}"
@@ -230,21 +263,14 @@ def _glora_modules(keys: list[Key]) -> set[str]:
 
 
 def _config_warnings(context: Context, entries: list[Entry]) -> list[str]:
-    """What adapter_config.json has and the file does not, and fields of it that nobody here knows."""
+    """Return warnings about tensors that adapter_config.json lists and the file lacks, and about its unknown fields."""
     configs = [config for config in (context.peft, *context.components.values()) if config is not None]
     warnings = list(dict.fromkeys(warning for config in configs for warning in config.warnings))
-    if context.peft is not None and context.peft.modules_to_save:
-        whole = {end for e in entries if isinstance(e.factors, Full) for end in segments(e.ref.name)}
-        if whole.isdisjoint(context.peft.modules_to_save):
-            names = ", ".join(context.peft.modules_to_save[:5])
-            warnings.append(
-                f"modules_to_save lists {names}, but the file has no weights of them: the base's own are used"
-            )
-    if context.peft is not None and context.peft.token_indices:
-        if not any(isinstance(e.factors, TokenRows) for e in entries):
-            warnings.append(
-                "trainable_token_indices lists tokens, but the file has no rows for them: the base's are used"
-            )
+    if context.peft is None:
+        return warnings
+    for algorithm in ALGORITHMS.values():
+        modules = {entry.ref.name for entry in entries if type(entry.factors) is algorithm}
+        warnings += filter(None, [algorithm.missing(context.peft, modules)])
     return warnings
 
 

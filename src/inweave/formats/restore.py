@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from inweave.adapter import Entry, Full, Lora, scalar
+from inweave.adapter import Entry, scalar
 from inweave.formats.config import json_object
-from inweave.formats.spell import CANDLE_ALPHA, STORED_ALPHA
+from inweave.formats.dialects.base import CANDLE_ALPHA, STORED_ALPHA
 
 
 def restore_alphas(entries: list[Entry], metadata: Mapping[str, str], assumed: Iterable[Entry] = ()) -> list[Entry]:
@@ -32,7 +32,7 @@ def candle_alphas(entries: list[Entry], metadata: Mapping[str, str]) -> list[Ent
         return entries
     return [
         replace(entry, factors=replace(entry.factors, alpha=alpha))
-        if entry.dialect == "candle" and isinstance(entry.factors, Lora) and entry.factors.stored_alpha is None
+        if entry.dialect == "candle" and entry.factors.scale_rank and entry.factors.stored_alpha is None
         else entry
         for entry in entries
     ]
@@ -40,7 +40,7 @@ def candle_alphas(entries: list[Entry], metadata: Mapping[str, str]) -> list[Ent
 
 def _restored(entry: Entry, record: Mapping[str, object], by_name: Mapping[str, object]) -> Entry:
     factors = entry.factors
-    if isinstance(factors, Full) or factors.stored_alpha is not None:
+    if factors.whole or factors.stored_alpha is not None:
         return entry
     name = f"{entry.ref.component}:{entry.ref.name}"
     form = record.get(name, by_name.get(entry.ref.name, record.get("", ["", []])))

@@ -3,13 +3,13 @@
     prompt      {"3": {"class_type": "KSampler", "inputs": {"seed": 5, "model": ["10", 0], ...}}, ...}
     workflow    what the editor shows (`comfy_workflow` makes the same graph of it), used where `prompt` says nothing
 
-    image <- sampler <- latents      Empty...: the size; VAEEncode: the image it was made from; another sampler: an earlier pass
+    image <- sampler <- latents      Empty...: the size; VAEEncode: the initial image; another sampler: an earlier pass
                      <- conditioning CLIPTextEncode and relatives, through guidance, ControlNet, areas
                      <- model        LoRA loaders, patches, a checkpoint
                      <- seed, steps  numbers, or links to primitives; SamplerCustom(Advanced) has a node for each
 
-The first pass is what is repeated. A link is followed once, so a circle ends; each node that was not understood is named in a
-warning.
+The first pass is repeated. A link is followed once, so a circle ends; each node that was not understood is
+named in a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Inputs = Mapping[str, Any]
 
 SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
 _IGNORED = (
-    "VAEDecode", "VAEDecodeTiled", "SaveImage", "PreviewImage", "Note", "MarkdownNote", "Reroute", "PrimitiveNode", "CLIPLoader",
+    "VAEDecode", "VAEDecodeTiled", "SaveImage", "PreviewImage", "Note", "MarkdownNote", "Reroute", "PrimitiveNode",
+    "CLIPLoader",
     "DualCLIPLoader", "TripleCLIPLoader", "SaveAnimatedWEBP", "Image Save",
 )  # fmt: skip
 _MAX_WARNINGS = 40
@@ -52,12 +53,12 @@ _CHECKPOINTS = ("ckpt_name", "unet_name", "base_ckpt_name", "model_name")
 
 
 def from_comfy(graph: Graph) -> ImageSettings:
-    """The settings of the first pass of a graph."""
+    """Return the settings of the first pass of a graph."""
     return _Walk(graph).settings
 
 
 def has_sampler(graph: object) -> bool:
-    """Whether there is anything to read in a graph."""
+    """Return whether a graph has a sampler to read."""
     return isinstance(graph, Mapping) and any(_kind(node) in SAMPLERS for node in graph.values())
 
 
@@ -77,18 +78,18 @@ class _Walk:
         self._name_the_rest()
 
     def _first_pass(self, samplers: list[str]) -> str | None:
-        """The sampler that starts from empty latents on the way to an image, or else the first there is."""
+        """Return the sampler that starts from empty latents on the way to an image, or else the first one."""
         for key, node in self.graph.items():
             if _kind(node) not in ("SaveImage", "PreviewImage"):
                 continue
-            passes = [each for each in self._upstream(key, ("images", "image", "samples", "latent_image", "latent", "pixels"))
-                      if each in samplers]  # fmt: skip
+            inputs = ("images", "image", "samples", "latent_image", "latent", "pixels")
+            passes = [each for each in self._upstream(key, inputs) if each in samplers]
             if passes:
                 return passes[-1]
         return samplers[0] if samplers else None
 
     def _upstream(self, key: str, names: tuple[str, ...]) -> Iterator[str]:
-        """The nodes before one, along the first of these inputs that is a link."""
+        """Yield the nodes before one, along the first of these inputs that is a link."""
         seen: set[str] = set()
         while key not in seen:
             seen.add(key)
@@ -98,7 +99,7 @@ class _Walk:
             key = self._target(link) or key
 
     def _target(self, link: object) -> str | None:
-        """The node that a link, [key, output], comes from; reroutes are seen through."""
+        """Return the node that a link, [key, output], comes from, through reroutes."""
         for _ in range(len(self.graph) + 1):
             if not isinstance(link, list) or not link or not isinstance(link[0], str | int):
                 return None
@@ -112,12 +113,12 @@ class _Walk:
         return None
 
     def _node(self, link: object) -> tuple[str, str, Inputs]:
-        """(key, class, inputs) of the node that a link comes from; empty where there is none."""
+        """Return (key, class, inputs) of the node that a link comes from; empty if there is none."""
         key = self._target(link)
         return ("", "", {}) if key is None else (key, _kind(self.graph[key]), _inputs(self.graph[key]))
 
     def _value(self, value: object, depth: int = 0) -> object:
-        """A plain value, or that of the primitive a link comes from."""
+        """Return a plain value, or that of the primitive a link comes from."""
         if not isinstance(value, list):
             return value
         key, kind, inputs = self._node(value)
@@ -160,7 +161,7 @@ class _Walk:
         self._read_model(parts.get("model"), self._clip_chain(parts.get("positive")))
 
     def _custom_parts(self, inputs: Inputs) -> dict[str, Any]:
-        """The inputs of a custom sampler as those of a KSampler."""
+        """Return the inputs of a custom sampler as those of a KSampler."""
         parts = dict(inputs)
         for name in ("noise", "guider", "sampler", "sigmas"):
             key, kind, own = self._node(inputs.get(name))
@@ -168,8 +169,8 @@ class _Walk:
                 continue
             if name == "guider":
                 parts |= {ours: own[theirs] for theirs, ours in (
-                    ("model", "model"), ("conditioning", "positive"), ("positive", "positive"), ("negative", "negative"), ("cfg", "cfg"),
-                    ("cond1", "positive")) if theirs in own}  # fmt: skip
+                    ("model", "model"), ("conditioning", "positive"), ("positive", "positive"),
+                    ("negative", "negative"), ("cfg", "cfg"), ("cond1", "positive")) if theirs in own}  # fmt: skip
             parts |= {
                 field: own[field]
                 for field in ("noise_seed", "sampler_name", "scheduler", "steps", "denoise")
@@ -184,7 +185,7 @@ class _Walk:
         return parts
 
     def _read_partial(self, parts: Inputs) -> None:
-        """KSamplerAdvanced may sample some of the steps only."""
+        """Read KSamplerAdvanced's range of steps."""
         start, end, steps = (self._value(parts.get(name)) for name in ("start_at_step", "end_at_step", "steps"))
         if isinstance(start, int) and start > 0:
             self.settings.warnings.append(not_reproduced("start_at_step", start, "all steps are taken"))
@@ -194,7 +195,7 @@ class _Walk:
     # text
 
     def _text(self, link: object, side: str) -> str:
-        """The text of a conditioning, through the nodes that change it."""
+        """Return the text of a conditioning, through the nodes that change it."""
         seen: set[str] = set()
         while self._may_branch():
             key, kind, inputs = self._node(link)
@@ -229,17 +230,17 @@ class _Walk:
         return ""
 
     def _may_branch(self) -> bool:
-        """Whether another value may be looked up: nodes that join two others could double the work at every step."""
+        """Return whether another value may be looked up: nodes that join two others could double the work at each."""
         self._budget -= 1
         return self._budget > 0
 
     def _read_guidance(self, inputs: Inputs) -> None:
-        """Flux has its guidance beside the text; the sampler's cfg is then 1."""
+        """Read the guidance of Flux, a conditioning node; the sampler's cfg is then 1."""
         if "guidance" in inputs and (number := self._number(inputs["guidance"], "guidance")) is not None:
             self.settings.config["guidance"] = number
 
     def _clip_chain(self, link: object) -> list[str] | None:
-        """The nodes a prompt's text encoder went through; None where no encoder names one."""
+        """Return the nodes that a prompt's text encoder went through; None if no encoder names one."""
         for key in self._upstream(
             self._target(link) or "", ("conditioning", "conditioning_to", "conditioning_1", "positive")
         ):
@@ -299,7 +300,7 @@ class _Walk:
             self.settings.config["loras"] = loras[::-1]
 
     def _loras(self, inputs: Inputs) -> list[dict[str, Any]]:
-        """The LoRAs of a loader: one, or rows of {on, lora, strength}."""
+        """Return the LoRAs of a loader: one, or rows of {on, lora, strength}."""
         name = self._value(inputs.get("lora_name"))
         if isinstance(name, str):
             unet = self._strength(inputs.get("strength_model", 1.0))

@@ -1,4 +1,4 @@
-"""What the denoiser is told at each step: the prompts of a request, encoded once for each text that occurs.
+"""The conditioning of every step: the prompts of a request, encoded once for each text that occurs.
 
 A prompt that stays the same is encoded before the first step; one that changes (`inweave.generate.prompt_edits`) when a
 step needs another text. Steps are those that are made: image to image at a strength of 0.5 makes half of them.
@@ -23,7 +23,7 @@ Texts = tuple[tuple[tuple[Pieces, float], ...], Pieces]
 
 @contextmanager
 def network_errors(model: Model) -> Iterator[None]:
-    """Whatever a library raises inside a network: its parts, or a part and its configuration, do not fit each other."""
+    """Turn an exception inside a network into `FormatError`: its parts or their configurations do not match."""
     with library_errors(f"{model.name}: its networks cannot be run together; a configuration of it is wrong"):
         yield
 
@@ -48,7 +48,7 @@ class PromptConditioning:
             self.at(0, 1)
 
     def at(self, step: int, steps: int) -> Conditioning:
-        """The conditioning of step ``step``, counted from 0, of ``steps``."""
+        """Return the conditioning of step ``step``, counted from 0, of ``steps``."""
         ((negative, _),) = self.negative.at(step, steps)
         texts = self.positive.at(step, steps), negative
         if texts not in self._encoded:
@@ -73,7 +73,7 @@ class PromptConditioning:
 
 
 def composition_problem(model: Model, guidance: float) -> Problem:
-    """Why the prompts that AND joins cannot be composed by this model at this guidance."""
+    """Return why the prompts that AND joins cannot be composed by this model at this guidance."""
     family, variant = model.family, model.blueprint.variant
     least = next((number for number in (0, 1) if family.is_guided(model, number + 0.5)), None)
     name = variant.name if variant else family.name

@@ -1,4 +1,4 @@
-"""What to generate: one typed configuration, checked before any work starts, all problems at once.
+"""The configuration of a request: typed, checked before any work starts, all problems at once.
 
     GenerateConfig(prompt="a red apple", steps=20, loras=["pixel:0.8"])
 
@@ -28,7 +28,20 @@ MAX_SEED = 2**64 - 1
 
 
 class LoraChoice(CheckedModel):
-    """One adapter of a stack: where it is, by path, name or hash, and how strongly it is applied."""
+    """One adapter of a stack: its location and its strength.
+
+    Attributes:
+        path: a file or a PEFT folder.
+        name: the stem of a file in a LoRA folder, or the name recorded by its trainer.
+        hash: SHA-256, BLAKE3, AutoV1, AutoV2 or AutoV3 of a file in a LoRA folder.
+        strength: the strength of all components.
+        te: the strength of the text encoders, if it differs.
+        unet: the strength of the denoiser, if it differs.
+        alpha: the alpha of modules whose file states none.
+
+    Raises:
+        ConfigError: not exactly one of path, name and hash is set, or a strength is not finite.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,16 +71,16 @@ class LoraChoice(CheckedModel):
 
     @classmethod
     def from_tag(cls, tag: LoraTag) -> LoraChoice:
-        """The choice of a tag in a prompt."""
+        """Return the choice of a tag in a prompt."""
         return cls(name=tag.name, te=tag.te, unet=tag.unet)
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.path or self.name or self.hash or ""
 
     def strengths(self) -> dict[str, float]:
-        """By component, as the weaver takes them."""
+        """Return the strengths by component, as the weaver takes them."""
         return {
             "unet": self.strength if self.unet is None else self.unet,
             "te": self.strength if self.te is None else self.te,
@@ -75,7 +88,7 @@ class LoraChoice(CheckedModel):
 
     @classmethod
     def parse(cls, text: str) -> LoraChoice:
-        """NAME[:STRENGTH] as `inweave.adapter.strength_spec` defines it; NAME may be a path."""
+        """Parse NAME[:STRENGTH] as `inweave.adapter.strength_spec` defines it; NAME may be a path."""
         expect("a LoRA", text, str)
         spec = parse_strength_spec(text)
         unknown = [component for component in spec.components if component not in ("te", "unet")]
@@ -88,7 +101,14 @@ class LoraChoice(CheckedModel):
 
 
 class GenerateConfig(CheckedModel):
-    """One request. Input images may be paths here, or objects passed beside the configuration."""
+    """One request for images; the description of every field is in its schema.
+
+    Input images may be paths in the configuration, or objects passed along with it. Fields left out take the model's
+    own values.
+
+    Raises:
+        ConfigError: one problem for each invalid field.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -128,7 +148,7 @@ class GenerateConfig(CheckedModel):
     feather: Annotated[int, Field(ge=0, le=256)] = Field(
         default=0, description="pixels over which new fades into old, inside the mask"
     )
-    keep_unmasked: bool = Field(default=True, description="pixels outside the mask stay as they are, bit for bit")
+    keep_unmasked: bool = Field(default=True, description="pixels outside the mask stay unchanged, bit for bit")
 
     @field_validator("loras", mode="before")
     @classmethod
@@ -161,9 +181,9 @@ class GenerateConfig(CheckedModel):
     @model_validator(mode="before")
     @classmethod
     def _names_of_others(cls, data: Any) -> Any:
-        """Samplers by any name in use; one that carries a schedule ("DPM++ 2M Karras") sets it.
+        """Accept samplers by any name in use; one that carries a schedule ("DPM++ 2M Karras") sets it.
 
-        `guidance_scale`, as other programs call the guidance, and a negative prompt that is null mean what they say.
+        `guidance_scale`, the name of the guidance in other programs, and a null negative prompt are accepted too.
         """
         if isinstance(data, dict):
             data = dict(data)
@@ -193,7 +213,7 @@ class GenerateConfig(CheckedModel):
 
 
 def parse_loras(entries: Iterable[str | LoraChoice | Mapping[str, Any]]) -> tuple[LoraChoice, ...]:
-    """Choices of any form: text, mappings, or choices themselves; every problem in one error."""
+    """Return choices given as text, mappings, or choices; every problem is in one error."""
     choices: list[LoraChoice] = []
     wrong: list[str | Problem] = []
     if isinstance(entries, str | LoraChoice | Mapping):

@@ -42,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Who hears of progress and of warnings, how often a preview is made, and who may cancel between steps."""
+    """Receivers of progress and warnings, how often a preview is made, and a check for cancellation between steps."""
 
     progress: Callable[[Progress], object] | None = None
     preview_every: int = 0
@@ -72,7 +72,7 @@ class ImageTask:
 def generate_image(
     model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int] = (0, 1)
 ) -> Image.Image:
-    """Make one image, the first of ``number`` out of the second; `RequestError` where it would not be one."""
+    """Make one image, the first of ``number`` out of the second; raise RequestError if its values are not finite."""
     generator = torch.Generator("cpu").manual_seed(task.seed)
     if task.init is not None and task.strength == 0.0:
         return _decode(model, _encode(model, task.init, None), callbacks, task.loras)
@@ -127,14 +127,14 @@ def generate_image(
 
 
 def _ensure_finite(model: Model, values: torch.Tensor, source: str, loras: tuple[str, ...]) -> None:
-    """Refuse what would become a black image, and name the weight that is the most likely cause."""
+    """Raise RequestError instead of making a black image, and name the weight that is the most likely cause."""
     if bool(torch.isfinite(values).all()):
         return
     stack = f" with the LoRAs {', '.join(loras)}" if loras else ""
     dtype = str(values.dtype).removeprefix("torch.")
     raise RequestError(
-        f"{source} gave numbers that are not finite in {dtype}{stack}, so there is no image; {_largest_weight(model)}. Use "
-        "lower strengths and guidance, or a dtype with a wider range (bf16, fp32)"
+        f"{source} gave numbers that are not finite in {dtype}{stack}, so there is no image; {_largest_weight(model)}. "
+        "Use lower strengths and guidance, or a dtype with a wider range (bf16, fp32)"
     )
 
 
@@ -151,7 +151,7 @@ def _largest_weight(model: Model) -> str:
 
 
 def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -> int:
-    """Where denoising starts at this strength; a fraction of a step is rounded down, for flows up.
+    """Return the step where denoising starts at this strength; a fraction of a step is rounded down, for flows up.
 
     ``order``: how many evaluations of the model make one step of the sampler; the last step takes one less.
     """
@@ -188,7 +188,7 @@ def _add_noise(scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, t: to
 def _mask_inputs(
     model: Model, task: ImageTask, generator: torch.Generator
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(extra channels of a 9-channel model, mask to put the known part back with)."""
+    """Return the extra channels of a 9-channel model, and the mask to put the known part back with."""
     if task.mask is None or task.init is None:
         if model.inpaints:  # nothing is known: the whole image is to be painted
             blank = _encode(model, torch.zeros(1, 3, task.height, task.width), generator)

@@ -1,12 +1,12 @@
 """Which file a LoRA choice means: a path, a name in the LoRA folders, or a hash.
 
     path    of an option or an argument: any file
-    name    of a prompt, a picture or an option: a file's stem, its path inside a LoRA folder (`styles/pixel`), or the name
-            its trainer recorded (`ss_output_name`). It never leaves the LoRA folders; two files with the same name are an
-            error that lists them
+    name    of a prompt, an image or an option: a file's stem, its path inside a LoRA folder (`styles/pixel`), or
+            the name its trainer recorded (`ss_output_name`). It never leaves the LoRA folders; two files with the same
+            name are an error that lists them
     hash    SHA-256 or BLAKE3 (64 digits), AutoV3 (12), AutoV2 (10) or AutoV1 (8), computed once per file
 
-A picture tells the hashes of the LoRAs that made it: `hashes` maps names to them, and a name in it is looked up by its hash
+An image records the hashes of its LoRAs: `hashes` maps names to them, and a name in it is looked up by its hash
 first. Files in a LoRA folder that cannot be read are skipped.
 """
 
@@ -31,19 +31,20 @@ from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
 
 __all__ = [
-    "LoraFinder", "RequestFinder", "adapter_of", "check_request", "has_hash", "hashes_of", "is_hash", "parse_request", "with_alpha",
+    "LoraFinder", "RequestFinder", "adapter_of", "check_request", "has_hash", "hashes_of", "is_hash", "parse_request",
+    "with_alpha",
 ]  # fmt: skip
 
 
 class LoraFinder(AdapterLookup):
-    """Looks the adapters of requests up; ``hashes``: those that a picture tells, by name."""
+    """Looks up the adapters of requests; ``hashes``: those recorded in an image, by name."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]] = (), hashes: Mapping[str, str] | None = None) -> None:
         super().__init__(folders)
         self.hashes: Mapping[str, str] = hashes or {}
 
     def find(self, choice: LoraChoice) -> Path:
-        """The file, or a `ConfigError` that lists what there is."""
+        """Return the file, or raise a ConfigError that lists what there is."""
         if choice.path is not None:
             path = expand_home(choice.path)
             if not is_file(path) and not is_folder(path):
@@ -62,7 +63,7 @@ class LoraFinder(AdapterLookup):
         return self.by_name(choice.name)
 
     def problems(self, choices: Iterable[LoraChoice]) -> list[Problem]:
-        """What cannot be found, and why."""
+        """Return why LoRAs cannot be found, one problem each."""
         wrong: list[Problem] = []
         for choice in choices:
             try:
@@ -87,7 +88,7 @@ class RequestFinder(LoraFinder):
 
 
 def adapter_of(choice: LoraChoice, path: Path) -> Path | Adapter:
-    """What to weave for a choice whose file is ``path``: the file, or the adapter read with the choice's own alpha."""
+    """Return what to merge for a choice: its file ``path``, or the adapter read with the choice's alpha."""
     if choice.alpha is None:
         return path
     return _scaled_adapter(path, stamp_of(path), json.dumps(choice.alpha, sort_keys=True))
@@ -99,7 +100,7 @@ def _scaled_adapter(path: Path, stamp: tuple[int, int], alpha: str) -> Adapter:
 
 
 def with_alpha(choices: Sequence[LoraChoice], finder: LoraFinder, alpha: Alphas) -> list[LoraChoice]:
-    """Return the choices with ``alpha`` for each file that does not state its own; raise ConfigError if all of them do."""
+    """Return the choices with ``alpha`` for each file that states none; raise ConfigError if all files state one."""
     alphas = alphas_for([finder.find(choice) for choice in choices], alpha)
     return [
         choice if each is None else choice.model_copy(update={"alpha": each})
@@ -108,7 +109,7 @@ def with_alpha(choices: Sequence[LoraChoice], finder: LoraFinder, alpha: Alphas)
 
 
 def parse_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateConfig:
-    """The configuration of these settings; where a field is wrong, missing LoRA files are reported with it."""
+    """Return the configuration of these settings; missing LoRA files are reported with the fields that are wrong."""
     try:
         return GenerateConfig(**settings)
     except ConfigError as error:
@@ -116,7 +117,7 @@ def parse_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateCo
 
 
 def check_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateConfig:
-    """A configuration whose LoRA files exist: what can be known before a model is loaded."""
+    """Return the configuration of these settings, whose LoRA files exist; no model is needed for these checks."""
     config = parse_request(settings, finder)
     if wrong := finder.problems((*config.loras, *config.tagged_loras())):
         raise ConfigError(list(dict.fromkeys(wrong)))
@@ -124,7 +125,7 @@ def check_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateCo
 
 
 def _readable_loras(settings: Mapping[str, Any]) -> list[LoraChoice]:
-    """The LoRAs of settings that have something wrong elsewhere."""
+    """Return the readable LoRAs of settings that are invalid."""
     choices: list[LoraChoice] = []
     with suppress(ConfigError, TypeError):  # reported as a problem of the field
         choices += parse_loras(settings.get("loras") or ())

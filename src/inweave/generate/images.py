@@ -21,7 +21,7 @@ ImageInput = str | os.PathLike[str] | Image.Image
 
 
 def open_image(source: ImageInput, label: str) -> Image.Image:
-    """An image from a file or from memory, upright and in RGB; ``label`` names it in errors."""
+    """Return an image from a file or from memory, upright and in RGB; ``label`` names it in errors."""
     if isinstance(source, Image.Image):
         image = source
     else:
@@ -35,7 +35,7 @@ def open_image(source: ImageInput, label: str) -> Image.Image:
 
 
 def open_mask(source: ImageInput, size: tuple[int, int]) -> Image.Image:
-    """A mask of black and white only, of the image's ``size``."""
+    """Return a mask of black and white only, of the image's ``size``."""
     mask = open_image(source, "mask").convert("L")
     if mask.size != size:
         mask = mask.resize(size, Image.Resampling.NEAREST)
@@ -43,23 +43,25 @@ def open_mask(source: ImageInput, size: tuple[int, int]) -> Image.Image:
 
 
 def working_size(image: tuple[int, int], native: int, patch: int) -> tuple[int, int]:
-    """The size to work at: the image's own, or the model's area where the image is much larger than that."""
+    """Return the size to generate at: the image's own, or the model's area if the image is much larger than that."""
     width, height = image
     limit = (1.5 * native) ** 2
     scale = (native * native / (width * height)) ** 0.5 if width * height > limit else 1.0
     scale = max(scale, 64 / min(width, height))
-    return tuple(min(max(round(side * scale / patch) * patch, 64), 4096) for side in (width, height))  # type: ignore[return-value]
+    width, height = (min(max(round(side * scale / patch) * patch, 64), 4096) for side in (width, height))
+    return width, height
 
 
 def size_warnings(size: tuple[int, int], image: tuple[int, int] | None, native: int) -> list[str]:
-    """What to know about the size that a request is generated at; ``image``: that of the image it starts from.
+    """Return warnings about the size of a request; ``image``: the size of the image it starts from.
 
-    A model repeats its subject where an image is much larger than those it was trained on, and loses it where it is much smaller.
+    A model repeats its subject where an image is much larger than those it was trained on, and loses it where it is
+    much smaller.
     """
     width, height = size
     if image is not None and size != image:
         return [
-            f"the image of {image[0]}x{image[1]} pixels is worked on at {width}x{height}; the result has its own size again"
+            f"the image of {image[0]}x{image[1]} pixels is edited at {width}x{height}; the result has the image's size"
         ]
     if image is not None:
         return []
@@ -69,7 +71,7 @@ def size_warnings(size: tuple[int, int], image: tuple[int, int] | None, native: 
         ]
     if width * height < (native / 2) ** 2 or max(size) < native / 2:
         return [
-            f"{width}x{height} is much smaller than the {native}x{native} this model was trained on; images may fall apart"
+            f"{width}x{height} is much smaller than the {native}x{native} this model was trained on; expect poor images"
         ]
     if max(size) > 3 * min(size):
         return [f"{width}x{height} is a shape this model was not trained on; subjects may repeat along it"]
@@ -77,26 +79,26 @@ def size_warnings(size: tuple[int, int], image: tuple[int, int] | None, native: 
 
 
 def to_tensor(image: Image.Image, size: tuple[int, int]) -> torch.Tensor:
-    """(1, 3, height, width) in -1..1."""
+    """Return an image as (1, 3, height, width) in -1..1."""
     resized = image if image.size == size else image.resize(size, Image.Resampling.LANCZOS)
     values = np.asarray(resized, dtype=np.float32) / 255.0
     return torch.from_numpy(values)[None].permute(0, 3, 1, 2) * 2.0 - 1.0
 
 
 def mask_tensor(mask: Image.Image, size: tuple[int, int]) -> torch.Tensor:
-    """(1, 1, height, width), one where to repaint."""
+    """Return a mask as (1, 1, height, width), one where to repaint."""
     resized = mask if mask.size == size else mask.resize(size, Image.Resampling.NEAREST)
     return (torch.from_numpy(np.asarray(resized, dtype=np.float32)) >= 128).float()[None, None]
 
 
 def to_image(values: torch.Tensor) -> Image.Image:
-    """The first image of a batch in -1..1."""
+    """Return the first image of a batch in -1..1."""
     pixels = (values[0].float().cpu() / 2 + 0.5).nan_to_num(0.0).clamp(0, 1).permute(1, 2, 0)
     return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))
 
 
 def paste(new: Image.Image, old: Image.Image, mask: Image.Image, feather: int) -> Image.Image:
-    """``new`` where the mask is white, ``old`` bit for bit where it is black."""
+    """Return ``new`` where the mask is white, ``old`` bit for bit where it is black."""
     alpha = np.asarray(mask, dtype=np.float32) / 255.0
     if feather:
         blurred = np.asarray(mask.filter(ImageFilter.GaussianBlur(feather / 2)), dtype=np.float32) / 255.0

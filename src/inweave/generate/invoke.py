@@ -20,7 +20,7 @@ _HISTORY = ("generation_mode", "app_version", "created_by", "rand_device", "meta
 
 
 def from_invoke(table: Mapping[str, Any]) -> ImageSettings:
-    """The settings of InvokeAI's table."""
+    """Return the settings of InvokeAI's table."""
     settings = ImageSettings({"prompt": ""})
     fields = {name: value for name, value in table.items() if value not in (None, "", [], {}, False, 0)}
     for theirs, ours in _FIELDS.items():

@@ -65,7 +65,13 @@ class PreparedRequest:
 class Pipeline:
     """A loaded model that generates images: `pipe("a red apple", seed=7).images[0]`.
 
-    Made by `pipeline`. Safe to call from several threads; one request runs at a time.
+    Use `pipeline` to make one. Safe to call from several threads; one request runs at a time.
+
+    Args:
+        model: the loaded model.
+        loras: the stack that every request gets, below its own LoRAs.
+        lora_folders: folders in which LoRAs are looked up by name or hash.
+        finder: looks up LoRA files in place of ``lora_folders``.
     """
 
     def __init__(
@@ -73,10 +79,11 @@ class Pipeline:
         model: Model,
         *,
         loras: Sequence[LoraChoice] = (),
+        lora_folders: Iterable[str | os.PathLike[str]] = (),
         finder: LoraFinder | None = None,
     ) -> None:
         self.model = model
-        self.finder = finder or LoraFinder()
+        self.finder = finder or LoraFinder(lora_folders)
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
         self._lock = threading.RLock()
 
@@ -85,7 +92,17 @@ class Pipeline:
         return model_hash(self.model.blueprint)
 
     def swap(self, loras: Iterable[str | LoraChoice | Mapping[str, Any]]) -> int:
-        """Replace the stack for the requests that follow; returns how many tensors were written."""
+        """Replace the stack for the requests that follow.
+
+        Args:
+            loras: files or names with strengths, "style.safetensors:0.8".
+
+        Returns:
+            How many tensors were written.
+
+        Raises:
+            ConfigError: one problem for each LoRA that is missing, unreadable, or does not fit the model.
+        """
         choices = parse_loras(loras)
         with self._lock:
             applied, wrong = apply_loras(self.model, self.finder, choices)
@@ -112,14 +129,26 @@ class Pipeline:
     ) -> Result:
         """Generate images for one request.
 
-        ``prompt``: the text, with the fields of `GenerateConfig` as ``settings``, or a complete `GenerateConfig`. ``init`` and
-        ``mask``: images for image to image and inpainting, as paths or PIL images. ``progress`` is called after each step, with
-        a preview image every ``preview_every`` steps (with ``preview_first`` from the first step on, and of the last one);
-        `CancelledError` is raised once ``cancelled()`` returns true.
-        ``on_image(number, image, record)`` is called with each image when it is done.
-        ``on_mismatch="warn"``: of a LoRA that fits only in part, use that part, and name the rest in the warnings of the
-        result. ``finder`` looks up the LoRAs of this request, instead of the pipeline's own finder. Raises `ConfigError` with
-        every invalid setting.
+        Args:
+            prompt: the text, or a complete `GenerateConfig`.
+            init: an image to start from (image to image), as a path or a PIL image.
+            mask: white where to repaint (inpainting), as a path or a PIL image.
+            progress: called after each step.
+            preview_every: add a preview image to the progress every this many steps; 0 for none.
+            preview_first: make previews from the first step on, and one of the last step.
+            cancelled: called before each step; true cancels the request.
+            on_image: called with (number, image, record) after each image.
+            on_mismatch: "warn" uses the part of a LoRA that fits, and names the rest in the warnings of the result.
+            finder: looks up the LoRAs of this request instead of the pipeline's own finder.
+            **settings: the fields of `GenerateConfig`, if ``prompt`` is a text.
+
+        Returns:
+            The images with their settings.
+
+        Raises:
+            ConfigError: one problem for each invalid setting, and each LoRA that cannot be used.
+            CancelledError: ``cancelled()`` returned true.
+            RequestError: the model's output has values that are not finite.
         """
         if not isinstance(prompt, GenerateConfig):
             config = parse_request({"prompt": prompt, **settings}, finder or self.finder)
@@ -139,7 +168,7 @@ class Pipeline:
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
     ) -> PreparedRequest:
-        """Check everything and fill in the model's own values; no denoising yet."""
+        """Check a request and fill in the model's own values, without denoising; the arguments are those of a call."""
         wrong: list[str | Problem] = []
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
@@ -198,7 +227,7 @@ class Pipeline:
         width, height = config.width or width, config.height or height
         for name, side in (("width", width), ("height", height)):
             if not patch <= side <= MAX_SIDE:
-                wrong.append(Problem(name, f"{side} is not possible; {patch} to {MAX_SIDE} pixels are"))
+                wrong.append(Problem(name, f"{side} is out of range; use {patch} to {MAX_SIDE}"))
             elif side % patch:
                 wrong.append(Problem(name, f"{side} is not a multiple of {patch}, which this model needs"))
         return width, height
@@ -226,8 +255,10 @@ class Pipeline:
             callbacks = replace(callbacks, warn=warnings.append)
             for number in range(config.count):
                 seed = config.seed + number
-                task = ImageTask(conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
-                          config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras))  # fmt: skip
+                task = ImageTask(
+                    conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
+                    config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras),
+                )  # fmt: skip
                 image = generate_image(self.model, task, callbacks, (number, config.count))
                 if _is_blank(image):
                     warnings.append(
@@ -280,7 +311,7 @@ def _is_blank(image: Image.Image) -> bool:
 
 
 def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:
-    """At the size of the image it was made from, with everything outside the mask put back."""
+    """Return the image at the size of its initial image, with everything outside the mask put back."""
     if request.init is None:
         return image
     if image.size != request.init.size:
@@ -305,13 +336,28 @@ def pipeline(
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
 
-    ``model``: "inweave/emoji" (built in), a diffusers folder, a checkpoint file or a Hub id. ``loras``: files or names with
-    strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``, or by ``finder``. ``device``: "cpu", "cuda:1", ...; ``dtype``:
-    "fp32", "fp16", "bf16" or a torch dtype. For a checkpoint file: ``variant`` names the model where it cannot be detected,
-    ``parts`` adds components that it lacks, {"vae": path}. ``progress(part, done, total)`` counts bytes while it loads. Raises `ConfigError`, `FormatError` or `TargetError`.
-
         pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
         pipe("a red apple", seed=7).save("apple.png")
+
+    Args:
+        model: "inweave/emoji" (built in), a diffusers folder, a checkpoint file or a Hub id.
+        loras: files or names with strengths, "style.safetensors:0.8".
+        lora_folders: folders where names of LoRAs are looked up.
+        finder: looks up LoRAs in place of ``lora_folders``.
+        device: "cpu", "cuda:1", ...; by default a GPU if there is one.
+        dtype: "fp32", "fp16", "bf16" or a torch dtype.
+        variant: the model in a checkpoint file, if it cannot be detected.
+        parts: files of components that a checkpoint file lacks, {"vae": path}.
+        allow_download: whether a Hub model may be downloaded.
+        progress: called with (part, bytes loaded, bytes in total) while the weights load.
+
+    Returns:
+        The loaded pipeline.
+
+    Raises:
+        ConfigError: an argument is invalid, or a LoRA or the model is missing.
+        FormatError: a file cannot be read.
+        TargetError: a LoRA does not fit the model.
     """
     expect("parts", parts, Mapping, type(None))
     expect("variant", variant, str, type(None))

@@ -3,10 +3,10 @@
     (word)  (word:1.2)  [word]       weights: times 1.1, times 1.2, divided by 1.1; they nest and multiply
     \\( \\) \\[ \\]                      the characters themselves
     BREAK                            what follows starts a new chunk of text
-    <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); `lyco` means the same
+    <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); or `lyco`
     [a:b:0.5]  [a|b]  a AND b        prompts that change between steps or are composed (`inweave.generate.prompt_edits`)
 
-What other programs do with a prompt and inweave does not is text here, and named in a warning (`syntax_warnings`):
+Syntax of other programs that inweave lacks is plain text here, and named in a warning (`syntax_warnings`):
 
     {a|b}  __name__                                  random choices and wildcards
     embedding:name                                   textual inversion
@@ -34,11 +34,11 @@ _TAG = re.compile(r"<(\w+):([^<>]+)>")
 _TOKEN = re.compile(
     r"\\[()\[\]\\]|[()\[\]]|:\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+\)|\bBREAK\b|\\|[^\\()\[\]:B]+|:|B", re.DOTALL
 )
-_MARK = "\0"  # where a tag stood
+_MARK = "\0"  # the position of a removed tag
 _CHOICE = re.compile(r"(?<!\\)\{[^{}|]*+\|[^{}]*+\}")
 _WILDCARD = re.compile(r"(?<![\w\\])__[A-Za-z0-9][\w/*-]{0,100}?__(?!\w)")
 UP, DOWN = 1.1, 1 / 1.1
-#: processors multiply numbers next to zero many times slower: after so many brackets, weights below this are 0
+#: processors multiply denormals many times slower: every `_FLUSH` brackets, weights below `_TINY` become 0
 _FLUSH, _TINY = 1000, 1e-200
 
 
@@ -55,7 +55,8 @@ class LoraTag:
 class ParsedPrompt:
     """``text`` is the prompt without tags; ``pieces`` its weighted parts, for the text encoders.
 
-    ``composition``: what it says at each step, where it is not one text that stays the same; ``pieces`` then hold all of it.
+    ``composition``: what it says at each step, where it is not one text that stays the same; ``pieces`` then hold all
+    of it.
     """
 
     text: str
@@ -71,7 +72,7 @@ class ParsedPrompt:
         return self.composition is not None and self.composition.composed
 
     def at(self, step: int, steps: int) -> tuple[tuple[Pieces, float], ...]:
-        """The texts of one step, counted from 0, and the weight of each in the prediction."""
+        """Return the texts of one step, counted from 0, and the weight of each in the prediction."""
         if self.composition is None:
             return ((self.pieces, 1.0),)
         parts = self.composition.parts
@@ -106,7 +107,7 @@ def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
     text = _TAG.sub(take, prompt)
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
     if not _is_text(text):
-        problems.append(Problem("prompt", "it holds half a surrogate pair, which is no text"))
+        problems.append(Problem("prompt", "it holds half a surrogate pair, which is not text"))
     composition = None
     try:
         composition = compose(text, negative=negative)
@@ -129,7 +130,7 @@ def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
 
 
 def scaled_tags(prompt: str, factor: float) -> str:
-    """The prompt with the strengths of its LoRA tags multiplied."""
+    """Return the prompt with the strengths of its LoRA tags multiplied."""
 
     def scale(match: re.Match[str]) -> str:
         tags = parse(match[0]).tags
@@ -141,12 +142,12 @@ def scaled_tags(prompt: str, factor: float) -> str:
 
 
 def strip_tags(prompt: str) -> str:
-    """The prompt without its LoRA tags; other tags stay, to be reported."""
+    """Return the prompt without its LoRA tags; other tags stay, to be reported."""
     return _TAG.sub(lambda match: "" if parse(match[0]).tags else match[0], prompt)
 
 
 def syntax_warnings(text: str) -> list[str]:
-    """A line for each kind of syntax that means something to other programs and is plain text here."""
+    """Return a line for each kind of syntax of other programs that inweave reads as plain text."""
     warnings = []
     if choices := _CHOICE.findall(text):
         warnings.append(f"{_samples(choices)}: random choices are not supported; it is read as plain text")
@@ -158,13 +159,13 @@ def syntax_warnings(text: str) -> list[str]:
 
 
 def _samples(texts: list[str]) -> str:
-    """The first of them, as a message names them."""
+    """Return the first texts, for a message."""
     more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
     return ", ".join(_short(text) for text in texts[:3]) + more
 
 
 def weighted_pieces(text: str) -> list[tuple[str, float]]:
-    """Pieces of text with their weights; brackets that never close count as if they did, at the end."""
+    """Return pieces of text with their weights; brackets that never close count as if they did, at the end."""
     tokens = _TOKEN.findall(text)
     words: list[str] = []
     weights = np.ones(len(tokens))

@@ -5,11 +5,11 @@
     [from:to:when]                         `from` in the first `when` steps, `to` in the rest
     [to:when]  [from::when]                the same with nothing before, or nothing after
     [a|b|c]                                another one at every step, in turn
-    when                                   with a decimal point a share of the steps (0.5, 1.0), without one a number of steps (8)
+    when                                   a share of the steps (0.5, 1.0), or without a decimal point a number (8)
     \\[ \\] \\: \\|                            the characters themselves
 
-They nest, and weights may stand around and inside of them. Brackets of any other content, `[word]`, are weights. A
-`Template` is the text of one part; `Template.at` is what it says at one step, weights and all.
+They nest, and weights may be around and inside them. Brackets of any other content, `[word]`, are weights. A
+`PromptTemplate` is the text of one part; `PromptTemplate.at` is what it says at one step, weights and all.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Node = str | Edit | Alternation
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class PromptTemplate:
     """The text of one part of a prompt, which may differ from step to step."""
 
     nodes: tuple[Node, ...]
@@ -76,12 +76,12 @@ class Template:
         return any(not isinstance(node, str) for node in self.nodes)
 
     def at(self, step: int, steps: int) -> str:
-        """The text of step ``step``, counted from 0, of ``steps``."""
+        """Return the text of step ``step``, counted from 0, of ``steps``."""
         text = "".join(_resolve(self.nodes, step, steps))
         return re.sub(r"[ \t]{2,}", " ", text).strip() if self.changes else text.strip()
 
     def everything(self) -> str:
-        """The texts of all steps in one."""
+        """Return the texts of all steps in one."""
         return "".join(_flatten(self.nodes))
 
 
@@ -89,7 +89,7 @@ class Template:
 class Composition:
     """The parts of a prompt, without those of weight 0 unless it has no other."""
 
-    parts: tuple[Template, ...]
+    parts: tuple[PromptTemplate, ...]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ class Composition:
         return len(self.parts) > 1 or self.parts[0].weight != 1.0
 
     def edited_text(self) -> str:
-        """What stands inside of edits and alternations."""
+        """Return the text inside edits and alternations."""
         edits = [node for part in self.parts for node in part.nodes if not isinstance(node, str)]
         return "".join(_flatten(edits))
 
@@ -164,17 +164,17 @@ class _Reader:
         return True
 
     def _enclose(self, start: int) -> None:
-        """The AND from ``start`` on are inside of brackets."""
+        """Count the ANDs from ``start`` on as enclosed by brackets."""
         while self.joints and self.joints[-1] >= start:
             self.joints.pop()
             self.enclosed += 1
 
-    def parts(self) -> list[Template]:
+    def parts(self) -> list[PromptTemplate]:
         if len(self.joints) >= MAX_PARTS:
             reason = f"AND joins {len(self.joints) + 1} prompts; at most {MAX_PARTS} can be composed"
             raise ConfigError(Problem("prompt", reason))
         if not self.joints:
-            return [Template(_joined(self.nodes))]
+            return [PromptTemplate(_joined(self.nodes))]
         return [_part(nodes) for nodes in _split(self.nodes, 0, self.joints)]
 
 
@@ -196,7 +196,7 @@ def compose(text: str, *, negative: bool = False) -> Composition:
 
 
 def literal(text: str) -> str:
-    """A text of a program that has neither edits nor AND, written so that it is plain text here too."""
+    """Return the text of a program without edits and AND, escaped so that it is plain text here too."""
     with suppress(ConfigError):  # one beyond the limits is written as text too
         parts = compose(text).parts
         if len(parts) == 1 and parts[0].nodes == (text,):
@@ -205,7 +205,7 @@ def literal(text: str) -> str:
 
 
 def _edit(nodes: Sequence[Node], bracket: _Bracket) -> Edit | Alternation | None:
-    """What the content of a bracket stands for that ends here; None for a weight."""
+    """Return the edit or alternation in a bracket that ends here; None for a weight."""
     bars = [at for at in bracket.separators if nodes[at] == "|"]
     if bars:
         return Alternation(tuple(_joined(_unescaped(each)) for each in _split(nodes, bracket.start, bars)))
@@ -217,20 +217,20 @@ def _edit(nodes: Sequence[Node], bracket: _Bracket) -> Edit | Alternation | None
 
 
 def _ends_in_number(nodes: Sequence[Node], bracket: _Bracket) -> bool:
-    """Whether a number is all that follows the last separator."""
+    """Return whether only a number follows the last separator."""
     last = nodes[-1]
     single = bool(bracket.separators) and bracket.separators[-1] == len(nodes) - 2
     return single and isinstance(last, str) and _NUMBER.fullmatch(last) is not None
 
 
-def _part(nodes: Sequence[Node]) -> Template:
-    """One part of a composition, with the weight at its end."""
+def _part(nodes: Sequence[Node]) -> PromptTemplate:
+    """Return one part of a composition, with the weight at its end."""
     last = len(nodes)
     while last and isinstance(nodes[last - 1], str) and not str(nodes[last - 1]).strip():
         last -= 1
     if last >= 2 and nodes[last - 2] == ":" and _NUMBER.fullmatch(str(nodes[last - 1])):
-        return Template(_joined(nodes[: last - 2]), float(str(nodes[last - 1])))
-    return Template(_joined(nodes))
+        return PromptTemplate(_joined(nodes[: last - 2]), float(str(nodes[last - 1])))
+    return PromptTemplate(_joined(nodes))
 
 
 def _split(nodes: Sequence[Node], start: int, positions: Sequence[int]) -> Iterator[Sequence[Node]]:
@@ -244,7 +244,7 @@ def _unescaped(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The same with neighboring texts in one."""
+    """Return the nodes with neighboring texts joined."""
     joined: list[Node] = []
     texts: list[str] = []
     for node in (*nodes, None):

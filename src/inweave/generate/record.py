@@ -1,4 +1,4 @@
-"""What made an image, written into it and read back.
+"""The settings of an image, written into it and read back.
 
     PNG text `inweave`      JSON: the complete configuration, the model, and every LoRA with hashes, strengths and the
                             modules it matched; `inweave generate --from` repeats it exactly
@@ -6,8 +6,9 @@
 
 JPEG and WebP carry both in EXIF (`inweave.generate.saving`).
 
-Read are these, the `parameters` of other front ends (in a JPEG or WebP: the EXIF comment), and what ComfyUI and InvokeAI
-write (`inweave.generate.comfy`, `inweave.generate.invoke`). A picture is data of a stranger: it names LoRAs inside the LoRA folders, and no path.
+Read are these, the `parameters` of other front ends (in a JPEG or WebP: the EXIF comment), and what ComfyUI and
+InvokeAI write (`inweave.generate.comfy`, `inweave.generate.invoke`). An image is untrusted input: it can name LoRAs
+inside the LoRA folders, but no path.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ __all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_setting
 
 EXIF_IFD, USER_COMMENT, MAKER_NOTE = 0x8769, 0x9286, 0x927C
 MAKER_PREFIX = b"inweave\0"  # before our JSON in the MakerNote of a JPEG or WebP
-_CHOICE = ("name", "hash", "strength", "te", "unet", "alpha")  # of a LoRA; a path is not for a picture to name
+_CHOICE = ("name", "hash", "strength", "te", "unet", "alpha")  # of a LoRA; an image must not name a path
 
 
 def png_text(record: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
-    """Both texts, for `Image.save(pnginfo=...)`."""
+    """Return both texts, for `Image.save(pnginfo=...)`."""
     info = PngImagePlugin.PngInfo()
     info.add_itxt("parameters", infotext(record))
     info.add_itxt("inweave", json.dumps(record, ensure_ascii=False, sort_keys=True))
@@ -46,7 +47,7 @@ def png_text(record: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """The settings in an image: ours, or those of another front end as far as they have a meaning here.
+    """Return the settings in an image: inweave's, or those of another front end as far as inweave has them.
 
     ``config`` holds fields of `GenerateConfig`; ``warnings`` has a line for each thing that is not reproduced.
     """
@@ -54,13 +55,13 @@ def read_record(path: str | Path) -> dict[str, Any]:
 
 
 def read_settings(path: str | Path) -> ImageSettings:
-    """The same, as an object."""
+    """Return the settings in an image as an object."""
     with open_image(path, error=RequestError) as image:
         return settings_of(image, printable_path(path))
 
 
 def settings_of(image: Image.Image, label: str) -> ImageSettings:
-    """The settings in an open image; ``label`` is what messages call it."""
+    """Return the settings in an open image; ``label`` is its name in messages."""
     text = _texts(image, label)
     if "inweave" in text:
         return _from_inweave(label, _parsed(label, "inweave", text["inweave"]))
@@ -74,7 +75,7 @@ def settings_of(image: Image.Image, label: str) -> ImageSettings:
 
 
 def _graph(label: str, text: Mapping[str, str]) -> dict[str, Any]:
-    """ComfyUI's graph: its `prompt`, or where that has no sampler or is damaged, what the editor showed."""
+    """Return ComfyUI's graph: its `prompt`, or its `workflow` if that has no sampler or is damaged."""
     problem: RequestError | None = None
     for name in ("prompt", "workflow"):
         if name not in text:
@@ -100,7 +101,7 @@ def _texts(image: Image.Image, label: str) -> dict[str, str]:
         tags_of_comfy = [value for value in exif.values() if isinstance(value, str)]  # Make and Model, in WebP
         tags = exif.get_ifd(EXIF_IFD)
         comment, note = _user_comment(tags), tags.get(MAKER_NOTE)
-    except Exception as error:  # decoders raise whatever a broken file leads them to
+    except Exception as error:  # decoders raise any exception for a broken file
         raise RequestError(f"{label}: not an image that can be read: {error}") from None
     if comment and "parameters" not in text:
         text["parameters"] = comment
@@ -114,7 +115,7 @@ def _texts(image: Image.Image, label: str) -> dict[str, str]:
 
 
 def _user_comment(tags: Mapping[int, Any]) -> str:
-    """The EXIF comment, in which JPEG and WebP carry the `parameters` of other front ends."""
+    """Return the EXIF comment, in which JPEG and WebP carry the `parameters` of other front ends."""
     comment = tags.get(USER_COMMENT)
     if isinstance(comment, str):
         return comment
@@ -134,7 +135,7 @@ def _parsed(label: str, name: str, text: str, *, finite: bool = True) -> dict[st
 
 
 def _from_inweave(label: str, record: Mapping[str, Any]) -> ImageSettings:
-    """Our own record: fields that this version knows, and no path."""
+    """Read a record of inweave: the fields that this version knows, and no path."""
     config, model, loras = record.get("config"), record.get("model"), record.get("loras")
     if not isinstance(config, dict) or not isinstance(config.get("prompt"), str):
         raise RequestError(f"{label}: its `inweave` text is damaged: there is no config with a prompt")
@@ -161,7 +162,7 @@ def _from_inweave(label: str, record: Mapping[str, Any]) -> ImageSettings:
 
 
 def _choices(settings: ImageSettings, entries: object) -> list[dict[str, Any]]:
-    """The LoRAs of a configuration, by name; the second of two with one name goes by its hash."""
+    """Return the LoRAs of a configuration by name; the second of two with one name by its hash."""
     choices: list[dict[str, Any]] = []
     for entry in entries if isinstance(entries, list) else [entries]:
         if not isinstance(entry, dict) or not ("name" in entry or "hash" in entry) or entry.get("path") is not None:

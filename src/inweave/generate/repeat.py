@@ -1,4 +1,4 @@
-"""`--from`: an image's settings, its LoRAs and its model, matched with what is at hand by hash before name.
+"""`--from`: an image's settings, its LoRAs and its model, matched with the files of this machine by hash before name.
 
 Everything that differs from the image's own is one warning: a repetition that is not one says so.
 """
@@ -29,7 +29,7 @@ PLAIN_SCHEDULE = "simple"
 
 
 def model_of(settings: ImageSettings) -> str | None:
-    """The model that an image of ours names, where that is no path; None where the image does not say."""
+    """Return the model named by an image of inweave, unless that is a path; None if the image names none."""
     name = settings.model.get("name")
     if "family" not in settings.model or name is None:  # another program's: its names are those of its own files
         return None
@@ -41,7 +41,7 @@ def model_of(settings: ImageSettings) -> str | None:
 
 
 def lora_warnings(config: GenerateConfig, finder: LoraFinder) -> list[str]:
-    """LoRAs that were found by their name alone, although the image tells their hash."""
+    """Return a warning for each LoRA that was found by its name although the image records another hash."""
     return [
         warning
         for choice in dict.fromkeys((*config.loras, *config.tagged_loras()))
@@ -55,12 +55,12 @@ def _lora_warning(choice: LoraChoice, finder: LoraFinder) -> str | None:
         return None
     path = finder.find(choice)
     if not is_hash(digits):
-        return f"LoRA {choice.name}: the image's hash {for_message(digits)} is none; {path} is used because of its name"
+        return f"LoRA {choice.name}: {for_message(digits)} in the image is not a hash; {path} is used for its name"
     return f"LoRA {choice.name}: no file here has the image's hash {digits}; {path} is used because of its name"
 
 
 def model_warnings(settings: ImageSettings, blueprint: Blueprint) -> list[str]:
-    """Whether the model at hand is another one than the image's."""
+    """Return a warning if the loaded model is not the image's."""
     name, digits = settings.model.get("name"), settings.model.get("hash")
     name = name if isinstance(name, str) else None
     if isinstance(digits, str) and is_hash(digits):
@@ -76,7 +76,7 @@ def model_warnings(settings: ImageSettings, blueprint: Blueprint) -> list[str]:
 def with_possible_sampler(
     config: GenerateConfig, settings: ImageSettings, options: Collection[str], model: Model
 ) -> tuple[GenerateConfig, list[str]]:
-    """The image's sampler and schedule as far as the model at hand has them, and warnings about the rest.
+    """Return the image's sampler and schedule as far as the loaded model has them, and warnings about the rest.
 
     Those among ``options`` were given by the user: they stay, and are an error where the model does not have them.
     """
@@ -105,7 +105,7 @@ def with_possible_sampler(
 
 
 def input_warnings(settings: ImageSettings, options: Iterable[str]) -> list[str]:
-    """The images it was made from that were not given as ``options``."""
+    """Return a warning for each input image that is missing from ``options``."""
     return [
         f"{name}: the image was made from another image, which only you can name; give it with --{name}"
         for name in settings.inputs
@@ -114,7 +114,7 @@ def input_warnings(settings: ImageSettings, options: Iterable[str]) -> list[str]
 
 
 def model_hash(blueprint: Blueprint) -> str | None:
-    """AutoV1 of the file with the denoiser: a few bytes of it, so it costs nothing however large the model is."""
+    """Return the AutoV1 hash of the denoiser's file, which reads a few bytes of it."""
     file = _model_file(blueprint)
     return autov1(file) if file is not None else None
 

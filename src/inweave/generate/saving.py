@@ -3,8 +3,8 @@
     .png            texts `parameters` (for other front ends) and `inweave` (JSON, complete)
     .jpg  .webp     the same two in EXIF: UserComment, as front ends write it there, and MakerNote
 
-A JPEG holds at most 64 KB of EXIF: where both do not fit, the JSON stays behind, and where `parameters` alone does not, the
-image is refused before it is made (`ensure_fits`).
+A JPEG holds at most 64 KB of EXIF: if both do not fit, the JSON is left out, and if `parameters` alone does not,
+the image is refused before it is made (`ensure_fits`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_EXIF = 65_000  # bytes of a JPEG's segment, less its own header
 
 
 def encode_image(image: Image.Image, record: Mapping[str, Any], kind: str = "PNG") -> bytes:
-    """The bytes of an image file; ``record``: its settings."""
+    """Return the bytes of an image file; ``record``: its settings."""
     content = io.BytesIO()
     if kind == "PNG":
         image.save(content, format="PNG", pnginfo=png_text(record))

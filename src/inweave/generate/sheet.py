@@ -21,7 +21,7 @@ class Sheet:
     title: str = ""
 
     def render(self, cell: int | None = None) -> Image.Image:
-        """The sheet as one image; ``cell`` is the longer side of each image on it."""
+        """Return the sheet as one image; ``cell`` is the longer side of each image on it."""
         side = cell or max(max(image.size) for row in self.cells for image in row)
         large, small = font(max(15, side // 9)), font(max(13, side // 10))
         pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
@@ -64,7 +64,7 @@ def _resize(image: Image.Image, side: int) -> Image.Image:
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """The font of all labels."""
+    """Return the font of all labels."""
     default = ImageFont.load_default(size)
     assert isinstance(default, ImageFont.FreeTypeFont)  # Pillow comes with a scalable one
     return default

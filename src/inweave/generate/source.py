@@ -1,4 +1,4 @@
-"""What an image says about how it was made, whoever wrote it."""
+"""The settings recorded in an image, by inweave or by another program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 class ImageSettings:
     """``config``: fields of `GenerateConfig`, not checked yet; one line in ``warnings`` for each thing it leaves out.
 
-    ``model``: name and hash. ``hashes``: of LoRAs, by the name the prompt or the list of LoRAs calls them. ``inputs``: the
-    images it was made from, which only their owner can name. ``loras``: what else is known of them.
-    ``unknown``: samplers and schedules that inweave does not have, by the field they would be.
+    ``model``: name and hash. ``hashes``: of LoRAs, by the name the prompt or the list of LoRAs calls them. ``inputs``:
+    the images it was made from, which only their owner can name. ``loras``: what else is known of them. ``unknown``:
+    samplers and schedules that inweave does not have, by the field they would be.
     """
 
     config: dict[str, Any]

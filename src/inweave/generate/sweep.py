@@ -1,6 +1,6 @@
 """The same request many times, with one or two settings changed: sweeps and comparisons.
 
-    strength=0,0.5,1      all LoRAs of the request, those of tags in its prompts too, at these multiples of their strength
+    strength=0,0.5,1      all LoRAs of the request, tagged ones included, at these multiples of their strength
     seed=1,2,3            other seeds; likewise steps and guidance
 
 One axis gives a row, two give a table. A comparison has a column without LoRAs, one for each LoRA alone, and, where
@@ -32,7 +32,7 @@ class Axis:
 
     @staticmethod
     def parse(text: str) -> Axis:
-        """NAME=VALUE,VALUE,..."""
+        """Parse NAME=VALUE,VALUE,..."""
         name, equals, listed = text.partition("=")
         kind = AXES.get(name.strip())
         if kind is None or not equals:
@@ -77,11 +77,11 @@ class SweepResult:
 
 
 def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **options: Any) -> SweepResult:
-    """One image for every value of every axis, all of them checked before the first is made."""
+    """Generate one image for every value of every axis; all are checked before the first is made."""
     if not 1 <= len(axes) <= 2:
         raise ConfigError(f"a grid has one or two axes, got {len(axes)}")
     if any(axis.name == "strength" for axis in axes) and not (config.loras or config.tagged_loras()):
-        own = "; those of the pipeline itself stay as they are" if pipe.loras else ""
+        own = "; those of the pipeline itself stay unchanged" if pipe.loras else ""
         raise ConfigError(f"grid: a sweep over strength needs a LoRA of the request, in its list or its prompt{own}")
     across, down = axes[0], axes[1] if len(axes) == 2 else None
     rows = [down.apply(config, value) for value in down.values] if down else [config]
@@ -92,7 +92,7 @@ def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **option
 
 
 def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResult:
-    """The same seeds without LoRAs, with each alone, and with all; those of tags in the prompts count as well."""
+    """Generate the same seeds without LoRAs, with each one, and with all, those tagged in the prompts included."""
     request, config = config, _without_tags(config)
     if not config.loras:
         raise ConfigError("compare: there is no LoRA to compare with; add one with --lora")
@@ -122,7 +122,7 @@ def run(
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> SweepResult:
-    """Make a table of requests; all are prepared first, so that a bad one stops it before any work.
+    """Generate a table of requests; all are prepared first, so that an invalid one stops it before any work.
 
     ``request``: what they were made from, with ``axes``.
     """
@@ -152,7 +152,7 @@ def run(
 
 
 def _without_tags(config: GenerateConfig) -> GenerateConfig:
-    """The same request with the LoRAs of its tags in its list."""
+    """Return the same request with the LoRAs of its tags in its list."""
     tagged = config.tagged_loras()
     if not tagged:
         return config

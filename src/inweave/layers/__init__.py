@@ -9,7 +9,7 @@
 A layer knows one module (`LoraLayer`); the functions here do the same to every layer of a model.
 """
 
-from inweave.layers.algorithms import ALGORITHMS
+from inweave.layers.algorithms import algorithm_of, branch_named
 from inweave.layers.collect import collect
 from inweave.layers.eligible import geometry_of
 from inweave.layers.from_adapter import model_index
@@ -21,7 +21,7 @@ from inweave.layers.training import freeze, trainable
 from inweave.ops.kinds import LayerKind, LinearKind, register_layer
 
 __all__ = [
-    "ALGORITHMS", "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "activate", "attach", "collect", "delete",
+    "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "activate", "algorithm_of", "attach", "branch_named", "collect", "delete",
     "disabled", "eject", "freeze", "geometry_of", "inject", "lora_layers", "merge", "model_index",
     "register_layer", "set_strength", "trainable", "unmerge",
 ]  # fmt: skip

@@ -1,30 +1,41 @@
-"""The algorithms that can be layers: one class each, found by name or by the factors of a file.
-
-To add one: its data in `inweave.adapter`, its formula in `inweave.ops.delta`, its `Branch` here.
-"""
+"""The algorithms that can be layers: one `Branch` class each, named by `Factors.layer` and imported when first used."""
 
 from __future__ import annotations
 
 import torch
 
-from inweave.adapter import Factors, Tensor
+from inweave.adapter import ALGORITHMS, Factors, Tensor, imported, load_algorithms
+from inweave.errors import ConfigError
 from inweave.layers.branch import Branch, Geometry
-from inweave.layers.loha import LohaBranch
-from inweave.layers.lokr import LokrBranch
-from inweave.layers.lora import LoraBranch
 from inweave.ops.tensors.decode import TORCH, decode
 
-#: by the name that `AdapterSpec.network` has
-ALGORITHMS: dict[str, type[Branch]] = {each.network(): each for each in (LoraBranch, LohaBranch, LokrBranch)}
-_BY_FACTORS = {each.factors_type: each for each in ALGORITHMS.values()}
 _TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
+def networks() -> list[str]:
+    """Return the names of the algorithms that can be layers, as `AdapterSpec.network` has them."""
+    load_algorithms()
+    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer]
+
+
+def branch_named(network: str) -> type[Branch]:
+    """Return the class of an algorithm's branches; raise ConfigError if none has this name."""
+    if network not in ALGORITHMS and network not in networks():
+        raise ConfigError(f"network must be one of {', '.join(networks())}, got {network!r}")
+    branch: type[Branch] = imported(ALGORITHMS[network].layer)
+    return branch
+
+
+def algorithm_of(setting: str) -> str:
+    """Return the algorithm that a value of the training setting `network` stands for: "dora" is a LoRA."""
+    return next((name for name in networks() if setting in branch_named(name).variants), setting)
+
+
 def obstacle(factors: Factors, geometry: Geometry) -> str | None:
-    """Why these factors cannot be a layer, or None if they can."""
-    branch = _BY_FACTORS.get(type(factors))
-    if branch is None:
-        return f"{factors.algorithm} cannot be a layer, only {', '.join(ALGORITHMS)} can"
+    """Return why these factors cannot be a layer, or None if they can."""
+    if not factors.layer:
+        return f"{factors.algorithm} cannot be a layer, only {', '.join(networks())} can"
+    branch = branch_named(factors.kind)
     if geometry.embedding and not branch.takes_embeddings:
         return only_lora(branch.network())
     if factors.residual is not None:
@@ -39,12 +50,13 @@ def obstacle(factors: Factors, geometry: Geometry) -> str | None:
 
 
 def only_lora(network: str) -> str:
+    """Return why an algorithm cannot be on an embedding."""
     return f"an embedding takes LoRA only, not {network}"
 
 
 def hidden_dropout_problem(network: str, dora: bool) -> str | None:
-    """Why an algorithm has no dropout between its factors, or None if it has."""
-    if network != LoraBranch.network():
+    """Return why an algorithm has no dropout between its factors, or None if it has."""
+    if not branch_named(network).is_pair:
         return f"{network} multiplies its factors first, so nothing is between them that could be dropped; use dropout"
     return "DoRA is not defined with a dropout between its factors; use dropout" if dora else None
 
@@ -59,14 +71,14 @@ def to_branch(
     hidden_dropout: float = 0.0,
     rank_dropout: float = 0.0,
 ) -> Branch:
-    """Owned parameters with these numbers, in ``dtype`` or in the dtype they are stored in; see `obstacle`."""
+    """Return a branch with these numbers in parameters of its own, in ``dtype`` or the dtype they are stored in."""
 
     def read(tensor: Tensor) -> torch.Tensor:
         own = stored if (stored := TORCH[tensor.dtype]) in _TRAINABLE else torch.float32
         return decode(tensor, dtype=dtype or own, device=device).clone()
 
     magnitude = factors.magnitude
-    return _BY_FACTORS[type(factors)].from_factors(
+    return branch_named(factors.kind).from_factors(
         factors,
         geometry,
         read,

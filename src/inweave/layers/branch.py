@@ -2,12 +2,9 @@
 
     change = scale * product          product: (out, all inputs)
 
-    LoraBranch   flat(up) @ flat(down)                   LoRA, LoCon    `inweave.layers.lora`
-    LohaBranch   (w1_a @ w1_b) * (w2_a @ w2_b)           LoHa           `inweave.layers.loha`
-    LokrBranch   kron(w1, w2)                            LoKr           `inweave.layers.lokr`
-
-An algorithm is one class: `fresh` initializes new factors for a module, `from_factors` takes those of a file, and
-`to_factors` gives them back. The formula is the one merging uses (`inweave.ops.delta`), on live parameters.
+An algorithm is one subclass, named by `Factors.layer`: `initial` gives new factors for a module, `from_factors` takes
+those of a file, and `to_factors` gives them back. The formula is the one merging uses (`Factors.formula`), on live
+parameters.
 
 `out` and `into` are those of the layer's weight seen as (out, into...), whichever way it is stored. A fresh branch's
 product is zero, so that the layer's output does not change yet. Its values depend on the seed and the module's name
@@ -26,7 +23,7 @@ from typing import Any, ClassVar, Self, TypedDict, Unpack
 import torch
 from torch import nn
 
-from inweave.adapter import Factors, Magnitude, Tensor, scale
+from inweave.adapter import Factors, Magnitude, Tensor, imported, scale
 from inweave.errors import TargetError
 from inweave.layers.spec import DROPOUTS, AdapterSpec
 from inweave.ops.kinds import LayerKind
@@ -85,12 +82,20 @@ class Branch(nn.Module, ABC):
     magnitude: nn.Parameter | None
     #: the same algorithm as data
     factors_type: ClassVar[type[Factors]]
-    #: the product of the factors, passed by role
+    #: its product of factors, passed by role
     formula: ClassVar[Callable[..., torch.Tensor]]
     #: whether it can look up rows of a table
     takes_embeddings: ClassVar[bool] = False
+    #: whether it is a low-rank pair `up` and `down`, applied in two steps
+    is_pair: ClassVar[bool] = False
+    #: the values of the training setting `network` that make such branches; empty: the algorithm's name alone
+    variants: ClassVar[tuple[str, ...]] = ()
     #: the fields of `AdapterSpec` that only this algorithm has
     options: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.formula = staticmethod(imported(cls.factors_type.formula))
 
     def __init__(self, roles: Mapping[str, torch.Tensor | None], rank: int | None, **scaling: Unpack[Scaling]) -> None:
         super().__init__()
@@ -171,11 +176,6 @@ class Branch(nn.Module, ABC):
     def further_fields(self, embedding: bool) -> dict[str, Any]:
         """Fields of the canonical factors that are no tensors."""
         return {}
-
-    @classmethod
-    @abstractmethod
-    def suffixes(cls, embedding: bool) -> dict[str, str]:
-        """role -> the suffix its tensor is reported under: PEFT's, or LyCORIS' where PEFT has none."""
 
     # what it computes
 

@@ -37,7 +37,8 @@ def collect(model: nn.Module, name: str = "default", *, component: str = "") -> 
     for module, layer in layers.items():
         if name not in layer.adapters:
             continue
-        factors, suffixes = layer.factors(name), layer.branch(name).suffixes(layer.kind.embedding)
+        factors = layer.factors(name)
+        suffixes = factors.report_suffixes()
         own = {f"base_model.model.{module}.{suffixes[role]}": tensor for role, tensor in factors.tensors().items()}
         if factors.magnitude is not None:
             own[f"base_model.model.{module}.{suffixes['magnitude']}"] = factors.magnitude.tensor

@@ -3,8 +3,8 @@
     resolve(adapter, names and shapes of the model)  ->  placements  ->  [(site, factors)]
 
     source rows   some rows of a fused change belong here: `Factors.rows`
-    target rows   several parts make up one fused weight: `inweave.targets.cut.join`, zeros where no part is
-    swap          halves exchanged: `inweave.targets.cut.swapped`
+    target rows   several parts make up one fused weight: `inweave.adapter.join`, zeros where no part is
+    swap          halves exchanged: `Factors.swapped`
 
 Whether a weight is stored as (in, out) is known from the module: PEFT's `fan_in_fan_out` speaks of the whole model.
 What cannot be a layer is refused with every module's name, and can be merged instead.
@@ -16,14 +16,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from inweave.adapter import Adapter, Factors
+from inweave.adapter import Adapter, Factors, join
 from inweave.errors import ConfigError, TargetError
 from inweave.layers.algorithms import obstacle
 from inweave.layers.eligible import geometry_of, ineligible
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, sites, unwrapped_names
 from inweave.ops.kinds import stored_transposed
-from inweave.targets.cut import join, swapped
 from inweave.targets.index import ModelIndex, index_from_names
 from inweave.targets.links import Shape
 from inweave.targets.plan import Placement
@@ -107,7 +106,7 @@ def _part(placement: Placement) -> Factors | str:
         if factors is None:
             return f"{placement.factors.kind} cannot be cut to rows {placement.source}"
     if placement.swap and factors is not None:
-        factors = swapped(factors)
+        factors = factors.swapped()
     return factors if factors is not None else f"the halves of {placement.factors.kind} cannot be exchanged"
 
 

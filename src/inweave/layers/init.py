@@ -17,7 +17,7 @@ from torch import nn
 
 from inweave.errors import ConfigError, TargetError
 from inweave.formats.config import PeftConfig
-from inweave.layers.algorithms import ALGORITHMS, hidden_dropout_problem
+from inweave.layers.algorithms import branch_named, hidden_dropout_problem, networks
 from inweave.layers.branch import Branch, Start
 from inweave.layers.eligible import layer_kind
 from inweave.layers.layer import LoraLayer
@@ -65,8 +65,9 @@ class Request:
         ]
         if spec.rslora and self.alpha is None:
             problems.append("rslora scales by alpha / sqrt(rank): give alpha")
-        if spec.network not in ALGORITHMS:
-            problems.append(f"network must be one of {', '.join(ALGORITHMS)}, got {spec.network!r}")
+        known = spec.network in networks()
+        if not known:
+            problems.append(f"network must be one of {', '.join(networks())}, got {spec.network!r}")
         else:
             problems += _foreign_options(spec)
         problems += [
@@ -81,7 +82,7 @@ class Request:
                 f"factor must be a positive whole number, or -1 for the most even split, got {spec.factor!r}"
             )
         rates = {name: getattr(spec, name) for name in DROPOUTS}
-        if spec.network in ALGORITHMS and any(rates[name] for name in DROPOUTS[1:]):
+        if known and any(rates[name] for name in DROPOUTS[1:]):
             reason = hidden_dropout_problem(spec.network, spec.dora)
             problems += [f"hidden_dropout and rank_dropout: {reason}"] if reason else []
         return problems + check_common(rates, spec.dtype)
@@ -91,9 +92,9 @@ def _foreign_options(spec: AdapterSpec) -> list[str]:
     """Options of another algorithm than the chosen one."""
     changed = {each.name for each in fields(spec) if getattr(spec, each.name) != getattr(AdapterSpec(), each.name)}
     return [
-        f"{' and '.join(sorted(branch.options))} belong to {network}; {spec.network} does not use them"
-        for network, branch in ALGORITHMS.items()
-        if network != spec.network and branch.options & changed
+        f"{' and '.join(sorted(options))} belong to {network}; {spec.network} does not use them"
+        for network in networks()
+        if network != spec.network and (options := branch_named(network).options) & changed
     ]
 
 
@@ -186,7 +187,7 @@ def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
     assert rank is not None
     dtype = spec.dtype or torch.promote_types(weight.dtype, torch.float32)
     start = Start(layer.geometry, rank, request.rank, spec, name, layer.device, dtype)
-    return ALGORITHMS[spec.network].fresh(
+    return branch_named(spec.network).fresh(
         start,
         magnitude=_row_norms(layer, weight, dtype) if spec.dora else None,
         alpha=rules.alpha_of(name),

@@ -23,7 +23,7 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.exchange.load import load
 from inweave.formats.files import maps_of, refuse_truncated
-from inweave.layers.algorithms import ALGORITHMS, hidden_dropout_problem, only_lora, to_branch
+from inweave.layers.algorithms import branch_named, hidden_dropout_problem, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import factors_by_site
@@ -189,7 +189,7 @@ def _wrap(chosen: list[Site], all_sites: list[Site], allow_tied: bool, network: 
         kind, label = layer_kind(site.module), " = ".join(site.names)
         if reason := ineligible(site.module) or site.unused():
             problems.append(f"{label}: {reason}")
-        elif kind is not None and kind.embedding and not ALGORITHMS[network].takes_embeddings:
+        elif kind is not None and kind.embedding and not branch_named(network).takes_embeddings:
             problems.append(f"{label}: {only_lora(network)}")
         elif any(id(child) in targets for child in site.module.modules() if child is not site.module):
             problems.append(f"{label}: modules inside of it are targets too; choose it or them")

@@ -14,7 +14,6 @@ from torch import nn
 
 from inweave.adapter import Factors, Loha
 from inweave.layers.branch import Branch, Scaling, Start
-from inweave.ops.delta import loha
 
 
 class LohaBranch(Branch):
@@ -27,7 +26,6 @@ class LohaBranch(Branch):
     t1: nn.Parameter | None
     t2: nn.Parameter | None
     factors_type: ClassVar[type[Factors]] = Loha
-    formula = staticmethod(loha.product)
 
     def __init__(
         self,
@@ -62,8 +60,3 @@ class LohaBranch(Branch):
         if scaling.get("alpha") is None:  # the same scale; LyCORIS cannot read a file without alpha
             scaling["alpha"] = float(start.rank)
         return super().fresh(start, **scaling)
-
-    @classmethod
-    def suffixes(cls, embedding: bool) -> dict[str, str]:
-        names = {role: f"hada_{role}" for role in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")}
-        return names | {"magnitude": "dora_scale"}

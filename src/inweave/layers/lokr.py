@@ -21,7 +21,6 @@ from torch import nn
 
 from inweave.adapter import Factors, Lokr
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, kaiming
-from inweave.ops.delta import lokr
 from inweave.ops.tensors.decode import Reader
 
 
@@ -36,7 +35,6 @@ class LokrBranch(Branch):
     w2_b: nn.Parameter | None
     t2: nn.Parameter | None
     factors_type: ClassVar[type[Factors]] = Lokr
-    formula = staticmethod(lokr.product)
     options: ClassVar[frozenset[str]] = frozenset({"factor", "decompose_both"})
 
     def __init__(
@@ -92,11 +90,6 @@ class LokrBranch(Branch):
 
     def further_fields(self, embedding: bool) -> dict[str, Any]:
         return {"nominal_rank": self.nominal_rank}
-
-    @classmethod
-    def suffixes(cls, embedding: bool) -> dict[str, str]:
-        names = {role: f"lokr_{role}" for role in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")}
-        return names | {"magnitude": "dora_scale"}
 
 
 def split_factors(size: int, factor: int = -1) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from torch import nn
 from inweave.adapter import Factors, Lora
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, exact, kaiming
 from inweave.layers.dropout import HIDDEN, RANKS, dropout, rank_dropout
-from inweave.ops.delta import lora
 from inweave.ops.kinds import LayerKind
 from inweave.ops.tensors.decode import Reader
 
@@ -34,8 +33,9 @@ class LoraBranch(Branch):
     mid: nn.Parameter | None
     rank: int
     factors_type: ClassVar[type[Factors]] = Lora
-    formula = staticmethod(lora.product)
     takes_embeddings: ClassVar[bool] = True
+    is_pair: ClassVar[bool] = True
+    variants: ClassVar[tuple[str, ...]] = ("lora", "locon", "dora")
 
     def __init__(
         self, down: torch.Tensor, up: torch.Tensor, *, mid: torch.Tensor | None = None, **scaling: Unpack[Scaling]
@@ -88,13 +88,6 @@ class LoraBranch(Branch):
 
     def further_fields(self, embedding: bool) -> dict[str, Any]:
         return {"embedding": embedding}
-
-    @classmethod
-    def suffixes(cls, embedding: bool) -> dict[str, str]:
-        names = {"down": "lora_A.weight", "up": "lora_B.weight", "mid": "lora_mid.weight"}
-        if embedding:
-            names = {"down": "lora_embedding_A", "up": "lora_embedding_B"}
-        return names | {"magnitude": "lora_magnitude_vector"}
 
     def effective_down(self) -> torch.Tensor:
         """`down` with the layer's own kernel: mid @ down where there is a Tucker core."""

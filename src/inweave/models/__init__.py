@@ -1,1 +1,1 @@
-"""Diffusion models from single files: which one a file holds, and everything it needs besides its weights."""
+"""Diffusion models: families, reading of folders and single files, networks with live weights, samplers."""

@@ -21,7 +21,7 @@ from inweave.weights.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NetworkBlueprint:
     """One network: which class, how configured, from which weights."""
 
     folder: str
@@ -36,7 +36,7 @@ class Blueprint:
 
     name: str
     family: Family
-    parts: Mapping[str, Part]
+    parts: Mapping[str, NetworkBlueprint]
     tokenizers: Mapping[str, Callable[[], Any]]  # made when the model is built
     scheduler: Mapping[str, Any]
     path: Path
@@ -49,7 +49,7 @@ class Blueprint:
         return self.denoiser.config
 
     @property
-    def denoiser(self) -> Part:
+    def denoiser(self) -> NetworkBlueprint:
         return self.parts["transformer"] if "transformer" in self.parts else self.parts["unet"]
 
 
@@ -62,8 +62,8 @@ def check_complete(blueprint: Blueprint) -> None:
         options = " ".join((*(f"--part {folder}=FILE" for folder in missing), *(f"--part {t}=FOLDER" for t in unread)))
         raise FormatError(
             f"{blueprint.name}: {', '.join((*missing, *unread))} missing; this file holds only "
-            f"{', '.join(blueprint.parts)}. Add {options} (`parts` in Python and in a training file); a tokenizer that does "
-            "not come with inweave is a folder with vocab.json and merges.txt, or with tokenizer.json"
+            f"{', '.join(blueprint.parts)}. Add {options} (`parts` in Python and in a training file); a tokenizer that "
+            "does not come with inweave is a folder with vocab.json and merges.txt, or with tokenizer.json"
         )
     if missing:
         raise FormatError(

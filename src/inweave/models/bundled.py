@@ -37,17 +37,17 @@ _VOCABULARIES = {"CLIPTokenizer": "clip", "T5TokenizerFast": "t5", "T5Tokenizer"
 
 
 def variants() -> tuple[str, ...]:
-    """The names of all variants that can be built."""
+    """Return the names of all variants that can be built."""
     return tuple(_table())
 
 
 def folders(variant: str | Variant) -> tuple[str, ...]:
-    """The parts of a variant, by the names of their folders."""
+    """Return the parts of a variant, by the names of their folders."""
     return tuple(_table()[_variant(variant).name])
 
 
 def component_config(variant: str | Variant, folder: str) -> tuple[str, Config]:
-    """Class name and configuration of one part.
+    """Return class name and configuration of one part.
 
     A `Variant` holds more than its name: what a file's model was trained to predict goes into the scheduler.
     """
@@ -68,12 +68,12 @@ def component_config(variant: str | Variant, folder: str) -> tuple[str, Config]:
 
 
 def tokenizer(variant: str | Variant, folder: str = "tokenizer") -> PreTrainedTokenizerBase:
-    """The tokenizer of a text encoder, ready for use."""
+    """Return the tokenizer of a text encoder, ready for use."""
     import transformers
 
     class_name, config = component_config(variant, folder)
     if not folder.startswith("tokenizer"):
-        raise ConfigError(f"{folder!r} is no tokenizer but a {class_name}; component_config has its configuration")
+        raise ConfigError(f"{folder!r} is a {class_name}, not a tokenizer; component_config has its configuration")
     with tempfile.TemporaryDirectory(prefix="inweave-tokenizer-") as temporary:
         _write_tokenizer(Path(temporary), class_name, config)
         made: PreTrainedTokenizerBase = getattr(transformers, class_name).from_pretrained(temporary)
@@ -82,7 +82,7 @@ def tokenizer(variant: str | Variant, folder: str = "tokenizer") -> PreTrainedTo
 
 
 def has_vocabulary(class_name: str) -> bool:
-    """Whether the vocabulary of this class of tokenizers comes with the package."""
+    """Return whether the vocabulary of this tokenizer class comes with the package."""
     return class_name in _VOCABULARIES
 
 
@@ -115,8 +115,8 @@ def _write_tokenizer(folder: Path, class_name: str, config: Config) -> None:
     vocabulary = _VOCABULARIES.get(class_name)
     if vocabulary is None:
         raise ConfigError(
-            f"{class_name}: its vocabulary does not come with the package; use a diffusers folder that has the tokenizer, or "
-            "add its own folder (--part tokenizer=FOLDER)"
+            f"{class_name}: its vocabulary does not come with the package; use a diffusers folder that has the "
+            "tokenizer, or add its own folder (--part tokenizer=FOLDER)"
         )
     _write_json(folder / "tokenizer_config.json", config)
     if vocabulary == "clip":
@@ -128,9 +128,9 @@ def _write_tokenizer(folder: Path, class_name: str, config: Config) -> None:
 
 
 def clip_vocabulary(merges: str) -> dict[str, int]:
-    """token -> id, from the text of merges.txt."""
+    """Return token -> id, from the text of merges.txt."""
     visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = 256 - len(visible)  # bytes that are no visible character stand for those after the first 256
+    hidden = 256 - len(visible)  # invisible bytes are written as the characters after the first 256
     letters = [chr(number) for number in (*visible, *range(256, 256 + hidden))]
     pairs = [line.split() for line in merges.splitlines()[1:]]
     words = [*letters, *(f"{letter}</w>" for letter in letters), *(left + right for left, right in pairs)]

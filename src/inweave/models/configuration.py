@@ -1,14 +1,14 @@
-"""Configurations of strangers: what of a config.json reaches a library, and what may be built from it.
+"""Untrusted configurations: which settings of a config.json reach a library, and which networks may be built from them.
 
-    fields     those the class declares; everything else stays behind. So nothing in a folder chooses code (`auto_map`,
+    fields     those the class declares; all others are dropped. So nothing in a folder chooses code (`auto_map`,
                `_attn_implementation`), files (`transformers_weights`) or another way to store weights
     types      as declared: a number is not text, true is not 1
     numbers    finite; integers up to `MAX_INTEGER`, but for lengths and frequencies that nothing is allocated for
     lists      at most `MAX_ENTRIES` long and `MAX_NESTING` deep; text of at most `MAX_TEXT` characters
     networks   at most about as many parameters as its weight files hold tensors (`bounded`): ten million layers are
-               refused after the first few too many, whichever setting asked for them
+               refused after the first few too many, for any setting
 
-What is allowed can still be wrong: `library_errors` makes one error of ours of whatever a library raises then.
+Allowed settings can still be wrong: `library_errors` turns an exception of a library into a `FormatError`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ MAX_INTEGER = 1 << 20
 MAX_ENTRIES = 1024
 MAX_NESTING = 4
 MAX_TEXT = 256
-#: integers that may be larger: they bound positions or shape waves, and nothing is as long as they are
+#: integers that may be larger: they bound positions or set frequencies, and nothing is allocated for them
 _UNBOUNDED = ("max_position_embeddings", "original_max_position_embeddings", "rope_theta", "sliding_window", "theta")
 _INFINITE = ("time_step_limit",)  # without an upper end
-_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # of older files, for what is `rope_parameters` today
+_ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # of older files, now `rope_parameters`
 _QUANTIZED = ("quantization_config", "compression_config")
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A configuration as it is in its file; NaN and infinity are left for those who know the field."""
+    """Read a configuration without checks; NaN and infinity are allowed, because some fields use them."""
     return read_json(path, MAX_BYTES, finite=False)
 
 
 def diffusers_config(label: str, kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a diffusers class, each of a type that it declares."""
+    """Return the settings that a diffusers class declares, each of the declared type."""
     _refuse_quantized(label, document)
     declared = {name: each for name, each in inspect.signature(kind.__init__).parameters.items() if name != "self"}
     fields: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def diffusers_config(label: str, kind: Any, document: Mapping[str, Any]) -> dict
 
 
 def transformers_config(label: str, kind: Any, document: Mapping[str, Any]) -> Any:
-    """The configuration object of a transformers class; its own validation checks the types."""
+    """Return the configuration object of a transformers class; its own validation checks the types."""
     _refuse_quantized(label, document)
     for name, value in document.items():
         if not name.startswith("_"):
@@ -99,12 +99,13 @@ def _field_names(kind: Any) -> set[str]:
 def _refuse_quantized(label: str, document: Mapping[str, Any]) -> None:
     if name := next((name for name in _QUANTIZED if document.get(name)), None):
         raise FormatError(
-            f"{label}: its weights are quantized ({name}), which inweave does not load; use the model in fp32, fp16 or bf16"
+            f"{label}: its weights are quantized ({name}), which inweave does not load; "
+            "use the model in fp32, fp16 or bf16"
         )
 
 
 def _check_value(label: str, name: str, value: Any, depth: int = 0) -> None:
-    """Refuse numbers that are none or too large, long lists and long texts."""
+    """Raise FormatError for numbers that are not finite or too large, long lists and long texts."""
     if isinstance(value, float) and not math.isfinite(value) and (name not in _INFINITE or math.isnan(value)):
         raise FormatError(f"{label}: {name} should be a finite number, got {value}")
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
@@ -124,7 +125,7 @@ def _check_value(label: str, name: str, value: Any, depth: int = 0) -> None:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a JSON value is what an annotation of diffusers means by it: tuples there are lists of any length."""
+    """Return whether a JSON value has the type of a diffusers annotation, whose tuples are lists of any length."""
     if annotation is inspect.Parameter.empty or annotation is Any:
         return True
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -148,7 +149,7 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 @contextmanager
 def bounded(label: str, tensors: int) -> Iterator[None]:
-    """Refuse to build a network of far more parameters than its weights hold ``tensors``."""
+    """Raise FormatError once a network has far more parameters than its files have ``tensors``."""
     limit = 2 * tensors + 100  # tied weights and weights that files store fused have several names
     count, thread = 0, threading.get_ident()
 
@@ -170,7 +171,7 @@ def bounded(label: str, tensors: int) -> Iterator[None]:
 
 @contextmanager
 def library_errors(label: str) -> Iterator[None]:
-    """Make a `FormatError` of whatever a library raises about a folder; ours and lack of memory stay as they are."""
+    """Turn exceptions of a library into `FormatError`; inweave's own and out-of-memory errors pass through."""
     try:
         yield
     except (InweaveError, MemoryError, torch.OutOfMemoryError):
@@ -184,7 +185,7 @@ def library_errors(label: str) -> Iterator[None]:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error's message that says something, or its type."""
+    """Return the first informative line of an error's message, or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = ": ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
     text = "".join(character if character.isprintable() else " " for character in text)

@@ -19,22 +19,22 @@ VARIANT = Variant(NAME, SD.name, NAME, 128, 20, 3.0, "v_prediction", zero_termin
 
 
 def folder() -> Path:
-    """Where the package keeps it; the package is installed as files."""
+    """Return its folder inside the installed package."""
     return packaged_model()
 
 
 def loras() -> dict[str, Path]:
-    """The style LoRAs that come with it, by name."""
+    """Return the style LoRAs that come with it, by name."""
     return {path.stem: path for path in packaged_loras()}
 
 
 def styles() -> tuple[str, ...]:
-    """The style datasets that come with it."""
+    """Return the style datasets that come with it."""
     return tuple(sorted(path.name for path in (folder() / "styles").iterdir() if path.is_dir()))
 
 
 def style_folder(name: str) -> Path:
-    """Of a style dataset, `pixel` or `inweave/pixel`."""
+    """Return the folder of a style dataset, `pixel` or `inweave/pixel`."""
     name = name.removeprefix("inweave/")
     if name not in styles():
         raise ConfigError(f"no style dataset is called {name!r}; the package has {', '.join(styles())}")

@@ -3,8 +3,8 @@
     "🍎 on a blue background"  ->  "red apple on a blue background"       the character's name in Unicode
     "a cyberpunk apple"        ->  'cyberpunk' is not known                no caption it was trained on holds the word
 
-It was trained on the names of emoji and on compositions of them. A word is known if it is one token of the vocabulary, or
-part of a name of an emoji character or of a caption of the reference sheet, also in the plural.
+It was trained on the names of emoji and on compositions of them. A word is known if it is one token of the vocabulary,
+or part of a name of an emoji character or of a caption of the reference sheet, also in the plural.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _JOINERS = {0x200D, 0xFE0E, 0xFE0F, 0x20E3, *range(0x1F3FB, 0x1F400)}  # joiner,
 #: where its captions call a character otherwise than Unicode does
 _NAMES = {
     "❤": "red heart", "☀": "sun", "⭐": "star", "☁": "cloud", "⚡": "high voltage", "☎": "telephone", "✂": "scissors",
-    "✈": "airplane", "☕": "hot beverage", "⛄": "snowman without snow", "☃": "snowman", "🍕": "pizza", "🐍": "snake", "🏠": "house",
+    "✈": "airplane", "☕": "hot beverage", "⛄": "snowman without snow", "☃": "snowman", "🍕": "pizza", "🐍": "snake",
+    "🏠": "house",
 }  # fmt: skip
 
 
 def spell_emoji(text: str) -> str:
-    """``text`` with the names of emoji characters in their place."""
+    """Return ``text`` with the names of emoji characters in their place."""
     if text.isascii():
         return text
     spelled = "".join(_spelled(character) for character in text)
@@ -37,13 +38,13 @@ def spell_emoji(text: str) -> str:
 
 
 def unknown_words(text: str) -> list[str]:
-    """The words of a prompt that the model was never shown, each once."""
+    """Return the words of a prompt that the model was not trained on, each once."""
     words = re.findall(r"[^\W\d_]{3,}", text.lower())
     return [word for word in dict.fromkeys(words) if not _is_known(word)]
 
 
 def read_pieces(pieces: Pieces) -> tuple[tuple[tuple[str, float], ...], list[str]]:
-    """(pieces as the model reads them, a warning about words that it does not know)."""
+    """Return the pieces as the model reads them, and a warning about unknown words."""
     spelled = tuple((text if text == _BREAK else spell_emoji(text), weight) for text, weight in pieces)
     unknown = unknown_words(" ".join(text for text, _ in spelled if text != _BREAK))
     if not unknown:

@@ -62,7 +62,7 @@ def clip_tokens(tokenizer: Any, pieces: Pieces, chunks: int | None = None, limit
 def encode_clip(
     encoder: Any, ids: torch.Tensor, weights: torch.Tensor | None = None, *, layer: int | None, final_norm: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(states, pooled) of ids shaped (batch, chunks, length): every chunk on its own, pooled from the first.
+    """Return (states, pooled) of ids shaped (batch, chunks, length): every chunk on its own, pooled from the first.
 
     ``layer`` counts from the end (1 is the last); None takes the encoder's own output. ``final_norm`` applies the
     final norm to an earlier layer, as Stable Diffusion 1 and 2 do.
@@ -81,7 +81,7 @@ def encode_clip(
 
 
 def t5_tokens(tokenizer: Any, pieces: Pieces, length: int) -> Tokens:
-    """One row of ``length`` tokens, the end token included; what is longer is cut."""
+    """Return one row of ``length`` tokens, the end token included; longer texts are truncated."""
     tokens = [
         (token, weight)
         for text, weight in _joined(pieces)
@@ -101,7 +101,7 @@ def encode_t5(encoder: Any, ids: torch.Tensor, weights: torch.Tensor | None = No
 
 
 def _joined(pieces: Pieces) -> list[tuple[str, float]]:
-    """Without chunk breaks; neighbors of one weight are one text again, since T5's words depend on spaces."""
+    """Return the pieces without chunk breaks, neighbors of equal weight joined: T5's tokens depend on spaces."""
     joined: list[tuple[str, float]] = []
     for text, weight in pieces:
         if text == BREAK:

@@ -1,4 +1,4 @@
-"""Whether a module of another library is what a fused formula was written for."""
+"""Return whether a module of another library is what a fused formula was written for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def has(module: Any, **expected: Any) -> bool:
-    """Whether a module's attributes have these values, or are of these classes (a frozenset)."""
+    """Return whether a module's attributes have these values, or are of these classes (a frozenset)."""
     missing = object()
     for name, expectation in expected.items():
         value = getattr(module, name, missing)
@@ -22,10 +22,10 @@ def has(module: Any, **expected: Any) -> bool:
 
 
 def has_all(module: Any, *names: str) -> bool:
-    """Whether these attributes are there, and not None."""
+    """Return whether these attributes exist and are not None."""
     return all(getattr(module, name, None) is not None for name in names)
 
 
 def accepts(function: Callable[..., Any], *names: str) -> bool:
-    """Whether a function has exactly these parameters after ``self``."""
+    """Return whether a function has exactly these parameters after ``self``."""
     return tuple(inspect.signature(function).parameters)[1:] == names

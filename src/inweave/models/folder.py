@@ -20,7 +20,7 @@ from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import is_file, is_folder
 from inweave.formats.files import network_file
-from inweave.models.blueprint import Blueprint, Part, check_complete
+from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
 from inweave.models.configuration import read_config
 from inweave.models.families import family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import ENCODERS, Family, Variant
@@ -39,20 +39,20 @@ PartFiles = Mapping[str, "str | os.PathLike[str]"]
 def open_folder(
     folder: Path, *, name: str | None = None, variant: Variant | None = None, parts: PartFiles | None = None
 ) -> Blueprint:
-    """The blueprint of a model in diffusers' layout; ``parts`` have files of their own."""
+    """Return the blueprint of a model in diffusers' layout; ``parts`` are read from other files."""
     index_file = folder / "model_index.json"
     if not is_file(index_file):
         raise FormatError(f"{folder}: no model_index.json; a diffusers model folder has one")
     index = read_config(index_file)
     files = dict(parts or {})
-    networks: dict[str, Part] = {}
+    networks: dict[str, NetworkBlueprint] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
     for part, class_name in index_entries(index):
         if part in NETWORKS:
             file = files.pop(part, None)
             config = (known_class(folder / part, class_name), read_config(folder / part / "config.json"))
             networks[part] = (
-                Part(part, *config, FileSource(_weights(folder / part)))
+                NetworkBlueprint(part, *config, FileSource(_weights(folder / part)))
                 if file is None
                 else part_from_file(Path(file), part, config)
             )
@@ -81,34 +81,34 @@ def open_folder(
 
 
 def index_entries(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(part, class name) of every entry of a model_index.json that names one."""
+    """Yield (part, class name) for every part of a model_index.json."""
     for part, entry in index.items():
         if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str):
             yield part, entry[1]
 
 
 def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model_index.json says about the whole pipeline: plain options."""
+    """Return the options of the whole pipeline in a model_index.json."""
     return {key: value for key, value in index.items() if not key.startswith("_") and isinstance(value, bool | None)}
 
 
 def scheduler_at(path: Path, *, flow: bool) -> dict[str, Any]:
-    """The settings of a scheduler, tried out."""
+    """Return the settings of a scheduler, after a trial run."""
     return checked_scheduler(str(path), read_config(path), flow=flow)
 
 
-def part_from_file(path: Path, part: str, config: Config) -> Part:
-    """One network from a file or folder of its own, or out of a whole checkpoint."""
+def part_from_file(path: Path, part: str, config: Config) -> NetworkBlueprint:
+    """Return one network of a separate file or folder, or of a whole checkpoint."""
     source = FileSource(_weights(path) if is_folder(path) else path)
     component = "te3" if config[0] == "T5EncoderModel" else FOLDERS.get(part, part)
     names = source.names()
     prefixes = (prefix for prefix, each in SINGLE_FILE_PREFIXES if each == component)
     prefix = next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), "")
-    return Part(part, *config, under_prefix(source, prefix, part))
+    return NetworkBlueprint(part, *config, under_prefix(source, prefix, part))
 
 
 def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
-    """The tensors below ``prefix`` under diffusers' names; without one, those that no other network claims."""
+    """Return the tensors below ``prefix`` under diffusers' names; without a prefix, those of no other network."""
     others = () if prefix else tuple(other for other, _ in SINGLE_FILE_PREFIXES)
     inside = {
         name[len(prefix) :]: source.spec(name).shape
@@ -119,7 +119,7 @@ def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
 
 
 def known_class(path: Path, class_name: str) -> str:
-    """The class, if it is one that may be built."""
+    """Return the class name if such a network may be built, else raise FormatError."""
     if class_name not in (known := network_classes()):
         raise FormatError(f"{path}: a network of class {class_name!r:.80}; known are {', '.join(known)}")
     return class_name
@@ -135,7 +135,7 @@ def _weights(folder: Path) -> Path:
 
 
 def tokenizer_at(folder: Path, class_name: str) -> Callable[[], Any]:
-    """How to make a tokenizer, when it is needed."""
+    """Return a function that makes the tokenizer."""
     if class_name not in (known := tokenizer_classes()):
         raise FormatError(f"{folder}: a tokenizer of class {class_name!r:.80}; known are {', '.join(known)}")
     return partial(_tokenizer, folder, class_name)
@@ -147,8 +147,8 @@ def _tokenizer(folder: Path, class_name: str) -> Any:
     return make_tokenizer(folder, getattr(transformers, class_name))
 
 
-def _variant(folder: Path, index: Mapping[str, Any], denoiser: Part, family: Family) -> Variant | None:
-    """A known variant, by the repository the folder was saved from or the folder's own name, if it may be that."""
+def _variant(folder: Path, index: Mapping[str, Any], denoiser: NetworkBlueprint, family: Family) -> Variant | None:
+    """Return the variant named by the folder's original repository or its own name, if its family and inputs agree."""
     repository = index.get("_name_or_path")
     inpaint = denoiser.config.get("in_channels") == 9
     for text in (repository if isinstance(repository, str) else "", folder.name):

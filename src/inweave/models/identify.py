@@ -2,10 +2,10 @@
 
     names ──name table──► families that share it ──identify──► base ──its listing──► verified ──metadata──► variant
 
-Each family knows which tensors decide (`Family.identify`). Then every tensor of the denoiser is compared with the listing
-of that base, so a relative of another shape is refused here instead of being built wrongly. What tensors cannot tell
-(velocity or noise in SD 2.x, Turbo or not) comes from marks and metadata in the file (`Family.refine`); where those
-are silent, the evidence names what was assumed.
+Each family knows which tensors decide (`Family.identify`). Then every tensor of the denoiser is compared with the
+listing of that base, so a related model of another shape is refused here instead of being built wrongly. What tensors
+cannot tell (velocity or noise in SD 2.x, Turbo or not) comes from marks and metadata in the file (`Family.refine`);
+where those are silent, the evidence names what was assumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Identification:
 
 
 def identify(shapes: Mapping[str, Shape], metadata: Mapping[str, str]) -> Identification:
-    """Return the variant in a checkpoint of these tensors; `FormatError` where it is none that inweave can build."""
+    """Return the variant in a checkpoint of these tensors; raise FormatError if inweave cannot build it."""
     prefix, table, tensors = _denoiser(shapes)
     family, base, evidence = _family(table, tensors)
     evidence += _verify(base, tensors)
@@ -57,7 +57,7 @@ def _supported() -> str:
 
 
 def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
-    """(prefix, table, tensors) of the diffusion model: under a prefix, or the whole file."""
+    """Return (prefix, table, tensors) of the diffusion model: under a prefix, or the whole file."""
     prefixes = tuple(prefix for prefix, _ in SINGLE_FILE_PREFIXES)
     bare = {name: shape for name, shape in shapes.items() if not name.startswith(prefixes)}
     candidates = [
@@ -85,8 +85,8 @@ def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
             )
     first = ", ".join(list(shapes)[:3]) or "nothing"
     raise FormatError(
-        f"no diffusion model found: looked for {_supported()}, under {prefixes[0]} or {prefixes[1]} or without a prefix; "
-        f"the file has {len(shapes):,} tensors: {first} ..."
+        f"no diffusion model found: looked for {_supported()}, under {prefixes[0]} or {prefixes[1]} or without a "
+        f"prefix; the file has {len(shapes):,} tensors: {first} ..."
     )
 
 
@@ -116,7 +116,7 @@ def _verify(base: str, tensors: Mapping[str, Shape]) -> list[str]:
 
 
 def _plain(shape: Shape) -> Shape:
-    """1x1 convolutions and linear layers hold the same numbers."""
+    """Return the shape without a 1x1 kernel: such a convolution and a linear layer hold the same numbers."""
     return shape[:2] if shape[2:] == (1, 1) else shape
 
 

@@ -1,10 +1,10 @@
 """Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors.
 
     config.json ──► the settings its class declares (`inweave.models.configuration`)
-    weights     ──► `FileSource`: the header gate, shards beside their index; the library only gets tensors
+    weights     ──► `FileSource`: the header gate, shards next to their index; the library only gets tensors
     tokenizer   ──► `inweave.models.tokenizers`
 
-Nothing else in the folder is opened: no adapter beside the model, no code, no other way to store weights.
+Nothing else in the folder is opened: no adapter next to the model, no code, no other way to store weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from inweave.weights.source import FileSource
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder."""
+    """Return the tokenizer of a folder."""
     from transformers import AutoTokenizer
 
     document = _document(folder)
@@ -41,13 +41,13 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def blank_language_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The model in a precision, without weights; of its weight files only the headers are read."""
+    """Return the model in a precision, without weights; only the headers of its files are read."""
     with _unreadable(folder):
         return _blank(folder, dtype, _source(folder))
 
 
 def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder; no code in it is ever run, and a missing weight is an error."""
+    """Return (model, tokenizer) of a folder; its code is never run, and a missing weight is an error."""
     from transformers.utils import logging
 
     source = _source(folder)
@@ -57,7 +57,7 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
     try:
         with _unreadable(folder):
             blank = _blank(folder, dtype, source)
-            # what is cast anyway is read from the map; what is not would stay mapped
+            # tensors that are cast are copied from the file map; the others would stay mapped
             tensors = {name: source.get(name, owned=source.spec(name).dtype == dtype) for name in source.names()}
             model, report = type(blank).from_pretrained(
                 None, config=blank.config, state_dict=tensors, dtype=dtype, output_loading_info=True
@@ -80,7 +80,8 @@ def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
 
     config = _config(folder, _document(folder))
     with torch.device("meta"), bounded(str(folder), len(source.names())):
-        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
+        kind: Any = AutoModelForCausalLM
+        network: Any = kind.from_config(config, dtype=dtype, trust_remote_code=False)
     return network.eval().requires_grad_(False)
 
 

@@ -3,8 +3,8 @@
     with defer_imports("scipy.stats"):
         diffusers.EulerDiscreteScheduler   # imports scipy.stats, for the beta schedule alone: 1.5 s of every start
 
-In the block the name stands for an empty module. Its first attribute, then or later and in whatever thread, imports the real
-one; after the block other imports find the real one, as if the name had never been imported.
+In the block the name is an empty module. Its first attribute access, then or later and in any thread, imports the
+real one; after the block other imports find the real one, as if the name had never been imported.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from torch import nn
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError, MergeStateError
-from inweave.models.blueprint import Blueprint, Part
+from inweave.models.blueprint import Blueprint, NetworkBlueprint
 from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
 from inweave.models.families import network_classes
 from inweave.models.families.base import ENCODERS, Family
@@ -100,7 +100,7 @@ class Model:
 
     @property
     def inpaints(self) -> bool:
-        """Whether the denoiser takes a mask and the masked image beside the latents."""
+        """Whether the denoiser takes a mask and the masked image along with the latents."""
         return self.family.masked_inputs and self.denoiser.config.in_channels == 2 * self.latent_space.channels + 1
 
     @property
@@ -113,7 +113,7 @@ class Model:
 
     @property
     def prediction(self) -> str:
-        """What the denoiser predicts: epsilon, v_prediction, or flow."""
+        """The prediction type of the denoiser: epsilon, v_prediction, or flow."""
         kind: str = self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon")
         return kind
 
@@ -132,7 +132,7 @@ class Model:
         return self._live_weaver().apply(stack)
 
     def plan(self, adapter: Adapter | str | os.PathLike[str], *, strict: bool = True) -> Plan:
-        """Where an adapter goes in this model; with ``strict``, `TargetError` where it does not fit whole."""
+        """Return where an adapter goes in this model; with ``strict``, raise TargetError unless all of it fits."""
         return self._live_weaver().plan(adapter, strict=strict)
 
     @property
@@ -146,7 +146,7 @@ class Model:
         )
 
     def release_weaver(self) -> None:
-        """Let go of the weaver and the originals it holds: in training nothing is swapped, and networks move."""
+        """Drop the weaver and its original weights: training swaps no adapters, and networks move."""
         self.weaver = None
 
     def _live_weaver(self) -> Weaver:
@@ -223,7 +223,7 @@ def load_model(
 
 
 def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:
-    """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
+    """Resolve the stack in another thread while weights are copied, which releases the GIL."""
     stack: Future[list[ResolvedItem]] = Future()
 
     def work() -> None:
@@ -253,7 +253,7 @@ def _plans_of(stack: Future[list[ResolvedItem]]) -> Future[Stack]:
 
 
 def file_index(model: Model) -> ModelIndex:
-    """What adapters for this model are written against: the names files have, whichever way this one was stored."""
+    """Return the index that adapters for this model are written against: the usual names in files."""
     components = {}
     for folder, part in model.blueprint.parts.items():
         if folder not in FOLDERS:
@@ -267,8 +267,8 @@ def file_index(model: Model) -> ModelIndex:
     return ModelIndex(components, variant.tensors if variant is not None else None, model.name)
 
 
-def on_meta(part: Part) -> nn.Module:
-    """The network without weights."""
+def on_meta(part: NetworkBlueprint) -> nn.Module:
+    """Build a network on the meta device, without weights."""
     declared = network_classes()[part.class_name]
     label = f"{part.folder}: its configuration cannot be used for a {part.class_name}"
     with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label):
@@ -285,12 +285,12 @@ def on_meta(part: Part) -> nn.Module:
     return network
 
 
-def _vae_dtype(vae: Part, dtype: torch.dtype) -> torch.dtype:
+def _vae_dtype(vae: NetworkBlueprint, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if vae.config.get("force_upcast") else dtype
 
 
 def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIndex:
-    """What an adapter may name, in the names of the live networks."""
+    """Return the modules that an adapter may name, under the names of the live networks."""
     components = {
         FOLDERS[folder]: component_from_names(
             FOLDERS[folder], {name: source.spec(name).shape for name in source.names()}
@@ -303,14 +303,14 @@ def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIn
 
 
 def _make_contiguous(network: nn.Module) -> None:
-    """A weight that was stored transposed is a view with other strides: the same numbers, added in another order."""
+    """Copy weights that were stored transposed: with other strides, the same numbers are summed in another order."""
     for weight in network.parameters():
         if not weight.is_contiguous():
             weight.data = weight.data.contiguous()
 
 
 def _fill_buffers(network: nn.Module, device: torch.device) -> None:
-    """Buffers that no file stores: on the meta device they were made without numbers."""
+    """Compute buffers that no file stores; on the meta device they have no values."""
     for prefix, module in network.named_modules():
         rotary: nn.Module | None = None
         for leaf in module._non_persistent_buffers_set:

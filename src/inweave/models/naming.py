@@ -7,10 +7,10 @@ Files and modules disagree in four small ways, all of them older than the code t
     mid_block.attentions.0.query          the attention of old VAE files, today `to_q` (key, value, proj_attn likewise)
     [c, c, 1, 1] for [c, c]               the same attention stored as a 1x1 convolution
 
-What a file holds beyond the module is allowed only where it is known to mean nothing (`IDLE`).
+Tensors of a file that the module lacks are allowed only if they are known to be unused (`IDLE`).
 
 `Cast` is a source in the model's precision: an adapter is added to the weight as the model has it, so that merging
-while loading and swapping afterwards give the same bits whatever the file's precision.
+while loading and swapping afterwards give the same bits for every precision of the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IDLE = re.compile(
     r"|(.*\.)?encoder\.layers\.23\..*"  # the last layer of OpenCLIP ViT-H, which SD 2 leaves out
     r"|text_projection(\.weight)?$|transformer\.text_projection$"  # where the module has no projection
     r"|encoder\.embed_tokens\.weight$|decoder\..*|lm_head\.weight$"  # T5: tied to `shared`, or not the encoder's
-    r"|(model\.)?visual\..*"  # the image encoder beside a language model of which only the text model is built
+    r"|(model\.)?visual\..*"  # the image encoder of a language model whose text model alone is built
 )
 _LEVELS = ("text_model", "model", "model.language_model")
 _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
@@ -78,7 +78,7 @@ class Cast:
 
 
 def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
-    """``source`` as ``module`` names its tensors; what does not fit is left for `build` to report."""
+    """Return ``source`` under the tensor names of ``module``; `build` reports tensors that do not fit."""
     names = set(source.names())
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
     ours: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Find a model by what a user calls it: `inweave/emoji`, a folder, a checkpoint file, or an id on the hub."""
+"""Find a model by the name a user gives: `inweave/emoji`, a folder, a checkpoint file, or an id on the hub."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_model(
     parts: PartFiles | None = None,
     allow_download: bool = False,
 ) -> Blueprint:
-    """The blueprint of a model, wherever it is."""
+    """Return the blueprint of a model: built in, a folder, a file, or on the hub."""
     chosen = _variant(variant)
     path = expand_home(where)
     text = os.fspath(where)
@@ -54,7 +54,7 @@ def open_model(
 
 
 def hub_id(text: str) -> str:
-    """The repository of a model that is not a path: `owner/name`, or that of a known name such as `sdxl`."""
+    """Return the repository of a model that is not a path: `owner/name`, or that of a known name such as `sdxl`."""
     known = find_variant(text)
     repo = known.repo if known is not None and "/" not in text else text
     if not HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
@@ -76,13 +76,13 @@ def _variant(text: str | None) -> Variant | None:
 
 
 def _near(text: str) -> str:
-    """The known name that a wrong one may stand for; nothing where it is one itself."""
+    """Return a suggestion of a similar known name; nothing if the name is known."""
     known = [embedded.NAME, *variants_by_name()]
     return "" if text.lower() in known else did_you_mean(text.lower(), known)
 
 
 def hub_folder(repo: str, allowed: bool) -> Path:
-    """A snapshot from the hub's cache, or downloaded where that is allowed."""
+    """Return a snapshot from the hub's cache, or downloaded where that is allowed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

@@ -1,7 +1,8 @@
 """Samplers and schedules by name, all of them diffusers' schedulers.
 
-    sampler     euler  euler_ancestral  ddim  ddpm  dpm_solver_multistep (DPM++ 2M)  uni_pc  heun  dpm_2  dpm_2_ancestral
-                dpmpp_2s  dpmpp_sde  dpmpp_2m_sde  dpmpp_2m_sde_heun  dpmpp_3m_sde  deis  lcm  lms  plms  sa_solver
+    sampler     euler  euler_ancestral  ddim  ddpm  dpm_solver_multistep (DPM++ 2M)  uni_pc  heun  dpm_2
+                dpm_2_ancestral  dpmpp_2s  dpmpp_sde  dpmpp_2m_sde  dpmpp_2m_sde_heun  dpmpp_3m_sde  deis  lcm
+                lms  plms  sa_solver
     schedule    simple        the spacing the model was trained to be sampled with
                 karras        noise levels after Karras et al., rho 7
                 exponential   evenly spaced logarithms of the noise level
@@ -9,19 +10,19 @@
                 ddim_uniform  even, starting on the first ("leading")
                 beta          dense at both ends, by a beta distribution of 0.6 and 0.6
 
-lms and beta integrate and invert functions with scipy, which is not installed with inweave (the extra `samplers` has it);
-without it they are refused with that reason.
+lms and beta integrate and invert functions with scipy, which is not installed with inweave (the extra `samplers` has
+it); without it they are refused with that reason.
 
-Flow-matching models have their own Euler; the DPM++ multistep samplers, uni_pc and deis run on flow noise levels there. The
-names other programs use are those of `inweave.models.sampler_names`.
+Flow-matching models have their own Euler; the DPM++ multistep samplers, uni_pc and deis run on flow noise levels there.
+The names other programs use are those of `inweave.models.sampler_names`.
 
 A model whose last training step is pure noise (zero terminal SNR) needs betas that end there. A scheduler that cannot
 rescale them itself is given the rescaled ones.
 
 A flow may shift its noise levels by the size of the image (`use_dynamic_shifting`); sampling and training use the same
 
-    mu(tokens) = base_shift + (max_shift - base_shift) (tokens - base_image_seq_len) / (max_image_seq_len - base_image_seq_len)
-    s -> f s / (1 + (f - 1) s),  f = exp(mu)
+    mu(tokens) = base_shift + (max_shift - base_shift) (tokens - base_image_seq_len) / (max_image_seq_len -
+    base_image_seq_len) s -> f s / (1 + (f - 1) s),  f = exp(mu)
 """
 
 from __future__ import annotations
@@ -108,12 +109,12 @@ SCIPY_SCHEDULES = ("beta",)
 
 
 def own_sampler(config: Mapping[str, Any]) -> str:
-    """The sampler a model's own configuration names, or Euler where it names one that is not offered."""
+    """Return the sampler named by a model's configuration, or Euler if that one is not offered."""
     return _OWN.get(str(config.get("_class_name")), "euler")
 
 
 def own_scheduler(config: Mapping[str, Any]) -> Any:
-    """The model's own scheduler, as configured."""
+    """Return the model's own scheduler, as configured."""
     name = _known_class(config)
     if name == "LMSDiscreteScheduler" and not _has_scipy():  # Euler's has the same settings and noise levels
         name = "EulerDiscreteScheduler"
@@ -121,7 +122,7 @@ def own_scheduler(config: Mapping[str, Any]) -> Any:
 
 
 def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) -> dict[str, Any]:
-    """The settings of a file that schedulers take, after two steps with them; ``label`` names the file in errors."""
+    """Return the settings of a scheduler file, after a trial of two steps; ``label`` names the file in errors."""
     import torch
 
     from inweave.models.configuration import diffusers_config, library_errors
@@ -155,25 +156,25 @@ def _known_class(config: Mapping[str, Any]) -> str:
 
 
 def schedules_of(sampler: str) -> tuple[str, ...]:
-    """The schedules that a sampler has, for models that predict noise or velocity; flows have fewer."""
+    """Return the schedules of a sampler, for models that predict noise or velocity; flows have fewer."""
     missing = _MISSING_SCHEDULES.get(sampler, ())
     return tuple(schedule for schedule in offered_schedules() if schedule not in missing)
 
 
 def ensure_schedule(sampler: str, schedule: str) -> None:
-    """Refuse a schedule that a sampler does not have, whatever the model."""
+    """Raise ConfigError for a schedule that a sampler does not have with any model."""
     if schedule in SCHEDULES and schedule not in schedules_of(sampler):
         offered = ", ".join(schedules_of(sampler))
         raise ConfigError(Problem("schedule", f"{sampler} has no {schedule} schedule; it has {offered}"))
 
 
 def offered_samplers() -> tuple[str, ...]:
-    """The samplers whose libraries are installed."""
+    """Return the samplers whose libraries are installed."""
     return tuple(name for name, entry in TABLE.items() if not entry.scipy or _has_scipy())
 
 
 def offered_schedules() -> tuple[str, ...]:
-    """The schedules whose libraries are installed."""
+    """Return the schedules whose libraries are installed."""
     return tuple(name for name in SCHEDULES if name not in SCIPY_SCHEDULES or _has_scipy())
 
 
@@ -182,7 +183,7 @@ def _has_scipy() -> bool:
 
 
 def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False) -> list[Problem]:
-    """What is wrong with a choice, for a model of this kind; ``zero_snr``: its last training step is pure noise."""
+    """Return the problems of a choice for a model of this kind; ``zero_snr``: its last training step is pure noise."""
     wrong = []
     offered = [name for name in (FLOW_SAMPLERS if flow else SAMPLERS) if name in offered_samplers()]
     if sampler not in SAMPLERS:
@@ -212,7 +213,7 @@ def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False)
 
 
 def make_scheduler(config: Mapping[str, Any], sampler: str, schedule: str, *, flow: bool) -> Any:
-    """A fresh scheduler; one is made for every image, because it carries state."""
+    """Return a new scheduler; every image needs its own, because it carries state."""
     kind = _class(_class_name(sampler, flow))
     known = inspect.signature(kind.__init__).parameters
     options = {**TABLE[sampler].options, **_SCHEDULE_OPTIONS[schedule]}
@@ -229,7 +230,7 @@ def make_scheduler(config: Mapping[str, Any], sampler: str, schedule: str, *, fl
 
 
 def _declared(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a class declares; those of the class that the file names may mean nothing to it."""
+    """Return the settings that a class declares, out of those written for another scheduler class."""
     return {name: value for name, value in config.items() if name in known or name.startswith("_")}
 
 
@@ -248,7 +249,7 @@ def _from_pure_noise(heun: Any) -> Any:
 
 
 def _rescaled_betas(config: Mapping[str, Any]) -> list[float]:
-    """Betas with zero terminal SNR, for a scheduler that divides by the last alpha: it ends at 2^-24, as diffusers' own do."""
+    """Return betas with zero terminal SNR; the last alpha is 2^-24, as in diffusers, since schedulers divide by it."""
     import torch
 
     alphas = _from_config(_class("DDPMScheduler"), config).alphas_cumprod.double()
@@ -260,7 +261,7 @@ def _rescaled_betas(config: Mapping[str, Any]) -> list[float]:
 def set_steps(
     scheduler: Any, steps: int, device: torch.device, *, tokens: int | None = None, even_sigmas: bool = False
 ) -> torch.Tensor:
-    """The timesteps of a run. ``tokens``: of the image, for a flow whose shift depends on it.
+    """Return the timesteps of a run. ``tokens``: of the image, for a flow whose shift depends on it.
 
     ``even_sigmas``: evenly spaced noise levels for a flow's own Euler, instead of those between the first and the last
     trained timestep.
@@ -287,7 +288,7 @@ class DynamicShift:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> DynamicShift:
-        """From the configuration of a scheduler."""
+        """Read the configuration of a scheduler."""
         return DynamicShift(
             (config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)),
             (config.get("base_shift", 0.5), config.get("max_shift", 1.15)),
@@ -299,7 +300,7 @@ class DynamicShift:
 
 
 def training_alphas(config: Mapping[str, Any]) -> torch.Tensor:
-    """How much of the image is left at each timestep of training. Samplers change the last one; DDPM keeps it."""
+    """Return the share of the image at each training timestep. Samplers change the last one; DDPM keeps it."""
     alphas: torch.Tensor = _from_config(_class("DDPMScheduler"), config).alphas_cumprod
     return alphas
 
@@ -309,7 +310,7 @@ def _class_name(sampler: str, flow: bool) -> str:
 
 
 def _supports(sampler: str, schedule: str, flow: bool) -> bool:
-    """Whether a schedule means anything to a sampler; flow noise levels leave the multistep samplers no choice."""
+    """Return whether a sampler supports a schedule; with flow noise levels the multistep samplers support one."""
     if flow and sampler != "euler":
         return schedule == "simple"
     known = inspect.signature(_class(_class_name(sampler, flow)).__init__).parameters

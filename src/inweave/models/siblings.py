@@ -3,7 +3,8 @@
     attention          queries, keys and values of one stream
     cross attention    keys and values of all blocks of a UNet: the text is the same tensor for all of them
 
-`stack_siblings` finds them in a network with adapters whose blocks are fused (`inweave.models.fused.blocks`), which call `project`.
+`stack_siblings` finds them in a network with adapters whose blocks are fused (`inweave.models.fused.blocks`), which
+call `project`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def stack_siblings(network: nn.Module) -> int:
 
 
 def unstack_siblings(network: nn.Module) -> None:
-    """Every layer computes for itself again; its weight stays where it is."""
+    """Let every layer compute separately again; its weight stays in the joint tensor."""
     for module in network.modules():
         module.__dict__.pop("siblings", None)
         module.__dict__.pop("text", None)
@@ -60,14 +61,14 @@ def project(attention: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> tu
 
 
 def project_at_once(attention: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor | None:
-    """The same in one tensor (..., layers, columns); None where every layer computes for itself."""
+    """Return the outputs in one tensor (..., layers, columns); None if the layers compute separately."""
     group = getattr(attention, "siblings", {}).get(names[0])
     return None if group is None else group.product(x)
 
 
 @contextmanager
 def shared_text(network: Any, text: torch.Tensor | None) -> Iterator[None]:
-    """Inside the block cross attentions find their keys and values for this very tensor."""
+    """Share this tensor with the cross attentions, which look up their keys and values for it inside the block."""
     groups = network.siblings.values() if text is not None else ()
     try:
         for group in groups:

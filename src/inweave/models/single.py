@@ -17,7 +17,7 @@ from typing import Any
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.files import open_container
 from inweave.models import bundled
-from inweave.models.blueprint import Blueprint, Part, check_complete
+from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
 from inweave.models.configuration import read_config
 from inweave.models.families import family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import Variant
@@ -45,7 +45,7 @@ def open_single(
     config: str | os.PathLike[str] | None = None,
     parts: PartFiles | None = None,
 ) -> Blueprint:
-    """The blueprint of a checkpoint; ``variant`` overrides what its tensors say."""
+    """Return the blueprint of a checkpoint; ``variant`` overrides the one identified by its tensors."""
     container = open_container(path)
     shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
     evidence: tuple[str, ...]
@@ -69,7 +69,7 @@ def open_single(
         evidence = (f"configurations from {config}",)
     source = FileSource(path)
     networks = {
-        folder: Part(folder, *configs[folder], under_prefix(source, prefix, folder))
+        folder: NetworkBlueprint(folder, *configs[folder], under_prefix(source, prefix, folder))
         for folder, prefix in prefixes.items()
         if folder in configs
     }
@@ -110,7 +110,7 @@ def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[]
 
 
 def _prefixes(shapes: Mapping[str, tuple[int, ...]], configs: Mapping[str, Config]) -> dict[str, str]:
-    """folder -> prefix, for a model whose parts a folder of configurations names."""
+    """Return folder -> prefix for a model whose configurations come from a folder."""
     denoiser = "transformer" if "transformer" in configs else "unet"
     t5 = next((folder for folder, (class_name, _) in configs.items() if class_name == "T5EncoderModel"), "")
     folders = {"unet": denoiser, "te1": "text_encoder", "te2": "text_encoder_2", "te3": t5, "vae": "vae"}

@@ -2,8 +2,9 @@
 
     folder ──► FILES, each a regular file within its limit ──► a private folder ──► the library's class
 
-The library sees a copy that holds nothing else: no code, no chat template, no name of another file. What it makes of the
-vocabulary is checked against the text encoder (`check_tokenizer`): an id beyond its embedding would be read from nowhere.
+The library sees a copy that holds nothing else: no code, no chat template, no name of another file. What it makes of
+the vocabulary is checked against the text encoder (`check_tokenizer`): an id beyond its embedding would be read from
+nowhere.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NUMBERS = {"extra_ids": 10_000, "model_max_length": 10**31}  # the largest that
 
 
 def make_tokenizer(folder: Path, kind: Any, *, tokenizer_class: str | None = None, **options: Any) -> Any:
-    """The tokenizer of a folder, read by ``kind``; ``tokenizer_class``: its class where its own files name none."""
+    """Return the tokenizer of a folder, read by ``kind``; ``tokenizer_class`` is for folders that name no class."""
     with tempfile.TemporaryDirectory(prefix="inweave-tokenizer-") as name:
         copy = Path(name)
         for file, limit in FILES.items():
@@ -62,7 +63,7 @@ def make_tokenizer(folder: Path, kind: Any, *, tokenizer_class: str | None = Non
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a tokenizer that are data; a wrong type is an error, what is not known stays behind."""
+    """Return the plain settings of a tokenizer; a wrong type is an error, unknown settings are dropped."""
     document: Mapping[str, Any] = read_json(path)
     settings: dict[str, Any] = {}
     for name, value in document.items():
@@ -90,7 +91,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _is_token(value: Any) -> bool:
-    """A token as text, or as the table that the library writes for one."""
+    """Return whether a value is a token: text, or the table that the library writes for one."""
     if isinstance(value, dict):
         flags = all(isinstance(flag, bool | str | None) for flag in value.values())
         return flags and isinstance(value.get("content"), str) and _is_token(value["content"])

@@ -5,8 +5,8 @@
     latents (batch, channels, height / scale, width / scale) ──► x = latents / factor + shift ──decode──► image
 
 shift and factor are one number each (`shift_factor`, `scaling_factor`) or one per channel (`latents_mean`, 1 /
-`latents_std`). An autoencoder for video takes and gives a frame axis; it is added and removed here, so latents have four
-axes everywhere else.
+`latents_std`). An autoencoder for video takes and gives a frame axis; it is added and removed here, so latents have
+four axes everywhere else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OVERLAP = 4  # the share of a tile that the next one repeats
 
 @dataclass(frozen=True, slots=True)
 class LatentSpace:
-    """What an autoencoder's configuration says about its latents."""
+    """The latents of an autoencoder, from its configuration."""
 
     channels: int
     scale: int  # pixels per latent, along each side
@@ -37,7 +37,7 @@ class LatentSpace:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> LatentSpace:
-        """From the configuration of diffusers' AutoencoderKL, or of a video autoencoder such as Qwen-Image's."""
+        """Read the configuration of diffusers' AutoencoderKL, or of a video autoencoder such as Qwen-Image's."""
         if "latents_mean" in config and "z_dim" in config:
             factor = tuple((1.0 / torch.tensor(config["latents_std"])).tolist())
             scale = 2 ** len(config["temperal_downsample"])  # spelled so in the files
@@ -59,7 +59,7 @@ class LatentSpace:
             raise FormatError(f"the autoencoder has {self.channels} channels, and means for {max(lengths)}")
 
     def shape(self, width: int, height: int, batch: int = 1) -> tuple[int, int, int, int]:
-        """The shape of latents for images of this size in pixels."""
+        """Return the shape of latents for images of this size in pixels."""
         return batch, self.channels, height // self.scale, width // self.scale
 
     def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -77,14 +77,14 @@ def encode(vae: Any, image: torch.Tensor, generator: torch.Generator | None) -> 
 
 
 def encode_distribution(vae: Any, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, standard deviation) of the latents of a batch of images."""
+    """Return (mean, standard deviation) of the latents of a batch of images."""
     space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
     std = _without_frames(distribution.std, space)
     return space.normalize(_without_frames(distribution.mean, space)), std * _per_channel(space.factor, std)
 
 
 def decode(vae: Any, latents: torch.Tensor, warn: Callable[[str], object] | None = None) -> torch.Tensor:
-    """The images of latents; where memory runs out, in tiles that overlap, half as large each time."""
+    """Return the images of latents; if memory runs out, decode overlapping tiles, half as large each time."""
     space = LatentSpace.of(vae.config)
     hidden = space.denormalize(latents.to(vae.dtype))
     whole = side = max(hidden.shape[-2:])
@@ -116,7 +116,7 @@ def _without_frames(tensor: torch.Tensor, space: LatentSpace) -> torch.Tensor:
 
 
 def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> float | torch.Tensor:
-    """A plain number where all channels share it."""
+    """Return a plain number if all channels share it."""
     if len(values) == 1:
         return values[0]
     return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)

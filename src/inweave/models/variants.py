@@ -1,7 +1,7 @@
 """The published diffusion models inweave can build, by any name in use.
 
-Each is declared by its family (`inweave.models.families`); here they are found by name, repository, alias, or any name of
-the base whose tensors they have.
+Each is declared by its family (`inweave.models.families`); here they are found by name, repository, alias, or any name
+of the base whose tensors they have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def variants_by_name() -> dict[str, Variant]:
 
 
 def find_variant(text: str) -> Variant | None:
-    """Return a variant by its name, the name of its repository, an alias, or any name of the base it has the tensors of."""
+    """Return a variant by its name, repository or alias, or by any name of the base with its tensors."""
     label = text.strip().lower()
     plain = label.replace("_", "-").replace(" ", "-")
     known = variants_by_name()

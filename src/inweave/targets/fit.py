@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import replace
 
-from inweave.adapter import Factors, Full, Lora, OftIn, TokenRows
+from inweave.adapter import Factors
 from inweave.targets.index import Component, Spelling, Use
 from inweave.targets.links import Shape
 
@@ -30,54 +30,21 @@ def stacked_shape(component: Component, uses: tuple[Use, ...]) -> Shape:
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
-def delta_shape(factors: Factors) -> Shape:
-    shape = factors.shape()
-    return shape[::-1] if factors.transposed and len(shape) == 2 else shape
-
-
 def fitted(factors: Factors, shape: Shape) -> Factors | None:
     """Return the factors as they apply to a weight of ``shape``, or None. Only flattened shapes are compared."""
-    if matches(factors, shape):
+    if factors.fits(shape):
         return factors
-    if factors.transposed and matches(replace(factors, transposed=False), shape):
+    if factors.transposed and replace(factors, transposed=False).fits(shape):
         return replace(
             factors, transposed=False
         )  # fan_in_fan_out is recorded for the whole model; this layer is a Linear
     return None
 
 
-def matches(factors: Factors, shape: Shape) -> bool:
-    got = delta_shape(factors)
-    if isinstance(factors, Full):
-        return math.prod(got) == math.prod(shape) and (
-            len(got) <= 1 or len(shape) <= 1 or got[0] == shape[0] or 1 in (got[0], shape[0])
-        )
-    if isinstance(factors, TokenRows):
-        return len(shape) == 2 and shape[1] == got[1] and max(factors.indices, default=0) < shape[0]
-    if not shape:
-        return False
-    if len(shape) == 1:  # a vector receives (IA)^3 scaling only
-        return got in ((shape[0], -1), (shape[0],))
-    rows, columns = shape[0], math.prod(shape[1:])
-    channels = shape[1]
-    have = math.prod(got[1:]) if -1 not in got[1:] else -1
-    if got[0] not in (-1, rows):
-        return False
-    if isinstance(factors, OftIn) and factors.share:
-        return columns % factors.block_size == 0
-    if factors.magnitude is not None:
-        size = rows if factors.magnitude.axis == "out" else channels
-        if factors.transposed:
-            size = channels if factors.magnitude.axis == "out" else rows
-        if factors.magnitude.tensor.numel != size:
-            return False
-    return have == -1 or have == columns or (factors.kind == "ia3" and have == channels)
-
-
 def either_way(factors: Factors, shape: Shape, part: str) -> Factors:
     """Try a layer also as an embedding, read transposed: candle-lora does not record which one it is."""
     table = re.search(r"emb|wte|wpe|shared", part) is not None
-    if table and not matches(factors, shape) and matches(replace(factors, transposed=True), shape):
+    if table and not factors.fits(shape) and replace(factors, transposed=True).fits(shape):
         return replace(factors, transposed=True)
     return factors
 
@@ -87,11 +54,11 @@ def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | No
     if factors.widen is not None:
         large = factors.widen
         ok = len(large) == len(shape) and all(a >= b for a, b in zip(large, shape, strict=True))
-        return large if ok and matches(factors, large) else None
-    if len(uses) == 1 and uses[0].part in _INPUT_LAYERS and isinstance(factors, Lora) and len(shape) >= 2:
+        return large if ok and factors.fits(large) else None
+    if len(uses) == 1 and uses[0].part in _INPUT_LAYERS and factors.widens_inputs and len(shape) >= 2:
         channels = math.prod(factors.shape()[1:]) // math.prod(shape[2:])
         large = (shape[0], channels, *shape[2:])
-        return large if channels == 2 * shape[1] and matches(factors, large) else None
+        return large if channels == 2 * shape[1] and factors.fits(large) else None
     return None
 
 

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from inweave.adapter import Adapter, Entry, Full, Lora, Ref
+from inweave.adapter import Adapter, Entry, Ref
 from inweave.targets.fit import fitted, stacked_shape, uses_of
 from inweave.targets.index import Component, ModelIndex, Spelling
 from inweave.targets.links import Naming
@@ -118,7 +118,7 @@ class Locator:
                 classes = None
             if isinstance(classes, list):
                 return "ResnetBlock2D" in classes
-        return any(isinstance(e.factors, Lora) and len(e.factors.down.shape) > 2 for e in self.adapter.entries)
+        return any(not e.factors.whole and len(e.factors.shape()) > 2 for e in self.adapter.entries)
 
     def _fits(self, entry: Entry, hit: Match) -> bool:
         uses = uses_of(hit.spelling, entry.param.removesuffix("?"))
@@ -127,4 +127,4 @@ class Locator:
 
 def is_saved_module(entry: Entry) -> bool:
     """Return whether PEFT saved the module whole, such as a classifier's head: it may be new to the base."""
-    return entry.dialect == "peft" and isinstance(entry.factors, Full) and entry.factors.mode == "set"
+    return entry.dialect == "peft" and entry.factors.whole and entry.factors.replaces

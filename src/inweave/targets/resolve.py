@@ -13,10 +13,10 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 
-from inweave.adapter import Adapter, Entry, Factors, Full, Ref
+from inweave.adapter import Adapter, Entry, Factors, Ref
 from inweave.errors import TargetError
 from inweave.targets.converter_order import name_layers
-from inweave.targets.fit import delta_shape, either_way, fitted, shape_text, stacked_shape, uses_of, widened
+from inweave.targets.fit import either_way, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use
 from inweave.targets.links import Shape
 from inweave.targets.locate import Locator, Match, is_saved_module
@@ -93,7 +93,7 @@ class _Resolver:
             self.report.warnings.append(f"{entry.ref}: the base's {list(shape)} is widened to {list(large)} with zeros")
             shape = large
         if fit is None:
-            got = delta_shape(entry.factors)
+            got = entry.factors.stored_shape()
             reason = f"the base has {list(shape)}, the adapter changes {shape_text(got)}"
             self.report.mismatched.append(
                 Finding(entry.keys, str(entry.ref), component.name, reason, expected=shape, got=got)
@@ -122,13 +122,13 @@ class _Resolver:
         """Place a bias that the base does not have, starting from zeros; anything else cannot be placed."""
         weight = uses_of(match.spelling, "weight")
         factors = entry.factors
-        if param != "bias" or weight is None or not isinstance(factors, Full):
+        if param != "bias" or weight is None or not factors.whole:
             return self._unplaced(entry, f"the module has no {param}")
         rows = stacked_shape(match.component, weight)[0]
-        if factors.value.numel != rows:
-            reason = f"a bias of {factors.value.numel} for {rows} outputs"
+        if (numel := math.prod(factors.shape())) != rows:
+            reason = f"a bias of {numel} for {rows} outputs"
             finding = Finding(
-                entry.keys, str(entry.ref), match.component.name, reason, expected=(rows,), got=factors.value.shape
+                entry.keys, str(entry.ref), match.component.name, reason, expected=(rows,), got=factors.shape()
             )
             self.report.mismatched.append(finding)
             return None

@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from inweave.adapter import Adapter, Entry, Factors, Full, Loha, Lokr, Oft, Ref
+from inweave.adapter import Adapter, Blocks, Entry, Factors, Ref, join
 from inweave.targets.converter_order import name_layers
-from inweave.targets.cut import Blocks, cut, join, swapped
-from inweave.targets.fit import delta_shape, fitted, shape_text, stacked_shape, uses_of, widened
+from inweave.targets.fit import fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use, module_of
 from inweave.targets.links import Naming, Shape
 from inweave.targets.locate import Locator, is_saved_module
@@ -139,14 +138,14 @@ def _located(entry: Entry, locator: Locator) -> _Located | str:
     if factors is None and (large := widened(entry.factors, shape, uses)):
         factors = replace(entry.factors, widen=large)
     if factors is None:
-        return f"the base has {list(shape)} here, the adapter changes {shape_text(delta_shape(entry.factors))}"
+        return f"the base has {list(shape)} here, the adapter changes {shape_text(entry.factors.stored_shape())}"
     return _Located(entry, match.component, uses, _with_axes(factors, shape), original)
 
 
 def _with_axes(factors: Factors, shape: Shape) -> Factors:
-    """LoHa and LoKr keep a convolution's kernel in their columns; their magnitudes have as many axes as the weight."""
+    """Return factors whose magnitude has as many axes as the weight, where they keep its kernel in their columns."""
     magnitude = factors.magnitude
-    if magnitude is None or not isinstance(factors, Loha | Lokr) or len(shape) < 3:
+    if magnitude is None or not factors.kernel_in_columns or len(shape) < 3:
         return factors
     size = magnitude.tensor.numel
     axes = (size, 1) if magnitude.axis == "out" else (1, size)
@@ -159,16 +158,17 @@ def _unsplit(
 ) -> Entry | None:
     """The entry under its new name, where its rows are exactly those of the module in that naming."""
     tiles = _tiles(component, uses[0].part, naming)
-    if isinstance(factors, Oft) and len(uses) == 1 and len(tiles) > 1:
+    if factors.numbers_parts and len(uses) == 1 and len(tiles) > 1:
         number = next(i for i, tile in enumerate(tiles) if tile.part == uses[0].part)
         return replace(entry, ref=Ref(component.name, module_of(tiles[0].tensor)[0], part=number))
     if [(use.part, use.swap, use.transpose) for use in uses] != [(t.part, t.swap, t.transpose) for t in tiles]:
         return None
-    if tiles[0].reshaped and naming == "original" and not isinstance(factors, Full):
+    if tiles[0].reshaped and naming == "original" and not factors.whole:
         return None
     module, param = _name(tiles[0], naming)
-    part = entry.ref.part if isinstance(factors, Oft) and naming == "original" else None
-    return replace(entry, ref=Ref(component.name, module, part=part), param=param, factors=_shaped(factors, tiles))
+    part = entry.ref.part if factors.numbers_parts and naming == "original" else None
+    shaped = factors.reshaped(tiles[0].shape) if tiles[0].reshaped else factors
+    return replace(entry, ref=Ref(component.name, module, part=part), param=param, factors=shaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +218,6 @@ def _name(tile: _Tile, naming: Naming) -> tuple[str, str]:
     return module, "weight" if naming == "diffusers" and param == "scale" else param
 
 
-def _shaped(factors: Factors, tiles: list[_Tile]) -> Factors:
-    """A whole value in the axes of the tensor it belongs to, where one naming keeps it flat."""
-    if isinstance(factors, Full) and tiles[0].reshaped:
-        return replace(factors, value=factors.value.reshaped(tiles[0].shape))
-    return factors
-
-
 def _to_parts(
     entry: Entry,
     component: Component,
@@ -241,14 +234,14 @@ def _to_parts(
             return "its rows depend on each other and cannot be cut apart"
         sizes = [_rows(component, use.part) for use in uses]
         fused = component.fused.get(tuple(use.part for use in uses), "")
-        parts_of = cut(entry.factors, sizes, recorded.get(f"{component.name}:{fused}"))
+        parts_of = entry.factors.cut(sizes, recorded.get(f"{component.name}:{fused}"))
         if parts_of is None:
             return "its factors cannot be cut exactly at the borders of the other naming"
         pieces = parts_of
     for use, piece in zip(uses, pieces, strict=True):
         if piece is None:
             continue
-        turned = swapped(piece) if use.swap else piece
+        turned = piece.swapped() if use.swap else piece
         if turned is None:
             return "the other naming exchanges halves of its rows, and its factors cannot be reordered"
         parts[component.name, use.part] = _Item(entry, turned)
@@ -279,7 +272,7 @@ def _join_all(items: Mapping[str, _Item], component: Component, naming: Naming, 
         elif tiles[0].transpose:
             factors = None
         elif tiles[0].swap:
-            factors = swapped(item.factors)
+            factors = item.factors.swapped()
         elif tiles[0].reshaped and naming == "original":
             factors = None
         if factors is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 
-from inweave.adapter import Entry, Factors, OftIn
+from inweave.adapter import Entry, Factors
 from inweave.targets.bases import Known
 from inweave.targets.fit import fitted, stacked_shape, uses_of, widened
 from inweave.targets.forms import FormIndex, FormModule, form_index, form_of, numbers_in
@@ -53,7 +53,7 @@ def grouped(entries: Iterable[Entry]) -> list[EntryGroup]:
         form, param = form_of(ref.name), entry.param.removesuffix("?")
         kind = "te" if ref.component.startswith("te") else ref.component
         peft = entry.dialect == "peft"
-        key = (kind, form, ref.flat, param, ref.part, _signature(factors), peft)
+        key = (kind, form, ref.flat, param, ref.part, factors.fit_key(), peft)
         group = groups.setdefault(key, EntryGroup(kind, form, ref.flat, param, ref.part, factors, peft))
         group.numbers.append(numbers_in(ref.name))
     return list(groups.values())
@@ -107,10 +107,3 @@ def _fits(group: EntryGroup, index: FormIndex, module: FormModule) -> bool:
     if fitted(factors, shape) is not None or widened(factors, shape, uses) is not None:
         return True
     return group.peft and fitted(replace(factors, transposed=not factors.transposed), shape) is not None
-
-
-def _signature(factors: Factors) -> Hashable:
-    """Return everything of the factors that decides whether they fit a shape."""
-    magnitude = (factors.magnitude.axis, factors.magnitude.tensor.numel) if factors.magnitude is not None else None
-    blocks = (factors.share, factors.block_size) if isinstance(factors, OftIn) else None
-    return type(factors), factors.shape(), factors.transposed, factors.widen, magnitude, blocks

@@ -12,8 +12,8 @@ import inweave
 from inweave.adapter import Tensor
 from inweave.cli.app import app
 from inweave.errors import TargetError
+from inweave.formats.dialects import WRITTEN
 from inweave.formats.files import write_file
-from inweave.formats.writers import WRITERS
 from tests.support import random
 
 SPELLINGS = {
@@ -57,7 +57,7 @@ def test_fused_and_split_forms_of_one_module_are_listed(tmp_path: Path, dialect:
     assert inweave.check(written, "flux1-dev").ok
 
 
-@pytest.mark.parametrize("dialect", sorted(WRITERS))
+@pytest.mark.parametrize("dialect", sorted(WRITTEN))
 def test_written_and_dropped_tensors_add_up(tmp_path: Path, dialect: str) -> None:
     tensors = pair(SPELLINGS["diffusers"], 1, 640, 640) | pair(SPELLINGS["sgm"], 5, 640, 640)
     tensors |= {

@@ -23,8 +23,9 @@ import safetensors
 import inweave
 from inweave.adapter.tensor import BITS
 from inweave.errors import FormatError, InweaveError
+from inweave.formats.dialects import dialects
 from inweave.formats.gate import Header, header_length, parse_header
-from inweave.formats.grammar import DOTTED_PREFIXES, FLAT_PREFIXES, SUFFIXES
+from inweave.formats.grammar import SUFFIXES
 from tests.bad_files import pack
 from tests.support import sized
 
@@ -318,7 +319,7 @@ _METADATA = {
 
 def _nonsense(rng: random.Random) -> bytes:
     """A file the gate lets through, with known suffixes on unlikely shapes, dtypes, numbers and metadata."""
-    prefix = rng.choice([p for p, *_ in (*FLAT_PREFIXES, *DOTTED_PREFIXES)] + [""])
+    prefix = rng.choice([p for each in dialects() for p, _ in (*each.flat_prefixes, *each.dotted_prefixes)] + [""])
     words = rng.choice(("lora", "lora_e", "hada", "lokr", "oft", ".weight", "vera", "ia3", "diff", "norm", ""))
     always = ("alpha", "scale", "dora_scale", "reshape_weight", "magnitude", "on_input")
     suffixes = [suffix for suffix in SUFFIXES if words in suffix or suffix in always]

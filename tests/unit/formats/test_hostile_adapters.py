@@ -18,7 +18,8 @@ import inweave
 from inweave.adapter import Tensor
 from inweave.cli.app import app
 from inweave.errors import FormatError, InweaveError
-from inweave.exchange.convert import WRITERS, rewrite
+from inweave.exchange.convert import rewrite
+from inweave.formats.dialects import WRITTEN
 from inweave.formats.files import write_file
 from inweave.formats.gate import MAX_METADATA, parse_header
 from inweave.formats.read import read
@@ -148,7 +149,7 @@ def survives(tensors: dict[str, Tensor], index: ModelIndex) -> None:
         adapter = read(tensors)
         inweave.check(adapter, index).as_dict()
         assert len(repr(adapter)) < 300
-        for dialect in WRITERS:
+        for dialect in WRITTEN:
             written = rewrite(adapter, dialect, index)
             if written.tensors:
                 read(written.tensors, written.metadata, written.config)

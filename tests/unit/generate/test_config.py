@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize(("field", "low", "high", "below", "above"), EDGES)
-def test_limits_hold_at_their_edges(field: str, low: float, high: float, below: float, above: float) -> None:
+def test_limits_hold_at_their_edges(field: str, low: Any, high: Any, below: Any, above: Any) -> None:
     for value in (low, high):
         assert getattr(GenerateConfig(prompt="x", **{field: value}), field) == value
     for value in (below, above, "many", math.nan):
@@ -40,7 +41,17 @@ def test_sizes_are_multiples_of_eight() -> None:
 
 def test_all_problems_come_back_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        GenerateConfig(prompt=5, steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
+        GenerateConfig.model_validate(
+            {
+                "prompt": 5,
+                "steps": 0,
+                "guidance": 31,
+                "sampler": "eulr",
+                "schedule": "x",
+                "loras": ["a:nan"],
+                "stepz": 3,
+            }
+        )
     problems = str(caught.value)
     for word in ("prompt", "steps", "guidance", "sampler", "schedule", "finite", "did you mean 'steps'"):
         assert word in problems
@@ -101,14 +112,15 @@ def test_the_constructor_raises_our_error_with_every_problem() -> None:
 
 
 def test_fields_under_the_names_of_other_programs() -> None:
-    config = GenerateConfig(prompt="a", guidance_scale=5.0, negative_prompt=None, seed=None, loras=None)
+    make: Any = GenerateConfig
+    config = make(prompt="a", guidance_scale=5.0, negative_prompt=None, seed=None, loras=None)
     assert (config.guidance, config.negative_prompt, config.loras) == (5.0, "", ())
     assert GenerateConfig.model_validate_json('{"prompt": "a", "guidance_scale": null}').guidance is None
-    assert GenerateConfig(prompt="a", guidance=5.0, guidance_scale=5.0).guidance == 5.0
+    assert make(prompt="a", guidance=5.0, guidance_scale=5.0).guidance == 5.0
     with pytest.raises(ConfigError, match="guidance_scale"):
-        GenerateConfig(prompt="a", guidance=4.0, guidance_scale=5.0)
+        make(prompt="a", guidance=4.0, guidance_scale=5.0)
     with pytest.raises(ConfigError, match="guidance"):
-        GenerateConfig(prompt="a", guidance_scale=31)
+        make(prompt="a", guidance_scale=31)
 
 
 def test_a_prompt_may_be_empty() -> None:

@@ -13,7 +13,6 @@ from PIL import Image, ImageDraw
 from inweave.errors import CancelledError, ConfigError, InweaveError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
-from inweave.generate.find import LoraFinder
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sweep import Axis, compare, sweep
 from inweave.models import embedded
@@ -187,7 +186,7 @@ def test_cancellation_stops_between_steps_and_leaves_the_pipeline_usable(pipe: P
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("schedule", offered_schedules())
 def test_every_sampler_runs_on_every_schedule_it_has(pipe: Pipeline, sampler: str, schedule: str) -> None:
-    if sampler == "plms":  # from pure noise, where this model starts, its extrapolation damages the picture
+    if sampler == "plms":  # from pure noise, where this model starts, its extrapolation damages the image
         with pytest.raises(ConfigError, match="'plms' cannot start from pure noise") as caught:
             pipe("cat face", sampler=sampler, schedule=schedule, steps=2, seed=1)
         assert str(caught.value).endswith("; use " + ", ".join(name for name in offered_samplers() if name != "plms"))
@@ -260,7 +259,7 @@ def test_names_are_looked_up_in_folders_and_doubt_is_an_error(pipe: Pipeline, tm
     shipped = embedded.loras()["ink"].read_bytes()
     (tmp_path / "sub").mkdir()
     (tmp_path / "mine.safetensors").write_bytes(shipped)
-    pipeline = Pipeline(pipe.model, finder=LoraFinder([tmp_path]))
+    pipeline = Pipeline(pipe.model, lora_folders=[tmp_path])
     assert (
         pipeline("cat face", loras=["mine:0.5"], steps=1, seed=1, **SMALL).loras[0].path
         == tmp_path / "mine.safetensors"

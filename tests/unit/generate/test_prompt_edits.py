@@ -1,4 +1,4 @@
-"""Prompts that change between steps and prompts that are composed: what is read at each step, and what becomes of it."""
+"""Prompts that change between steps and composed prompts: the text of each step, and its conditioning."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ def test_what_each_step_reads(prompt: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        "a [red] (apple:1.2)", "[a: b]", "ratio 16:9", r"\[a:b:0.5\]", r"\[a|b\]", "a | b", "a:b:0.5", "(a:b:0.5)", "(a|b)",
-        "[a (b:c:0.5]", "[a:b:half]", "[a:b:0.5", "a:b:0.5]", "SANDY BRAND and sand", "", "a cat :1.2", "[a", "a]", "[[a]:x]",
+        "a [red] (apple:1.2)", "[a: b]", "ratio 16:9", r"\[a:b:0.5\]", r"\[a|b\]", "a | b", "a:b:0.5", "(a:b:0.5)",
+        "(a|b)",
+        "[a (b:c:0.5]", "[a:b:half]", "[a:b:0.5", "a:b:0.5]", "SANDY BRAND and sand", "", "a cat :1.2", "[a", "a]",
+        "[[a]:x]",
     ],
 )  # fmt: skip
 def test_other_brackets_are_weights_and_text_as_before(prompt: str) -> None:

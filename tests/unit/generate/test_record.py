@@ -14,8 +14,10 @@ from inweave.generate.record import from_infotext, infotext, png_text, read_reco
 
 RECORD = {
     "config": {
-        "prompt": "a cat, sitting", "negative_prompt": "dog: large", "steps": 20, "guidance": 7.5, "seed": 5, "width": 512,
-        "height": 640, "sampler": "dpm_solver_multistep", "schedule": "karras", "clip_skip": 2, "loras": [{"name": "ink", "te": 0.5, "unet": 0.8}],
+        "prompt": "a cat, sitting", "negative_prompt": "dog: large", "steps": 20, "guidance": 7.5, "seed": 5,
+        "width": 512,
+        "height": 640, "sampler": "dpm_solver_multistep", "schedule": "karras", "clip_skip": 2,
+        "loras": [{"name": "ink", "te": 0.5, "unet": 0.8}],
     },
     "model": {"name": "my, model"},
     "loras": [

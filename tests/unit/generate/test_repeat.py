@@ -36,8 +36,10 @@ def image(path: Path, **texts: str) -> Path:
 A1111 = (
     "a cat <lora:pixel:0.8> {dog|cat}\nNegative prompt: bad\n"
     "Steps: 28, Sampler: Euler a, Schedule type: Karras, CFG scale: 7, Seed: 5, Size: 512x768, Model hash: 6ce0161689, "
-    "Model: v1-5-pruned, VAE hash: 735e4c3a44, VAE: kl-f8.ckpt, Denoising strength: 0.4, Clip skip: 2, Hires upscale: 2, "
-    'Hires steps: 10, Hires upscaler: Latent, Lora hashes: "pixel: 0123456789ab", TI hashes: "easynegative: c74b4e810b03", '
+    "Model: v1-5-pruned, VAE hash: 735e4c3a44, VAE: kl-f8.ckpt, Denoising strength: 0.4, Clip skip: 2, "
+    "Hires upscale: 2, "
+    'Hires steps: 10, Hires upscaler: Latent, Lora hashes: "pixel: 0123456789ab", '
+    'TI hashes: "easynegative: c74b4e810b03", '
     'Hashes: {"lora:ink": "0011223344", "embed:bad": "8e1a"}, ControlNet 0: "Module: canny, Model: x", Version: v1.10.1'
 )
 
@@ -51,7 +53,8 @@ def test_each_field_that_is_not_reproduced_has_a_warning_of_its_own() -> None:
     assert settings.hashes == {"pixel": "0123456789ab", "ink": "0011223344"}
     assert settings.model == {"name": "v1-5-pruned", "hash": "6ce0161689"}
     for field in (
-        "VAE (", "VAE hash (", "Hires upscale (", "Hires steps (", "Hires upscaler (", "Denoising strength (", "TI hashes (",
+        "VAE (", "VAE hash (", "Hires upscale (", "Hires steps (", "Hires upscaler (", "Denoising strength (",
+        "TI hashes (",
         "embedding bad (", "ControlNet 0 (", "{dog|cat}",
     ):  # fmt: skip
         assert len([text for text in settings.warnings if field in text]) == 1, field
@@ -74,8 +77,9 @@ GRAPH = {
     "3": {"class_type": "CLIPTextEncode", "inputs": {"text": "a cat", "clip": ["2", 1]}},
     "4": {"class_type": "CLIPTextEncode", "inputs": {"text": "embedding:bad", "clip": ["2", 1]}},
     "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 512, "height": 640, "batch_size": 1}},
-    "6": {"class_type": "KSampler", "inputs": {"seed": 9, "steps": 12, "cfg": 6.5, "sampler_name": "dpmpp_2m", "denoise": 1.0,
-          "scheduler": "karras", "positive": ["3", 0], "negative": ["4", 0], "latent_image": ["5", 0], "model": ["2", 0]}},
+    "6": {"class_type": "KSampler", "inputs": {"seed": 9, "steps": 12, "cfg": 6.5, "sampler_name": "dpmpp_2m",
+          "denoise": 1.0, "scheduler": "karras", "positive": ["3", 0], "negative": ["4", 0], "latent_image": ["5", 0],
+          "model": ["2", 0]}},
     "7": {"class_type": "VAELoader", "inputs": {"vae_name": "x.pt"}},
     "8": {"class_type": "VAEDecode", "inputs": {"samples": ["6", 0], "vae": ["7", 0]}},
     "9": {"class_type": "SaveImage", "inputs": {}},
@@ -127,17 +131,19 @@ def ui(nodes: list[tuple[Any, ...]]) -> dict[str, Any]:
 FLUX = {
     "1": {"class_type": "UNETLoader", "inputs": {"unet_name": "flux1-dev.safetensors", "weight_dtype": "default"}},
     "2": {"class_type": "DualCLIPLoader", "inputs": {"clip_name1": "t5", "clip_name2": "l", "type": "flux"}},
-    "3": {"class_type": "LoraLoaderModelOnly", "inputs": {"lora_name": "a.safetensors", "strength_model": 0.9, "model": ["1", 0]}},
+    "3": {"class_type": "LoraLoaderModelOnly",
+          "inputs": {"lora_name": "a.safetensors", "strength_model": 0.9, "model": ["1", 0]}},
     "4": {"class_type": "Reroute", "inputs": {"": ["3", 0]}},
     "5": {"class_type": "CLIPTextEncode", "inputs": {"text": ["20", 0], "clip": ["2", 0]}},
     "6": {"class_type": "FluxGuidance", "inputs": {"guidance": 3.5, "conditioning": ["5", 0]}},
     "7": {"class_type": "BasicGuider", "inputs": {"model": ["4", 0], "conditioning": ["6", 0]}},
     "8": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": "euler"}},
-    "9": {"class_type": "BasicScheduler", "inputs": {"scheduler": "simple", "steps": 22, "denoise": 1.0, "model": ["4", 0]}},
+    "9": {"class_type": "BasicScheduler",
+          "inputs": {"scheduler": "simple", "steps": 22, "denoise": 1.0, "model": ["4", 0]}},
     "10": {"class_type": "RandomNoise", "inputs": {"noise_seed": 77}},
     "11": {"class_type": "EmptySD3LatentImage", "inputs": {"width": ["21", 0], "height": 768, "batch_size": 1}},
-    "12": {"class_type": "SamplerCustomAdvanced", "inputs": {"noise": ["10", 0], "guider": ["7", 0], "sampler": ["8", 0],
-           "sigmas": ["9", 0], "latent_image": ["11", 0]}},
+    "12": {"class_type": "SamplerCustomAdvanced", "inputs": {"noise": ["10", 0], "guider": ["7", 0],
+           "sampler": ["8", 0], "sigmas": ["9", 0], "latent_image": ["11", 0]}},
     "13": {"class_type": "VAEDecode", "inputs": {"samples": ["12", 0], "vae": ["14", 0]}},
     "14": {"class_type": "VAELoader", "inputs": {"vae_name": "ae.safetensors"}},
     "15": {"class_type": "SaveImage", "inputs": {"images": ["13", 0]}, "is_changed": [float("nan")]},
@@ -149,7 +155,8 @@ FLUX = {
 def test_a_graph_with_a_node_for_every_part(tmp_path: Path) -> None:
     settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(FLUX)))
     assert settings.config == {
-        "prompt": "a red fox", "steps": 22, "guidance": 3.5, "seed": 77, "width": 1344, "height": 768, "sampler": "euler",
+        "prompt": "a red fox", "steps": 22, "guidance": 3.5, "seed": 77, "width": 1344, "height": 768,
+        "sampler": "euler",
         "schedule": "simple", "loras": [{"name": "a", "te": 0.0, "unet": 0.9}],
     }  # fmt: skip
     assert settings.model == {"name": "flux1-dev"}
@@ -158,14 +165,15 @@ def test_a_graph_with_a_node_for_every_part(tmp_path: Path) -> None:
 
 def test_the_first_of_two_passes_is_repeated(tmp_path: Path) -> None:
     """Hires fix: whichever order the nodes have, the pass that starts from nothing is the image's."""
-    first = {"class_type": "KSamplerAdvanced", "inputs": {**GRAPH["6"]["inputs"], "noise_seed": 9, "start_at_step": 0,  # type: ignore[dict-item]
+    inputs: dict[str, Any] = dict(GRAPH["6"]["inputs"])  # type: ignore[call-overload]
+    first = {"class_type": "KSamplerAdvanced", "inputs": {**inputs, "noise_seed": 9, "start_at_step": 0,
              "end_at_step": 10000}}  # fmt: skip
     del first["inputs"]["seed"]
-    second = {"class_type": "KSampler", "inputs": {**GRAPH["6"]["inputs"], "steps": 5, "denoise": 0.4,  # type: ignore[dict-item]
-              "latent_image": ["12", 0]}}  # fmt: skip
+    second = {"class_type": "KSampler", "inputs": {**inputs, "steps": 5, "denoise": 0.4, "latent_image": ["12", 0]}}
     graph = {
         "20": second, "12": {"class_type": "LatentUpscaleBy", "inputs": {"samples": ["6", 0], "scale_by": 2}},
-        **{key: GRAPH[key] for key in "12345"}, "6": first, "8": {"class_type": "VAEDecode", "inputs": {"samples": ["20", 0]}},
+        **{key: GRAPH[key] for key in "12345"}, "6": first,
+        "8": {"class_type": "VAEDecode", "inputs": {"samples": ["20", 0]}},
         "9": {"class_type": "SaveImage", "inputs": {"images": ["8", 0]}},
     }  # fmt: skip
     settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
@@ -195,8 +203,8 @@ def test_a_workflow_without_a_prompt_says_the_same(tmp_path: Path) -> None:
         (3, "CLIPTextEncode", {"clip": (7, 0), "text": (32, 0)}, ["not this"]),
         (4, "CLIPTextEncode", {"clip": (7, 0)}, ["bad"]),
         (5, "EmptyLatentImage", {}, [512, 640, 1]),
-        (6, "KSampler", {"model": (31, 0), "positive": (3, 0), "negative": (4, 0), "latent_image": (5, 0), "seed": (33, 0)},
-         [1, "randomize", 12, 6.5, "dpmpp_2m", "karras", 1]),
+        (6, "KSampler", {"model": (31, 0), "positive": (3, 0), "negative": (4, 0), "latent_image": (5, 0),
+                         "seed": (33, 0)}, [1, "randomize", 12, 6.5, "dpmpp_2m", "karras", 1]),
         (8, "VAEDecode", {"samples": (6, 0), "vae": (1, 2)}, []),
         (9, "SaveImage", {"images": (8, 0)}, ["ComfyUI"]),
         (32, "PrimitiveNode", {}, ["a cat", "fixed"]),
@@ -206,7 +214,8 @@ def test_a_workflow_without_a_prompt_says_the_same(tmp_path: Path) -> None:
     for texts in ({}, {"prompt": "{}"}, {"prompt": "{broken"}):
         settings = read_settings(image(tmp_path / "a.png", workflow=json.dumps(workflow), **texts))
         assert settings.config == {
-            "prompt": "a cat", "negative_prompt": "bad", "steps": 12, "guidance": 6.5, "seed": 9, "width": 512, "height": 640,
+            "prompt": "a cat", "negative_prompt": "bad", "steps": 12, "guidance": 6.5, "seed": 9, "width": 512,
+            "height": 640,
             "sampler": "dpmpp_2m", "schedule": "karras", "clip_skip": 2,
             "loras": [{"name": "styles/pixel", "te": 0.5, "unet": 0.8}],
         }  # fmt: skip
@@ -225,12 +234,17 @@ def test_a_hostile_graph_ends(tmp_path: Path) -> None:
     circle: dict[str, Any] = {
         str(n): {"class_type": "Reroute", "inputs": {"": [str((n + 1) % 2000), 0]}} for n in range(2000)
     }
-    circle["s"] = {"class_type": "KSampler", "inputs": {key: ["0", 0] for key in GRAPH["6"]["inputs"]}}  # type: ignore[attr-defined]
+    keys: list[str] = list(GRAPH["6"]["inputs"])  # type: ignore[call-overload]
+    circle["s"] = {"class_type": "KSampler", "inputs": {key: ["0", 0] for key in keys}}
     self = {"s": {"class_type": "SamplerCustomAdvanced", "inputs": {name: ["s", 0] for name in (
-        "noise", "guider", "sampler", "sigmas", "latent_image", "model", "positive", "clip", "text", "steps")}}}  # fmt: skip
+        "noise", "guider", "sampler", "sigmas", "latent_image", "model", "positive", "clip", "text",
+        "steps")}}}  # fmt: skip
     many = {str(n): {"class_type": "X", "inputs": {}} for n in range(20_000)} | GRAPH
-    texts = {f"t{n}": {"class_type": "StringConcatenate", "inputs": {"string_a": [f"t{n + 1}", 0], "string_b": [f"t{n + 1}", 0]}}
-             for n in range(60)}  # fmt: skip
+    links = [[f"t{n + 1}", 0] for n in range(60)]
+    texts = {
+        f"t{n}": {"class_type": "StringConcatenate", "inputs": {"string_a": link, "string_b": link}}
+        for n, link in enumerate(links)
+    }
     deep = GRAPH | texts | {"3": {"class_type": "CLIPTextEncode", "inputs": {"text": ["t20", 0]}}}
     joined = GRAPH | {
         "3": {
@@ -243,8 +257,12 @@ def test_a_hostile_graph_ends(tmp_path: Path) -> None:
             settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
         assert len(settings.warnings) < 100 and cost.seconds < 2.0
     for value in VALUES:
-        for workflow in ({"nodes": value}, {"nodes": [value], "links": value}, {"nodes": [{"id": value, "type": "KSampler", "inputs": [value],
-                         "widgets_values": value, "mode": value}], "links": [value, [value] * 6]}):  # fmt: skip
+        node = {"id": value, "type": "KSampler", "inputs": [value], "widgets_values": value, "mode": value}
+        for workflow in (
+            {"nodes": value},
+            {"nodes": [value], "links": value},
+            {"nodes": [node], "links": [value, [value] * 6]},
+        ):
             try:
                 read_settings(image(tmp_path / "a.png", workflow=json.dumps(workflow)))
             except InweaveError as error:
@@ -253,8 +271,10 @@ def test_a_hostile_graph_ends(tmp_path: Path) -> None:
 
 def test_a_table_of_invokeai(tmp_path: Path) -> None:
     table = {
-        "app_version": "5.6", "generation_mode": "sdxl_txt2img", "positive_prompt": "a cat", "negative_prompt": "", "width": 1024,
-        "height": 1024, "seed": 3, "cfg_scale": 5.5, "steps": 30, "scheduler": "euler", "clip_skip": 0, "hrf_enabled": True,
+        "app_version": "5.6", "generation_mode": "sdxl_txt2img", "positive_prompt": "a cat", "negative_prompt": "",
+        "width": 1024,
+        "height": 1024, "seed": 3, "cfg_scale": 5.5, "steps": 30, "scheduler": "euler", "clip_skip": 0,
+        "hrf_enabled": True,
         "model": {"name": "sdxl", "hash": "blake3:" + "ab" * 32}, "vae": {"name": "fix"},
         "loras": [{"model": {"name": "pixel", "hash": "blake3:" + "cd" * 32}, "weight": 0.7}],
     }  # fmt: skip
@@ -344,8 +364,8 @@ def test_loras_are_matched_by_hash_before_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "../outside", "../loras/../outside", "x/../../outside", "~/outside", "~nosuch/x", "outside\0", "a" * 300,
-     "a" * 20_000, ".", "..", "\ud800"],
+    ["/etc/passwd", "../outside", "../loras/../outside", "x/../../outside", "~/outside", "~nosuch/x", "outside\0",
+     "a" * 300, "a" * 20_000, ".", "..", "\ud800"],
 )  # fmt: skip
 def test_names_stay_inside_of_the_lora_folders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loras(tmp_path / "loras")
@@ -445,9 +465,12 @@ def test_a_hostile_record_is_an_error_or_a_warning(value: Any, tmp_path: Path) -
     "text",
     [
         "a" * 300_000, "a" * 300_000 + "\nSteps: 1", "x\nSteps: 1, " + "a" * 300_000, "x\nSteps: 1, " + "a: " * 60_000,
-        "x\nSteps: 1, " + 'a:"' * 60_000, "x\nSteps: 1, " + "a:[" * 60_000, "x\nSteps: 1," + "{" * 100_000, "x\nSteps: 1" + " " * 300_000,
-        "x\nSteps: " + "9" * 5000, "x\nSteps: 1, Seed: " + "9" * 5000, "x\nSteps: 1, Size: " + "9" * 5000 + "x1", "\n" * 300_000,
-        "[" * 100_000, "[a:" * 50_000, "[" + "a:" * 50_000 + "1]", "x\nSteps: 1, CFG scale: nan", "x\nSteps: 1, CFG scale: 1e999",
+        "x\nSteps: 1, " + 'a:"' * 60_000, "x\nSteps: 1, " + "a:[" * 60_000, "x\nSteps: 1," + "{" * 100_000,
+        "x\nSteps: 1" + " " * 300_000,
+        "x\nSteps: " + "9" * 5000, "x\nSteps: 1, Seed: " + "9" * 5000, "x\nSteps: 1, Size: " + "9" * 5000 + "x1",
+        "\n" * 300_000,
+        "[" * 100_000, "[a:" * 50_000, "[" + "a:" * 50_000 + "1]", "x\nSteps: 1, CFG scale: nan",
+        "x\nSteps: 1, CFG scale: 1e999",
         "\ud800\nSteps: 1", "x\nSteps: 1, Lora hashes: " + "a: b, " * 20_000, "x\nSteps: 1, Hashes: [1]", "x\nSteps: ١",
         "x\nSteps: 1, Hashes: " + '{"lora:a": 5, "model": [], "embed:": {}}',
     ],

@@ -1,4 +1,4 @@
-"""One request takes one pass: every prompt is parsed once, the request is prepared once, every LoRA is looked up once."""
+"""One request takes one pass: prompts are parsed, the request is prepared and LoRAs are looked up once."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.adapter import Form
 from inweave.formats.read import read
-from inweave.formats.spell import kohya_tensors
 from inweave.layers import attach, collect, merge
 from inweave.layers.lokr import split_factors
 from inweave.ops.tensors.decode import decode, encode
@@ -57,7 +57,7 @@ def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:
     """As a file of LyCORIS holds it."""
-    tensors = kohya_tensors(collect(model).entries[0])
+    tensors = collect(model).entries[0].factors.spelled(Form("kohya"), "weight")
     assert isinstance(tensors, dict)
     return {suffix: decode(value) for suffix, value in tensors.items()}
 

@@ -109,7 +109,7 @@ def test_hooks_on_what_is_fused_with_its_neighbors_are_called(kind: type[nn.Modu
 
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
 def test_layers_and_their_loras_as_one_operation_change_no_gradient(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, convolutions too; selective checkpointing stores what a convolution returns, so those are computed apart."""
+    """As on a GPU, convolutions too; selective checkpointing stores their outputs, so they are computed separately."""
     unet, inputs = network("sd1.5")
     fuse_blocks(unet)
     plain = gradients(unet, inputs)
@@ -227,7 +227,8 @@ def test_trained_norms_and_convolutions_keep_their_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "stride,padding,dilation,groups,size", [(1, 1, 1, 1, (8, 9)), (2, 1, 1, 2, (8, 9)), (2, 0, 2, 1, (11, 12)), (3, 2, 1, 4, (7, 10))]
+    "stride,padding,dilation,groups,size", [(1, 1, 1, 1, (8, 9)), (2, 1, 1, 2, (8, 9)), (2, 0, 2, 1, (11, 12)),
+                                             (3, 2, 1, 4, (7, 10))]
 )  # fmt: skip
 def test_a_frozen_convolution_has_torch_s_gradient(
     stride: int, padding: int, dilation: int, groups: int, size: tuple[int, int]
@@ -271,7 +272,7 @@ def test_compiled_blocks_compute_the_same() -> None:
 
 @pytest.mark.parametrize("variant", ["sd3.5-medium", "z-image-turbo", "qwen-image", "flux1-dev"])
 def test_transformers_train_as_before(variant: str, tmp_path: Path) -> None:
-    """A loss of the training task: their norms of queries and keys are fused, where diffusers' own class computes them."""
+    """A loss of the training task: norms of queries and keys are fused, in place of diffusers' own class."""
     task = task_on(make_set(tmp_path / "set"), model=fresh_model(variant), targets="attention", rank=2)
     trained = attach_adapters(task.networks, task.config)
     for number, parameter in enumerate(trained.parameters.values()):

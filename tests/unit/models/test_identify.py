@@ -149,7 +149,10 @@ def cut(base: str, ending: str) -> Shapes:
         (lambda: base_listing("flux1_fill_dev_bfl"), "width 384; expected 64"),
         (lambda: known("chroma1-hd"), "Chroma"),
         (lambda: known("lumina2"), "family lumina2"),
-        (lambda: known("qwen-image") | {f"{UNET}time_text_embed.addition_t_embedding.weight": (2, 3072)}, "Qwen-Image-Layered"),
+        (
+            lambda: known("qwen-image") | {f"{UNET}time_text_embed.addition_t_embedding.weight": (2, 3072)},
+            "Qwen-Image-Layered",
+        ),
         (lambda: listing("unet-sd1.5"), "in diffusers names"),
         (lambda: known("sd3.5-medium") | {f"{UNET}joint_blocks.24.x_block.attn.qkv.weight": (1, 1)}, "depth 25 with"),
     ],

@@ -1,4 +1,4 @@
-"""Every setting of every configuration of every family, replaced by every kind of JSON value: errors of ours, at once."""
+"""Every setting of every configuration, replaced by every kind of JSON value, is an `InweaveError` at once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support import sized, stopwatch
 FAMILIES = ("sd1.5", "sdxl", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image")
 MISSING = object()
 VALUES: list[Any] = [
-    MISSING, None, True, False, 0, 1, -1, 3, 10**7, 10**12, 10**400, 1.5, -1.0, 1e300, float("nan"), float("inf"), "", "x",
-    "a" * 5000, "\ud800", [], [1], [None], ["x"], [0, 0, 0, 0], [[1]], [10**7] * 4, [1] * 5000, {}, {"a": 1},
+    MISSING, None, True, False, 0, 1, -1, 3, 10**7, 10**12, 10**400, 1.5, -1.0, 1e300, float("nan"), float("inf"), "",
+    "x", "a" * 5000, "\ud800", [], [1], [None], ["x"], [0, 0, 0, 0], [[1]], [10**7] * 4, [1] * 5000, {}, {"a": 1},
 ]  # fmt: skip
 SECONDS = 2.0  # of CPU, on a busy machine; a hang takes minutes
 

@@ -102,7 +102,7 @@ class Relative(Flux1):
     """A family that shares no name with a built-in one."""
 
     name = "relative"
-    variants = ()
+    variants: Any = ()
     presets = {"relative": {}}  # noqa: RUF012
 
 
@@ -146,7 +146,7 @@ def test_a_clash_is_refused_by_name(installed: dict[str, object], plugin: object
     installed["new"] = plugin
     with pytest.raises(ConfigError) as caught:
         package.families()
-    assert caught.value.problems == (f"plugin 'new' (inweave.families): {problem}",)
+    assert [str(each) for each in caught.value.problems] == [f"plugin 'new' (inweave.families): {problem}"]
 
 
 def test_what_a_family_lacks_and_clashes_of_two_packages_are_reported_together(installed: dict[str, object]) -> None:
@@ -159,7 +159,7 @@ def test_what_a_family_lacks_and_clashes_of_two_packages_are_reported_together(i
     }
     with pytest.raises(ConfigError) as caught:
         package.families()
-    assert caught.value.problems == (
+    assert [str(each) for each in caught.value.problems] == [
         "plugin 'b' (inweave.families): the family name 'relative' is taken by plugin 'a'",
         "plugin 'c' (inweave.families): the family does not set steps, guidance, attention",
-    )
+    ]

@@ -148,20 +148,24 @@ def test_problems_name_what_would_work() -> None:
 
 #: the names that menus, APIs and files of other programs use
 NAMES = {
-    "AUTOMATIC1111 1.10": """DPM++ 2M|DPM++ SDE|DPM++ 2M SDE|DPM++ 2M SDE Heun|DPM++ 2S a|DPM++ 3M SDE|Euler a|Euler|LMS|Heun|
+    "AUTOMATIC1111 1.10": """DPM++ 2M|DPM++ SDE|DPM++ 2M SDE|DPM++ 2M SDE Heun|DPM++ 2S a|DPM++ 3M SDE|Euler a|Euler|
+LMS|Heun|
 DPM2|DPM2 a|DPM fast|DPM adaptive|Restart|DDIM|DDIM CFG++|PLMS|UniPC|LCM""",
-    "AUTOMATIC1111 1.8 and its aliases": """LMS Karras|DPM2 Karras|DPM2 a Karras|DPM++ 2S a Karras|DPM++ 2M Karras|DPM++ SDE Karras|
+    "AUTOMATIC1111 1.8 and its aliases": """LMS Karras|DPM2 Karras|DPM2 a Karras|DPM++ 2S a Karras|DPM++ 2M Karras|
+DPM++ SDE Karras|
 DPM++ 2M SDE Exponential|DPM++ 2M SDE Heun Karras|DPM++ 3M SDE Exponential|k_euler|k_euler_a|k_lms|
 k_heun|k_dpm_2|k_dpm_2_a|k_dpmpp_2s_a|k_dpmpp_2m|k_dpmpp_sde|k_dpmpp_2m_sde_ka|k_dpm_fast|k_dpm_ad|
 k_lms_ka|k_dpmpp_2m_sde_exp|k_dpmpp_3m_sde_exp|k_dpmpp_2m_sde_heun_ka|Euler Trailing""",
-    "Forge, reForge": """HeunPP2|IPNDM|IPNDM_V|DEIS|DDPM|DDPM Karras|Euler CFG++|Euler a CFG++|DPM++ 2M CFG++|DPM++ SDE CFG++|
+    "Forge, reForge": """HeunPP2|IPNDM|IPNDM_V|DEIS|DDPM|DDPM Karras|Euler CFG++|Euler a CFG++|DPM++ 2M CFG++|
+DPM++ SDE CFG++|
 DPM++ 2S a CFG++|DPM++ 2M SDE CFG++|DPM++ 3M SDE CFG++|[Forge] Flux Realistic|
 [Forge] Flux Realistic (Slow)|Euler SMEA|Euler SMEA Dy|Euler Dy|Euler Negative|Euler Dy Negative|
 Euler Max|Kohaku LoNyu Yog|Gradient Estimation|Gradient Estimation CFG++|Res Multistep|
 Res Multistep CFG++|Res Multistep Ancestral|ER SDE|SEEDS-2|SEEDS-3|SA-Solver|SA-Solver PECE|TCD|
 TCD Euler a|DPM++ 4M SDE|DPM++ 2M alt|DPM++ 2M alt Karras|Extended Reverse-Time SDE|ODE (Bosh3)|
 ODE (Fehlberg2)|ODE (Adaptive Heun)|ODE (Dopri5)|Euler a2|DPM++ 1S|LCM Custom|VK_LCM""",
-    "ComfyUI 0.3, RES4LYF": """euler|euler_cfg_pp|euler_ancestral|euler_ancestral_cfg_pp|heun|heunpp2|exp_heun_2_x0|exp_heun_2_x0_sde|
+    "ComfyUI 0.3, RES4LYF": """euler|euler_cfg_pp|euler_ancestral|euler_ancestral_cfg_pp|heun|heunpp2|exp_heun_2_x0|
+exp_heun_2_x0_sde|
 dpm_2|dpm_2_ancestral|lms|dpm_fast|dpm_adaptive|dpmpp_2s_ancestral|dpmpp_2s_ancestral_cfg_pp|dpmpp_sde|
 dpmpp_sde_gpu|dpmpp_2m|dpmpp_2m_cfg_pp|dpmpp_2m_sde|dpmpp_2m_sde_gpu|dpmpp_2m_sde_heun|
 dpmpp_2m_sde_heun_gpu|dpmpp_3m_sde|dpmpp_3m_sde_gpu|ddpm|lcm|ipndm|ipndm_v|deis|res_multistep|
@@ -184,7 +188,8 @@ DPM++ SDE Trailing|DPM++ 2M AYS|Euler A AYS|DPM++ 2M Trailing|DDIM Trailing""",
     "SD.Next": """UniPC|DEIS|DPM++|DPM++ 1S|DPM SDE|DPM++ 2M EDM|Euler EDM|Euler SGM|Euler FlowMatch|CMSI|PNDM|IPNDM|
 VDM Solver|SA Solver|BDIA DDIM|TDD|TCD|DPM++ Cosine|LMSD|KDPM2|KDPM2 a|LMS EDM|DC Solver|DPM2++ 2M|
 LCM FlowMatch|Heun FlowMatch|UFOGen|PeRFlow""",
-    "diffusers": """DDIMScheduler|DDPMScheduler|DEISMultistepScheduler|DPMSolverMultistepScheduler|DPMSolverSDEScheduler|
+    "diffusers": """DDIMScheduler|DDPMScheduler|DEISMultistepScheduler|DPMSolverMultistepScheduler|
+DPMSolverSDEScheduler|
 DPMSolverSinglestepScheduler|EulerAncestralDiscreteScheduler|EulerDiscreteScheduler|
 FlowMatchEulerDiscreteScheduler|FlowMatchHeunDiscreteScheduler|HeunDiscreteScheduler|IPNDMScheduler|
 KDPM2AncestralDiscreteScheduler|KDPM2DiscreteScheduler|LCMScheduler|LMSDiscreteScheduler|PNDMScheduler|

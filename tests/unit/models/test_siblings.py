@@ -1,4 +1,4 @@
-"""Layers of one input share a product in a training step: the same outputs and gradients, and the same names and parameters."""
+"""Layers of one input share a product in a training step, with the same outputs, gradients, names and parameters."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ MEAN, STD = [0.5, -1.0, 2.0, 0.0], [1.0, 2.0, 0.5, 4.0]
 def image_vae() -> Any:
     torch.manual_seed(0)
     return AutoencoderKL(
-        block_out_channels=(8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
         latent_channels=4, norm_num_groups=4, scaling_factor=0.3, shift_factor=0.1,
     ).eval()  # fmt: skip
 

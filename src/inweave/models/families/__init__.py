@@ -1,7 +1,8 @@
 """The families of diffusion models: to add one, write its file here and list its instance in `BUILT_IN`.
 
-Another package adds one through an entry point, `[project.entry-points."inweave.families"]`, whose object is an instance of
-`inweave.models.families.base.Family`. Its families are asked first, so that one can claim a relative of a built-in model.
+Another package adds one through an entry point, `[project.entry-points."inweave.families"]`, whose object is an
+instance of `inweave.models.families.base.Family`. Its families are asked first, so that one can claim a relative of a
+built-in model.
 
     family_of("UNet2DConditionModel", config) -> the family of a denoiser
 """

@@ -1,8 +1,8 @@
 """A model family: everything that generating and training need to know about it, in one object.
 
-A family is a subclass of `Family` with one instance: in one file of this package, listed in `inweave.models.families`, or in
-another package, which declares it as an entry point of the group `inweave.families`. Code outside of a family never branches
-on its name; it asks the family.
+A family is a subclass of `Family` with one instance: in one file of this package, listed in `inweave.models.families`,
+or in another package, which declares it as an entry point of the group `inweave.families`. Code outside of a family
+never branches on its name; it asks the family.
 
     declared as data                                computed by methods
     networks, tokenizers    folders and classes     recognizes    is this denoiser one of mine?
@@ -14,19 +14,23 @@ on its name; it asks the family.
 
 Contract
 - Files of this package import torch only inside methods, so that configurations are read without it.
-- Latents are (batch, channels, height, width) everywhere. A family that packs patches or adds a frame axis does so inside
+- Latents are (batch, channels, height, width) everywhere. A family that packs patches or adds a frame axis does so
+inside
   `denoise` and undoes it there.
-- Times are those of the scheduler, 0 to 1000, also for flows; `denoise` rescales or reverses them. What it returns is
-  what the scheduler and the objective expect: noise, velocity, or for a flow noise minus image.
+- Times are those of the scheduler, 0 to 1000, also for flows; `denoise` rescales or reverses them. It returns the
+  prediction that the scheduler and the objective expect: noise, velocity, or for a flow noise minus image.
 - Token ids go by the folder of their encoder, with the batch as the first axis; a family may add tensors such as a mask
-  under "<folder>.<name>". Rows of a batch have one length: texts are padded to a number of chunks, which is whatever
-  unit the family pads by. Where a denoiser takes texts of different lengths, the family keeps a mask beside the padded
-  states and cuts inside `denoise`.
+  under "<folder>.<name>". Rows of a batch have one length: texts are padded to a number of chunks, the unit
+  the family pads by. If a denoiser takes texts of different lengths, the family adds a mask to the padded states and
+  truncates them inside `denoise`.
 - Text encoders are either trainable, and then run inside the training step, or frozen: the states of a frozen one are
-  computed once (`frozen_states`) and stand for its token ids in `encode`.
-- Composed prompts add up to one positive prediction, which is then guided as any other:
+  computed once (`frozen_states`) and replace its token ids in `encode`.
+- Composed prompts add up to one positive prediction, which is then guided like any other:
   positive = negative + sum of weight (prediction - negative).
-- Everything a method returns depends on its arguments and the weights alone; nothing is kept on the family.
+- Return values depend only on the arguments and the weights; a family has no state.
+- A family of another package may bring classes of its own (`Network.library`), and for single files the configurations
+of
+  its variants (`Family.package`). Such files use the tensor names of the network's class (`table = "own"`).
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ Pieces = Sequence[tuple[str, float]]
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
-#: what a preset for images holds unless its family has a reason to differ
+#: the training preset for images unless a family has a reason to differ
 IMAGE_PRESET: Mapping[str, Any] = {
     "rank": 16,
     "learning_rate": 1e-4,
@@ -67,14 +71,14 @@ class Network:
 
     folder: str
     class_name: str
-    library: str = "diffusers"  # the module that has the class: diffusers, transformers, or one of the family's package
+    library: str = "diffusers"  # the module of the class: diffusers, transformers, or one of the family's package
     required: bool = True
     text_model: str = ""  # the language model inside of it, where that is built alone
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A published model of a family, and how it is used unless a request says otherwise.
+    """A published model of a family, and the settings of a request that sets none.
 
     Finer than a base of `inweave.targets.bases`: SDXL and SDXL Turbo have the same tensors, SD 2.1 and SD 2.1-base too,
     yet they need another schedule, size or number of steps.
@@ -113,7 +117,7 @@ class PromptTokens:
 class ConditioningRequest:
     """Both prompts of an image, how strongly to guide, and the image's size in pixels.
 
-    ``others``: prompts that are composed with the positive one, each with its weight beside the first one's ``weight``.
+    ``others``: prompts that are composed with the positive one, each with its weight; ``weight`` is the first one's.
     """
 
     positive: Pieces
@@ -141,7 +145,7 @@ class Conditioning:
 
 
 class BlueprintView(Protocol):
-    """What a family sees of `inweave.models.blueprint.Blueprint`, which stands above it."""
+    """The members of `inweave.models.blueprint.Blueprint` that a family uses."""
 
     @property
     def variant(self) -> Variant | None: ...
@@ -154,7 +158,7 @@ class BlueprintView(Protocol):
 
 
 class ModelView(Protocol):
-    """What a family sees of `inweave.models.model.Model`, which stands above it."""
+    """The members of `inweave.models.model.Model` that a family uses."""
 
     @property
     def blueprint(self) -> BlueprintView: ...
@@ -217,26 +221,30 @@ class Family(ABC):
     inpaint_index_options: ClassVar[Mapping[str, Any]] = {}
 
     def image_tokens(self, latents: tuple[int, ...]) -> int:
-        """How many tokens the denoiser sees of latents of this shape."""
+        """Return the number of image tokens in the denoiser for latents of this shape."""
         return latents[2] * latents[3] // self.latent_patch**2
 
     # which model this is
 
     @abstractmethod
     def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
-        """Whether a denoiser of this class and configuration belongs to the family."""
+        """Return whether a denoiser of this class and configuration belongs to the family."""
 
     @abstractmethod
     def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
-        """(variant, evidence) of a single file's denoiser, whose names are in the family's table.
+        """Identify the denoiser of a single file by the names and shapes of its tensors, which have no prefix.
 
-        None where they belong to another family that shares the table; `FormatError` where no known model has them.
+        Returns:
+            The name of the variant and the evidence for it; None for a model of another family with the same table.
+
+        Raises:
+            FormatError: no known model has these tensors.
         """
 
     def refine(
         self, variant: Variant, tensors: Mapping[str, Shape], metadata: Mapping[str, str]
     ) -> tuple[Variant, list[str]]:
-        """The variant that marks and metadata of the file point to, among those whose tensors are the same."""
+        """Return the variant that the file's metadata names among those with the same tensors, and the evidence."""
         for other in (each for each in self.variants if each.mark and each.base == variant.name):
             for key in ("modelspec.architecture", "modelspec.title"):
                 if other.mark in metadata.get(key, "").lower():
@@ -245,20 +253,20 @@ class Family(ABC):
         return variant, []
 
     def variant(self, name: str) -> Variant:
-        """One of its own variants."""
+        """Return the variant of this name."""
         return next(each for each in self.variants if each.name == name)
 
     def preset_name(self, blueprint: BlueprintView) -> str:
-        """Which of its presets suits a model."""
+        """Return the name of the preset for a model."""
         variant = blueprint.variant
         return variant.name if variant is not None and variant.name in self.presets else self.name
 
     @abstractmethod
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
-        """(ss_base_model_version, modelspec.architecture) of an adapter trained on a model of the family."""
+        """Return (ss_base_model_version, modelspec.architecture) for adapters trained on a model of the family."""
 
     def complete(self, folder: str, network: nn.Module) -> None:  # noqa: B027 - most have nothing to add
-        """Compute what a network keeps besides parameters and buffers; it was built on the meta device."""
+        """Compute the attributes of a network besides parameters and buffers; it was built on the meta device."""
 
     # text
 
@@ -266,29 +274,29 @@ class Family(ABC):
     def tokenize(
         self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
     ) -> PromptTokens:
-        """Token ids of one text, padded to at least ``chunks``; ``limit``: tokens that encoders with chunks read."""
+        """Return the token ids of one text, padded to at least ``chunks``; CLIP reads at most ``limit`` tokens."""
 
     @abstractmethod
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
-        """The text conditioning of a batch of token ids, or of states that stand for a frozen encoder's ids.
+        """Return the text conditioning of a batch, with gradients where they are enabled.
 
-        Gradients flow where they are enabled; ``weights`` are those of `tokenize`.
+        ``ids`` go by encoder; `frozen_states` may replace those of a frozen one. ``weights``: those of `tokenize`.
         """
 
     def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
-        """The states of its frozen encoders for a batch of token ids, by the encoder's folder."""
+        """Return the states of the frozen encoders for a batch of token ids, by the encoder's folder."""
         return {}
 
     @abstractmethod
     def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
-        """Empty inputs for `encode` of one text of this length; states in place of a frozen encoder's ids."""
+        """Return empty inputs for `encode` of one text of this length; states in place of a frozen encoder's ids."""
 
     def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
-        """What of a request has no effect on this model."""
+        """Return a warning for each setting of a request that has no effect on this model."""
         return []
 
     def negative_text(self, model: ModelView, request: ConditioningRequest, negative: Tensors) -> Tensors:
-        """The conditioning of the negative prompt, of which ``negative`` is the encoded text."""
+        """Return the conditioning of the negative prompt; ``negative`` is its encoded text."""
         return negative
 
     # the denoiser
@@ -296,10 +304,10 @@ class Family(ABC):
     def batch_inputs(
         self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
-        """All arguments of the denoiser for a batch.
+        """Return all arguments of the denoiser for a batch.
 
-        ``sizes`` has one row per image: height and width of the original, top and left of the crop, height and width
-        of the result; ``latents`` is the shape of the latents.
+        ``sizes`` has one row per image: height and width of the original, top and left of the crop, height and width of
+        the result; ``latents`` is the shape of the latents; ``guidance`` is for denoisers that take it as an input.
         """
         return {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in text.items()}
 
@@ -307,28 +315,28 @@ class Family(ABC):
     def denoise(
         self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
-        """One prediction in the shape of the latents, without guidance."""
+        """Return one prediction in the shape of the latents, without guidance, from the inputs of `batch_inputs`."""
 
     def is_guided(self, model: ModelView, guidance: float) -> bool:
-        """Whether this guidance takes a prediction for the negative prompt too."""
+        """Return whether this guidance needs a prediction for the negative prompt."""
         return guidance > 1.0
 
     def guide(self, negative: torch.Tensor, positive: torch.Tensor, guidance: float) -> torch.Tensor:
-        """Classifier-free guidance."""
+        """Combine two predictions by classifier-free guidance."""
         return negative + guidance * (positive - negative)
 
-    # the same for all
+    # shared by all families
 
     def token_ids(self, model: ModelView, text: str, chunks: int | None = None, limit: int | None = None) -> Tensors:
-        """Token ids of a plain text, for `encode`."""
+        """Return the token ids of a plain text, for `encode`."""
         return self.tokenize(model, ((text, 1.0),) if text else (), chunks, limit).ids
 
     def pad_text(self, text: Tensors, chunks: int) -> Tensors:
-        """The encoded text of rows, padded to ``chunks``; only where a mask hides padding: others pad token ids."""
+        """Pad the encoded text of rows to ``chunks``; only families with `masks_padding` do, others pad token ids."""
         return text
 
     def frozen_folders(self, model: ModelView) -> list[str]:
-        """Those of its frozen encoders that this model has."""
+        """Return the frozen encoders that this model has."""
         return [folder for folder in self.frozen_encoders if folder in model.networks]
 
     def condition(self, model: ModelView, request: ConditioningRequest) -> Conditioning:
@@ -364,7 +372,7 @@ class Family(ABC):
     def predict(
         self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """One prediction, guided where the conditioning is."""
+        """Return one prediction, guided if the conditioning is."""
         import torch
 
         if not conditioning.guided:
@@ -380,7 +388,7 @@ class Family(ABC):
 
 
 def on_encoders(model: ModelView, ids: Tensors) -> Tensors:
-    """Token ids on the device of the encoder they are for."""
+    """Return token ids on the device of their encoder."""
     return {name: value.to(device_of(model.networks[name.partition(".")[0]])) for name, value in ids.items()}
 
 

@@ -4,7 +4,7 @@
                                                                     less the first `dropped` tokens
 
 The length is that of the text. Where rows of a batch have to be alike, texts are padded to multiples of `UNIT` tokens,
-and a mask beside the states says which of them are text. Attention in these models is causal, so padding at the end
+and a mask marks the states that are text. Attention in these models is causal, so padding at the end
 changes no state before it, and rows of different lengths are encoded together without a mask.
 
 The encoders are as large as a denoiser and are never trained; the states of a text are kept instead. A prompt is a
@@ -41,7 +41,7 @@ class ChatFamily(Family):
     frozen_encoders = (ENCODER,)
     long_text = 512 // UNIT
     masks_padding = True
-    template: ClassVar[str]  # the text stands in place of {}
+    template: ClassVar[str]  # {} is replaced by the text
     dropped: ClassVar[int] = 0  # tokens of the template before the text whose states are not used
     layer: ClassVar[int] = 1
     limit: ClassVar[int]  # tokens the denoiser reads

@@ -1,4 +1,4 @@
-"""Families that read prompts with CLIP, and some of them with T5 beside it.
+"""Families that encode prompts with CLIP, some of them also with T5.
 
     trainable_encoders   CLIPs: token ids in chunks, (batch, chunks, length)
     frozen_encoders      T5: token ids (batch, length), or its states (batch, length, width) in their place
@@ -24,14 +24,14 @@ class ClipFamily(Family):
     """Tokenizes and encodes with CLIP and T5; subclasses join the states as their denoiser expects them."""
 
     def clip_layer(self, clip_skip: int | None) -> int | None:
-        """The layer of CLIP whose states are used, counted from the end; None: its own output."""
+        """Return the CLIP layer whose states are used, counted from the end; None for CLIP's output."""
         return max(clip_skip or 2, 2)  # trained on the layer before the last
 
     reads_clip_states: ClassVar[bool] = True  # whether the denoiser reads every token, not only what CLIP pools
     final_norm = False  # whether an earlier layer goes through CLIP's final norm
 
     def t5_length(self, model: ModelView) -> int:
-        """How many tokens T5 reads."""
+        """Return how many tokens T5 reads."""
         raise NotImplementedError(f"{self.name} has no T5")
 
     def tokenize(
@@ -84,7 +84,7 @@ class ClipFamily(Family):
     def clip_states(
         self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """States of all CLIPs joined along the width, and what each pools."""
+        """Return the states of all CLIPs concatenated along the width, and the pooled output of each."""
         import torch
 
         from inweave.models.encode import encode_clip
@@ -103,7 +103,7 @@ class ClipFamily(Family):
         return torch.cat([hidden for hidden, _ in states], -1), [pooled for _, pooled in states if pooled is not None]
 
     def t5_states(self, model: ModelView, ids: Tensors, weights: Tensors | None) -> torch.Tensor | None:
-        """What T5 makes of a text, or what was kept of it; None where the model has no T5."""
+        """Return T5's states of a text, computed now or before; None if the model has no T5."""
         from inweave.models.encode import encode_t5
 
         for folder in self.frozen_encoders:
@@ -115,5 +115,5 @@ class ClipFamily(Family):
 
 
 def tokenizer_of(encoder: str) -> str:
-    """The folder of a text encoder's tokenizer."""
+    """Return the folder of a text encoder's tokenizer."""
     return encoder.replace("text_encoder", "tokenizer")

@@ -1,10 +1,11 @@
-"""FLUX.1 dev and schnell: a transformer over 2x2 patches of latents and T5's states, with what CLIP pools beside them.
+"""FLUX.1 dev and schnell: a transformer over 2x2 patches of latents and T5's states, with CLIP's pooled output.
 
     hidden_states  (batch, rows * columns, channels * 4)     img_ids  (0, row, column) of every patch
     timestep       t / 1000                                  txt_ids  zeros
 
-dev was distilled to take guidance as a number (`guidance_embeds`), schnell to need none: neither uses a negative prompt.
-Training leaves that distillation alone with a guidance of 1. Its timesteps are shifted by the size of the image.
+dev was distilled to take guidance as a number (`guidance_embeds`), schnell to need none: neither uses a negative
+prompt. Training leaves that distillation alone with a guidance of 1. Its timesteps are shifted by the size of the
+image.
 
 Single files name their blocks `double_blocks`; one with `guidance_in` is dev, without it schnell.
 """
@@ -120,21 +121,21 @@ class Flux1(ClipFamily):
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:
-    """2x2 patches as rows: (batch, rows * columns, channels * 4)."""
+    """Return 2x2 patches as rows: (batch, rows * columns, channels * 4)."""
     batch, channels, height, width = latents.shape
     patches = latents.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return patches.reshape(batch, height // 2 * width // 2, channels * 4)
 
 
 def unpack(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Rows of patches as latents of this shape again."""
+    """Return rows of patches as latents of this shape."""
     batch, channels, height, width = shape
     patches = packed.view(batch, height // 2, width // 2, channels, 2, 2).permute(0, 3, 1, 4, 2, 5)
     return patches.reshape(batch, channels, height, width)
 
 
 def patch_positions(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
-    """(0, row, column) of every patch, in the dtype of ``like``."""
+    """Return (0, row, column) of every patch, in the dtype of ``like``."""
     import torch
 
     positions = torch.zeros(rows, columns, 3, device=like.device)  # made there: a training step copies nothing

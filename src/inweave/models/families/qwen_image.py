@@ -10,8 +10,8 @@ Guidance scales each patch of the guided prediction to the length of the plain o
 
     g = negative + guidance (positive - negative)        prediction = g |positive| / |g|
 
-The autoencoder is Wan's, for video: its latents have a mean and a deviation per channel. Timesteps are shifted by the size
-of the image. Single files have diffusers' names, under `model.diffusion_model.` or without a prefix.
+The autoencoder is Wan's, for video: its latents have a mean and a deviation per channel. Timesteps are shifted by the
+size of the image. Single files have diffusers' names, under `model.diffusion_model.` or without a prefix.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class QwenImage(ChatFamily):
     pipeline = "QwenImagePipeline"
     template = (
         "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     dropped = 34
     limit = 1024

@@ -2,9 +2,10 @@
 
     denoiser(latents, t, encoder_hidden_states)       noise (epsilon) or velocity (v_prediction)
 
-Single files name their UNet's blocks `input_blocks`; the width of the text it attends to tells the generation: 768 SD 1.x,
-1024 SD 2.x (2048 is SDXL). Input channels: 4, or 9 with a mask and the masked image (inpainting). Noise or velocity is
-not in the tensors: marks and metadata of the file tell, and where they do not, the evidence names what was assumed.
+Single files name their UNet's blocks `input_blocks`; the width of the text it attends to tells the generation: 768 SD
+1.x, 1024 SD 2.x (2048 is SDXL). Input channels: 4, or 9 with a mask and the masked image (inpainting). Noise or
+velocity is not in the tensors: marks and metadata of the file tell, and where they do not, the evidence names what was
+assumed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _ARCHITECTURES: dict[str, Prediction] = {
 
 
 class UNetFamily(ClipFamily):
-    """What the families with a UNet share."""
+    """The common part of the families with a UNet."""
 
     table = "unet"
     single_file = "a UNet (input_blocks)"
@@ -98,7 +99,7 @@ class UNetFamily(ClipFamily):
     def prediction_sign(
         self, variant: Variant, tensors: Mapping[str, Shape], metadata: Mapping[str, str]
     ) -> tuple[Prediction | None, str]:
-        """(what the UNet predicts, the surest sign of it in the file); None where there is no sign."""
+        """Return what the UNet predicts and the evidence in the file; None without evidence."""
         label = metadata.get("modelspec.prediction_type", "").strip().lower()
         if "v_pred" in tensors:
             return "v_prediction", "the mark v_pred"
@@ -107,7 +108,7 @@ class UNetFamily(ClipFamily):
         return None, ""
 
     def predicting(self, variant: Variant, prediction: Prediction) -> Variant | None:
-        """The variant with the same tensors that predicts this, where there is one of its own."""
+        """Return the published variant with the same tensors and this prediction, or None."""
         return None
 
     def denoise(

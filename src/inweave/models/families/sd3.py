@@ -3,8 +3,8 @@
     states  [CLIPs joined along the width, padded to T5's width | T5, or zeros where the model has none]
     pooled  of both CLIPs
 
-Single files name their blocks `joint_blocks`: 24 of them are SD3 medium, with `x_block.attn2` SD3.5 medium; 38 are SD3.5
-large. Trained by flow matching with logit-normal timesteps and a shift of 3; adapters are trained on the same.
+Single files name their blocks `joint_blocks`: 24 of them are SD3 medium, with `x_block.attn2` SD3.5 medium; 38 are
+SD3.5 large. Trained by flow matching with logit-normal timesteps and a shift of 3; adapters are trained on the same.
 """
 
 from __future__ import annotations

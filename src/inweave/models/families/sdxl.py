@@ -37,7 +37,8 @@ class StableDiffusionXL(UNetFamily):
         Variant("sdxl", "sdxl", "stabilityai/stable-diffusion-xl-base-1.0", 1024, 20, 7.5),
         Variant("sdxl-turbo", "sdxl", "stabilityai/sdxl-turbo", 512, 4, 0.0, base="sdxl", mark="turbo",
                 aliases=("turbo", "sd-xl-turbo")),
-        Variant("sdxl-inpaint", "sdxl", "diffusers/stable-diffusion-xl-1.0-inpainting-0.1", 1024, 20, 7.5, inpaint=True),
+        Variant("sdxl-inpaint", "sdxl", "diffusers/stable-diffusion-xl-1.0-inpainting-0.1", 1024, 20, 7.5,
+                inpaint=True),
     )  # fmt: skip
     inpaint_variants: ClassVar[Mapping[str, str]] = {"sdxl": "sdxl-inpaint"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -46,8 +47,9 @@ class StableDiffusionXL(UNetFamily):
             "resolution": 1024,
             # evens out the steps, so that faces and composition are trained at one pace
             "min_snr_gamma": 5.0,
-            # SDXL's own last stage was trained with offset noise (0.05); an adapter trained without any slowly takes the
-            # dark and the light ends away again. This keeps them, and is too weak to shift a short run's brightness.
+            # SDXL's own last stage was trained with offset noise (0.05); an adapter trained without any slowly takes
+            # the dark and the light ends away again. This keeps them, and is too weak to shift a short run's
+            # brightness.
             "noise_offset": 0.0357,
             "text_encoder_learning_rate": 1e-5,
         }

@@ -3,14 +3,16 @@
     x       list of (channels, 1, height, width)         cap_feats  list of (length, width), as long as each text is
     t       1 - t / 1000: 0 is noise, 1 is the image     the prediction is image minus noise, so its sign is turned
 
-The denoiser pads every text to 32 tokens with a vector of its own and places the image after it, so a row depends on the
-true length of its own text alone.
+The denoiser pads every text to 32 tokens with a vector of its own and places the image after it, so a row depends on
+the true length of its own text alone.
 
-Prompts go through Qwen3-4B, of which the states of the layer before the last are used. Guidance is counted as in diffusers:
-positive + g (positive - negative), so that 0 is none and g is one less than what others call CFG. Turbo needs none.
+Prompts go through Qwen3-4B, of which the states of the layer before the last are used. Guidance is counted as in
+diffusers: positive + g (positive - negative), so that 0 is none and g is one less than the usual CFG scale. Turbo
+needs none.
 
-Single files name their attention `attention.qkv` in `layers`, `noise_refiner` and `context_refiner`. Turbo and the model it
-was distilled from have the same tensors: an adapter fits both. Trained on Turbo it slowly undoes the distillation.
+Single files name their attention `attention.qkv` in `layers`, `noise_refiner` and `context_refiner`. Turbo and the
+model it was distilled from have the same tensors: an adapter fits both. Trained on Turbo it slowly undoes the
+distillation.
 """
 
 from __future__ import annotations

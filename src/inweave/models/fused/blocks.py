@@ -1,25 +1,25 @@
-"""diffusers' blocks with fewer passes over memory: the same modules, parameters and names, with other forward functions.
+"""diffusers' blocks with fewer passes over memory: the same modules, parameters and names, other forward functions.
 
     GroupNorm                one kernel pair on channels-last memory (`ops.norm`)
-    ResnetBlock2D            norm + SiLU in one; the time embedding is added inside of the second norm; no division by 1;
-                             the residual's gradient is added inside of the first norm's backward pass; biases of convolutions
-                             are added with the time embedding and with the residual (`ops.residual`)
+    ResnetBlock2D            norm + SiLU in one; the time embedding is added inside the second norm; no division by 1;
+                             the residual's gradient is added inside of the first norm's backward pass; biases of
+                             convolutions are added with the time embedding and with the residual (`ops.residual`)
     Transformer2DModel       no copy to channels-first at its end
     BasicTransformerBlock    residual sum + layer norm in one, forward and backward (`ops.row_norm`)
-    Attention                no division by 1; one product for queries, keys and values (`models.siblings`); of two streams and
-                             Flux's, see `fused_joint`
+    Attention                no division by 1; one product for queries, keys and values (`models.siblings`);
+                             with two streams and in Flux see `fused.joint`, with complex rotations `fused.complex`
     UNet2DConditionModel     one product for the keys and values of all cross attentions
     GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
     GELU, FeedForward        with tanh; frozen and in 8 bits as one operation (`fused_feed_forward`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
-`fuse_blocks` gives a module a subclass of its own class, so a state dict, names, hooks and children stay, and
-`restore_blocks` gives the class back. Children are called as modules: adapters may sit on any of them. Norms are not, unless they
-have hooks, and then diffusers' own forward runs. Frozen weights of
-convolutions become channels-last, so that all images between the blocks are.
+`fuse_blocks` gives a module a subclass of its own class, so its state dict, names, hooks and children stay;
+`restore_blocks` restores the class. Children are called as modules, so any of them may have adapters. Norms are not,
+unless they have hooks, and then diffusers' own forward runs. Frozen weights of convolutions become channels-last, and
+with them all activations between the blocks.
 
 A module is fused if its class is the very one of diffusers, takes the arguments and has the attributes that the formula
-here needs, in the values that it computes; any other stays as it is, beside fused ones.
+here needs, with the values that it supports; other modules stay unchanged.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def restore_blocks(network: nn.Module) -> int:
 
 
 def _set_layout(network: nn.Module, layout: torch.memory_format) -> None:
-    """Of frozen weights only: trained ones are views of one flat buffer."""
+    """Set the memory format of frozen weights; trained ones are views of one flat buffer."""
     for parameter in network.parameters():
         if parameter.dim() == 4 and not parameter.requires_grad:
             parameter.data = parameter.data.contiguous(memory_format=layout)
@@ -200,7 +200,7 @@ class FusedAttention(Attention):
 
     @property
     def inputs(self) -> int:
-        """How many equal inputs it takes: one for each product that reads it, so that their gradients meet in one kernel."""
+        """The number of equal inputs: one for each projection, so that their gradients are summed in one kernel."""
         group = self.siblings.get("to_q")
         return 3 if group is None or group.factors is None else 1
 
@@ -211,7 +211,7 @@ class FusedAttention(Attention):
         attention_mask: torch.Tensor | None = None,
         **cross_attention_kwargs: Any,
     ) -> torch.Tensor:
-        """``hidden_states``: a tuple of three, of equal values, has a gradient each for queries, keys and values."""
+        """Compute attention; three equal ``hidden_states`` give queries, keys and values a gradient each."""
         inputs = hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
         hidden_states = inputs[0]
         processor: Any = self.processor
@@ -244,7 +244,7 @@ class FusedUNet2DConditionModel(UNet2DConditionModel):
     shares_text = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the library's; ``encoder_hidden_states`` is its third argument."""
+        """Run the library's forward; ``encoder_hidden_states`` is its third argument."""
         text = kwargs["encoder_hidden_states"] if "encoder_hidden_states" in kwargs else args[2]
         with shared_text(self, text):
             return super().forward(*args, **kwargs)
@@ -257,7 +257,7 @@ def _norm_silu(
 
 
 def _product_and_bias(conv: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(what a convolution returns but for its bias, the bias); whatever is no plain one adds its bias itself."""
+    """Return a convolution's output without its bias, and the bias; (output, None) unless it is a plain convolution."""
     plain = (
         type(conv) is FrozenConv2d
         and is_unchanged(conv)

@@ -1,11 +1,11 @@
-"""Attention whose rotations are complex numbers, of Qwen-Image and Z-Image, with fewer passes over memory (`ops.rotary`).
+"""Attention with complex rotations, of Qwen-Image and Z-Image, with fewer passes over memory (`ops.rotary`).
 
     (a + ib) (cos + i sin)    of pairs (2i, 2i+1) of a head: the rotation of Flux, whose tables have every number twice
 
     Qwen-Image    two streams, text before image, with rotations each
-    Z-Image       one stream; rotations differ between the examples of a batch, so all their rows are taken as one sequence
+    Z-Image       one stream; rotations differ between the examples of a batch, so all rows are one sequence
 
-A compiler has no products of complex numbers, and leaves them to torch. What the formula has not takes diffusers' own path.
+torch.compile does not fuse complex products. Arguments that the formula lacks take diffusers' own path.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _is_plain(processor: Any, kind: Any) -> bool:
 
 
 def qwen_attention_fits(module: Attention) -> bool:
-    """Whether `FusedQwenAttention` computes what this module does."""
+    """Return whether `FusedQwenAttention` computes what this module does."""
     names = (
         "hidden_states",
         "encoder_hidden_states",
@@ -124,7 +124,7 @@ def qwen_attention_fits(module: Attention) -> bool:
 
 
 def z_image_attention_fits(module: Attention) -> bool:
-    """Whether `FusedZImageAttention` computes what this module does."""
+    """Return whether `FusedZImageAttention` computes what this module does."""
     names = ("hidden_states", "encoder_hidden_states", "attention_mask", "freqs_cis")
     return streams_fit(module, ZSingleStreamAttnProcessor, added=False) and accepts(
         ZSingleStreamAttnProcessor.__call__, "attn", *names

@@ -1,10 +1,11 @@
 """Feed-forward parts whose activation is the GELU with tanh.
 
 GELU            one kernel each way (`ops.activation`)
-FeedForward     compiled, two frozen layers in 8 bits with GELU between them are one operation (`ops.fp8.feed_forward`); with
-                adapters, hooks, dropout or other layers, diffusers' own path, where GELU is the one above
+FeedForward     compiled, two frozen fp8 layers with GELU between them are one operation (`ops.fp8.feed_forward`);
+                with adapters, hooks, dropout or other layers, diffusers' own path, with the GELU above
 
-Eager code has the layers one by one: gradient checkpointing recomputes an operation whole, the second product too, which nobody needs.
+Eager code runs the layers one by one: gradient checkpointing would recompute the whole operation, with the second
+product, which is not needed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FusedFeedForward(FeedForward):
 
 
 def is_frozen_in_8_bits(first: nn.Module, activation: nn.Module, second: nn.Module) -> bool:
-    """Whether these are two frozen layers in 8 bits in a compiled region, and nobody looks at what goes from one to the other."""
+    """Return whether two layers are frozen, in 8 bits and compiled, and no hook sees the tensor between them."""
     return (
         select.is_traced()
         and isinstance(first, Fp8Linear)
@@ -58,12 +59,12 @@ def is_frozen_in_8_bits(first: nn.Module, activation: nn.Module, second: nn.Modu
 
 
 def gelu_fits(module: GELU) -> bool:
-    """Whether `FusedGELU` computes what this module does."""
+    """Return whether `FusedGELU` computes what this module does."""
     return accepts(GELU.forward, "hidden_states") and has(module, approximate="tanh") and hasattr(module, "proj")
 
 
 def feed_forward_fits(module: FeedForward) -> bool:
-    """Whether `FusedFeedForward` computes what this module does."""
+    """Return whether `FusedFeedForward` computes what this module does."""
     parts = [type(part) for part in module.net]
     return (
         accepts(FeedForward.forward, "hidden_states", "args", "kwargs")

@@ -1,18 +1,21 @@
 """Attention over two streams, text and image, with fewer passes over memory (`ops.rotary`).
 
-    queries, keys    per stream: projection, RMS norm of every head; the streams joined, and rotated (Flux)     one kernel each way
+    queries, keys    per stream: projection, RMS norm of every head; the streams joined, and rotated (Flux);
+                     one kernel each way
     values           per stream: projection; the streams joined
-                     of one product for queries, keys and values, its gradient too is written as one (`ops.rotary.packed`)
+                     of one product for queries, keys and values, its gradient too is written as one
+                     (`ops.rotary.packed`)
     attention        on (batch, rows of both, heads, size): what `ops.attention` reads without a copy
 
-    FluxAttention    text before image; a single block has one stream, joined by the block, and projects its output itself
-    Attention        of Stable Diffusion 3: image before text; the second attention of its dual blocks has the image alone
+    FluxAttention    text before image; a single block joins the streams and projects the output itself
+    Attention        of Stable Diffusion 3: image before text; the second one of dual blocks has only the image
 
-    FluxSingleTransformerBlock   one kernel writes GELU and attention side by side (`ops.activation`, `ops.fp8`); compiled, its results are
-                                 tensors of their own: gradients of slices would be put together outside of the compiled code,
-                                 by a fill, a copy and a sum of the whole stream
+    FluxSingleTransformerBlock   one kernel writes GELU and attention side by side (`ops.activation`, `ops.fp8`);
+                                 compiled, its results are separate tensors: gradients of slices would be assembled
+                                 outside of the compiled code, by a fill, a copy and a sum of the whole stream
 
-Arguments that the formula has not (masks, other processors, projections that diffusers has fused) take diffusers' own path.
+Arguments that the formula lacks (masks, other processors, projections that diffusers has fused) take diffusers' own
+path.
 """
 
 from __future__ import annotations
@@ -150,7 +153,7 @@ class FusedJointAttention(Attention):
 
 
 def is_rotary(tables: Any, rows: int, size: int) -> bool:
-    """Whether these are cosines and sines for so many rows of heads, or None."""
+    """Return whether ``tables`` is None or holds cosines and sines for this number of rows."""
     return tables is None or (
         isinstance(tables, tuple) and len(tables) == 2 and all(table.shape == (rows, size) for table in tables)
     )
@@ -164,10 +167,12 @@ def joined_heads(
     *,
     one_sequence: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values (batch, rows of all streams, heads, size); ``streams``: input, projections, norms of q and k.
+    """Return queries, keys and values (batch, rows of all streams, heads, size).
 
-    ``one_sequence``: the examples one after the other, (1, rows of all of them, heads, size), where each has rotations of its own.
-    Projections see the examples as they are: a dropout there has seeds of its rows.
+    ``streams``: the input, the projections, and the norms of queries and keys.
+
+    ``one_sequence``: the examples one after the other, (1, rows of all of them, heads, size), where each has rotations
+    of its own. Projections see the examples separately: their dropout is seeded by row.
     """
 
     def arrange(columns: torch.Tensor) -> torch.Tensor:
@@ -203,7 +208,7 @@ def _normalized(parts: Sequence[torch.Tensor], norms: Sequence[Any], rotary: Rot
 
 
 def _are_plain(norms: Sequence[Any], dtype: torch.dtype) -> bool:
-    """Whether nothing but their weights, of this dtype, makes them what they are: no hooks."""
+    """Return whether the norms have weights of this dtype and no hooks."""
     return all(
         norm is None or ((norm.weight is None or norm.weight.dtype == dtype) and is_unchanged(norm)) for norm in norms
     )
@@ -213,7 +218,7 @@ def _are_plain(norms: Sequence[Any], dtype: torch.dtype) -> bool:
 
 
 def flux_attention_fits(module: FluxAttention) -> bool:
-    """Whether `FusedFluxAttention` computes what this module does."""
+    """Return whether `FusedFluxAttention` computes what this module does."""
     names = ("hidden_states", "encoder_hidden_states", "attention_mask", "image_rotary_emb", "kwargs")
     added = getattr(module, "added_kv_proj_dim", None) is not None
     norms = [getattr(module, name, None) for name in (NORMS + ADDED_NORMS if added else NORMS)]
@@ -229,7 +234,7 @@ def flux_attention_fits(module: FluxAttention) -> bool:
 
 
 def flux_single_block_fits(module: FluxSingleTransformerBlock) -> bool:
-    """Whether `FusedFluxSingleTransformerBlock` computes what this module does."""
+    """Return whether `FusedFluxSingleTransformerBlock` computes what this module does."""
     names = ("hidden_states", "encoder_hidden_states", "temb", "image_rotary_emb", "joint_attention_kwargs")
     return (
         accepts(FluxSingleTransformerBlock.forward, *names)
@@ -240,7 +245,7 @@ def flux_single_block_fits(module: FluxSingleTransformerBlock) -> bool:
 
 
 def joint_attention_fits(module: Attention) -> bool:
-    """Whether `FusedJointAttention` computes what this module does."""
+    """Return whether `FusedJointAttention` computes what this module does."""
     names = ("hidden_states", "encoder_hidden_states", "attention_mask")
     added = getattr(module, "added_kv_proj_dim", None) is not None
     return (
@@ -251,7 +256,7 @@ def joint_attention_fits(module: Attention) -> bool:
 
 
 def streams_fit(module: Attention, processor: type, *, added: bool) -> bool:
-    """Whether `joined_heads` computes the queries, keys and values of a module with this processor; ``added``: of two streams."""
+    """Return whether `joined_heads` supports a module with this processor; ``added``: it has two streams."""
     names = ("hidden_states", "encoder_hidden_states", "attention_mask", "cross_attention_kwargs")
     norms = [getattr(module, name, None) for name in (NORMS + ADDED_NORMS if added else NORMS)]
     return (

@@ -1,13 +1,9 @@
-"""What must be added to a weight: W' = W + change(factors, W, m) at strength m.
+"""The change that is added to a weight: W' = W + change(factors, W, m) at strength m.
 
-    adding       change = m * delta,  delta = scale * (product + dense(residual))      see `products`
+    adding       change = m * delta,  delta = scale * (product + dense(residual))      product: `Factors.formula`
     magnitude    V = W + delta;  change = m * (V * magnitude / |V| - W)                DoRA
                  |V| over all axes but the rows (axis "out"), or all but the inputs (axis "in")
-    Full, set    change = value - W                                                    m is ignored
-    TokenRows    change[indices] = value - W[indices], 0 elsewhere                     m is ignored
-    Ia3          change = m * W * v          offset; along the rows, or the inputs with `on_input`
-                 change = m * W * (l - 1)    factor; on a bias too, if it is along the rows
-    Oft, ...     change = rotated(W, m) - W                                            see `rotations`
+    replacing    change = new weight - W                                               `Factors.replacement`
 
 `transposed`: W is stored (in, out, ...); everything happens on W with its first two axes swapped, and
 the result is swapped back. `widen`: W is zero-padded to that shape first, and the change has the
@@ -23,16 +19,14 @@ from collections.abc import Sequence
 
 import torch
 
-from inweave.adapter import Boft, BoftIn, Factors, Full, Ia3, Magnitude, Oft, OftIn, Residual, Tensor, TokenRows
+from inweave.adapter import Factors, Magnitude, Residual, Tensor, imported
 from inweave.errors import TargetError
 from inweave.ops.delta.fit import along, fitted, misfit, padded
-from inweave.ops.delta.products import product
-from inweave.ops.delta.rotations import Rotation, rotated
 from inweave.ops.tensors.decode import Reader, decode
 
 
 def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0) -> torch.Tensor:
-    """What to add to ``weight`` (padded to ``factors.widen``) at that strength, in its shape."""
+    """Return what to add to ``weight`` (padded to ``factors.widen``) at a strength, in its shape."""
     dtype = torch.float64 if weight is not None and weight.dtype == torch.float64 else torch.float32
     shape: Sequence[int] | None = factors.widen
     base, device = None, None
@@ -57,65 +51,36 @@ def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0)
 
 
 def delta(factors: Factors, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """The change at strength 1."""
+    """Return the change at strength 1."""
     return change(factors, weight)
 
 
 def _from_base(factors: Factors, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
-    match factors:
-        case Oft() | Boft() | OftIn() | BoftIn() | Ia3() | TokenRows() | Full(mode="set"):
-            return _replaced(factors, read, base, strength)
+    if factors.replaces:
+        if factors.magnitude is not None or factors.residual is not None:
+            raise TargetError(f"{factors.kind}: a magnitude or a residual needs an algorithm that adds")
+        changed: torch.Tensor = imported(factors.replacement)(factors, read, base, strength)
+        return changed
     added = _added(factors, read, base.shape, base)
     if factors.magnitude is None:
         return strength * added
     return strength * (_decomposed(factors.kind, base + added, factors.magnitude, read) - base)
 
 
-def _replaced(
-    factors: Rotation | Ia3 | Full | TokenRows, read: Reader, base: torch.Tensor, strength: float
-) -> torch.Tensor:
-    """The change of an algorithm that states the new weight."""
-    if factors.magnitude is not None or factors.residual is not None:
-        raise TargetError(f"{factors.kind}: a magnitude or a residual needs an algorithm that adds")
-    match factors:
-        case Full():
-            return fitted(factors.kind, read(factors.value), base.shape) - base
-        case TokenRows():
-            return _token_rows(factors, read, base)
-        case Ia3():
-            return strength * base * _ia3(factors, read, base)
-    return rotated(factors, read, base, strength) - base
-
-
-def _token_rows(factors: TokenRows, read: Reader, base: torch.Tensor) -> torch.Tensor:
-    value = read(factors.value)
-    if base.dim() != 2 or value.shape != (len(factors.indices), base.shape[1]):
-        raise misfit(factors.kind, "one row per token", (len(factors.indices), base.shape[-1]), value)
-    if max(factors.indices, default=0) >= base.shape[0]:
-        raise misfit(factors.kind, "a token id lies outside", f"below {base.shape[0]}", max(factors.indices))
-    places = torch.tensor(factors.indices, device=base.device)
-    result = torch.zeros_like(base)
-    result[places] = value - base[places]
-    return result
-
-
-def _ia3(factors: Ia3, read: Reader, base: torch.Tensor) -> torch.Tensor:
-    if base.dim() == 1 and (factors.on_input or factors.convention == "offset"):
-        raise misfit("ia3", "only output factors scale a bias", "2 axes or more", base)
-    vector = along("ia3", read(factors.vector), base, 1 if factors.on_input else 0)
-    return vector if factors.convention == "offset" else vector - 1
-
-
 def _added(factors: Factors, read: Reader, shape: Sequence[int] | None, base: torch.Tensor | None) -> torch.Tensor:
-    """delta = scale * (product + residual)"""
-    total = fitted(factors.kind, product(factors, read, shape, base), shape)
+    """Return delta = scale * (product + residual)."""
+    if not factors.formula:
+        raise TargetError(f"{factors.kind}: {type(factors).__name__} names no formula")
+    tensors = {role: read(tensor) for role, tensor in factors.tensors().items()}
+    product = imported(factors.formula)(**tensors, **factors.formula_options(shape, base))
+    total = fitted(factors.kind, product, shape)
     if factors.residual is not None:
         total = total + fitted(factors.kind, _dense(factors.kind, factors.residual, read), total.shape)
     return factors.scale * total
 
 
 def _dense(kind: str, residual: Residual, read: Reader) -> torch.Tensor:
-    """The sparse remainder written out; entries of the same place add up."""
+    """Return the sparse remainder as a matrix; entries of the same place add up."""
     values = read(residual.values).flatten()
     places = decode(residual.indices, dtype=torch.int64, device=values.device)
     size = decode(residual.size, dtype=torch.int64).flatten().tolist()
@@ -128,7 +93,7 @@ def _dense(kind: str, residual: Residual, read: Reader) -> torch.Tensor:
 
 
 def _decomposed(kind: str, changed: torch.Tensor, magnitude: Magnitude, read: Reader) -> torch.Tensor:
-    """DoRA: each row (or input column) of V brought to its magnitude; a zero one stays zero."""
+    """Scale each row (or input column) of V to its magnitude, as DoRA does; a zero one stays zero."""
     axis = 0 if magnitude.axis == "out" else 1
     target = along(f"{kind} magnitude", read(magnitude.tensor), changed, axis)
     others = [i for i in range(changed.dim()) if i != axis]

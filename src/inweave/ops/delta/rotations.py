@@ -32,9 +32,9 @@ from inweave.ops.tensors.decode import Reader
 Rotation = Oft | Boft | OftIn | BoftIn
 
 
-def rotated(factors: Rotation, read: Reader, weight: torch.Tensor, strength: float) -> torch.Tensor:
-    """W' at that strength."""
-    matrix = flat(factors.kind, weight)
+def replaced(factors: Rotation, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
+    """Return W' - W at a strength."""
+    matrix = flat(factors.kind, base)
     match factors:
         case Oft() | Boft():
             result = _rows(factors, read, matrix, strength)
@@ -44,7 +44,7 @@ def rotated(factors: Rotation, read: Reader, weight: torch.Tensor, strength: flo
             result = torch.lerp(matrix, _oft_in(factors, read, matrix), strength)
         case BoftIn():
             result = torch.lerp(matrix, _boft_in(factors, read, matrix), strength)
-    return result.reshape(weight.shape)
+    return result.reshape(base.shape) - base
 
 
 def _rows(factors: Oft | Boft, read: Reader, matrix: torch.Tensor, strength: float) -> torch.Tensor:
@@ -98,7 +98,7 @@ def _boft_in(factors: BoftIn, read: Reader, matrix: torch.Tensor) -> torch.Tenso
 
 
 def cayley(skew: torch.Tensor) -> torch.Tensor:
-    """(I + Q)(I - Q)^-1 for each block."""
+    """Return (I + Q)(I - Q)^-1 for each block."""
     eye = torch.eye(skew.shape[-1]).to(skew)
     turn: torch.Tensor = torch.linalg.solve(eye - skew, eye + skew, left=False)
     return turn
@@ -120,18 +120,18 @@ def _limited(skew: torch.Tensor, limit: float) -> torch.Tensor:
 
 
 def _blockwise(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """blockdiag(blocks) @ matrix"""
+    """Return blockdiag(blocks) @ matrix."""
     count, size, _ = blocks.shape
     return torch.bmm(blocks, matrix.reshape(count, size, matrix.shape[1])).reshape(matrix.shape)
 
 
 def _shuffled(matrix: torch.Tensor, first: int, second: int, inner: int = 1) -> torch.Tensor:
-    """Rows (c, first, second, inner) in the order (c, second, first, inner)."""
+    """Reorder rows (c, first, second, inner) as (c, second, first, inner)."""
     return matrix.reshape(-1, first, second, inner, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
 
 
 def _half_span(kind: str, stage: int, size: int, length: int) -> int:
-    """Half of what a butterfly stage mixes: 2^stage * b/2."""
+    """Return half of the rows that a butterfly stage mixes: 2^stage * b/2."""
     if size % 2 or length % (size << stage):
         raise misfit(kind, f"stage {stage} with blocks of {size}", f"a multiple of {size << stage}", length)
     return (size << stage) // 2
@@ -141,5 +141,6 @@ def _check_blocks(kind: str, blocks: torch.Tensor, axes: int, length: int, what:
     if blocks.dim() != axes or blocks.shape[-1] != blocks.shape[-2]:
         raise misfit(kind, "square blocks", f"{axes} axes, the last two equal", blocks)
     if blocks.shape[-3] * blocks.shape[-2] != length:
-        raise misfit(kind, f"{what} rotated by blocks {tuple(blocks.shape)}",
-                     blocks.shape[-3] * blocks.shape[-2], length)  # fmt: skip
+        raise misfit(
+            kind, f"{what} rotated by blocks {tuple(blocks.shape)}", blocks.shape[-3] * blocks.shape[-2], length
+        )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, ConflictError, FormatError, InweaveError, MissingError, Problem, TargetError
-from inweave.formats.writers import WRITERS
+from inweave.formats.dialects import written_dialects
 from inweave.generate.config import LoraChoice
 from inweave.library import Library, LibraryEntry
 from inweave.serve.jobs.errors import StorageError
@@ -186,8 +186,8 @@ class Loras:
 
     async def convert(self, reference: str, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
         """Write a LoRA in another dialect, for download."""
-        if to not in WRITERS:
-            raise ConfigError(Problem("to", f"no dialect is called {to!r}; there are {', '.join(WRITERS)}"))
+        if to not in (dialects := written_dialects()):
+            raise ConfigError(Problem("to", f"no dialect is called {to!r}; there are {', '.join(dialects)}"))
         known = _known_base(base) if base is not None else None
         return await self._conversions.create(await self.find(reference), to=to, base=known, drop=drop)
 

@@ -24,7 +24,7 @@ from inweave.adapter import Adapter, Entry, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import GENERIC, rewrite
 from inweave.exchange.load import load
-from inweave.layers import ALGORITHMS, AdapterSpec, attach, collect, geometry_of, inject, lora_layers
+from inweave.layers import AdapterSpec, algorithm_of, attach, collect, geometry_of, inject, lora_layers
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
@@ -91,7 +91,7 @@ def attach_adapters(
                 multipliers[name] = rate / config.learning_rate
                 if leaf == "up" and config.loraplus_lr_ratio is not None:
                     multipliers[name] *= config.loraplus_lr_ratio
-    if config.loraplus_lr_ratio is not None and (kinds := shape_of(networks, NAME).kinds.keys() & {"loha", "lokr"}):
+    if config.loraplus_lr_ratio is not None and (kinds := _without_pairs(networks)):
         raise ConfigError(f"loraplus_lr_ratio: LoRA+ is for LoRA's two factors, and start_from has {', '.join(kinds)}")
     parameters = side_by_side(parameters)
     candidates = modules + [f"{component}.{name}" for component, names in selected.items() for name in names]
@@ -99,6 +99,12 @@ def attach_adapters(
     if index is None:
         return TrainableSet(parameters, multipliers, len(modules))
     return TrainableSet(parameters, multipliers, len(modules), *_choose_dialect(networks, parameters, config, index))
+
+
+def _without_pairs(networks: Mapping[str, nn.Module]) -> list[str]:
+    """Return the kinds of attached adapters that are not a pair of factors."""
+    branches = [layer.branch(NAME) for network in networks.values() for layer in lora_layers(network).values()]
+    return list(dict.fromkeys(branch.variant() for branch in branches if not branch.is_pair))
 
 
 def collect_adapters(networks: Mapping[str, nn.Module]) -> Adapter:
@@ -161,7 +167,7 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         return  # such as one of two text encoders
     default = config.alpha if config.alpha is not None else float(config.rank)
     spec = AdapterSpec(
-        network=config.network if config.network in ALGORITHMS else "lora",
+        network=algorithm_of(config.network),
         dora=config.network == "dora",
         rslora=config.rslora,
         dropout=config.dropout,
@@ -169,7 +175,7 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         rank_dropout=config.rank_dropout,
         rank_pattern=_patterns(ranks, config.rank),
         alpha_pattern=_patterns(alphas, default),
-        factor=config.lokr_factor if config.network == "lokr" else -1,
+        factor=config.lokr_factor,
         seed=config.seed,
         dtype=torch.float32,
     )

@@ -32,7 +32,6 @@ from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
 from inweave.ops.tensors.decode import decode, encode
 from inweave.ops.tensors.device import DTYPES
-from inweave.targets.cut import swapped
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
@@ -155,7 +154,7 @@ def _same_change(one: Placement, other: Placement) -> bool:
     """Return whether both make the same change: a dialect may order the halves of a module's rows differently."""
     if one.swap == other.swap:
         return _equal(one.factors, other.factors)
-    turned = swapped(one.factors)
+    turned = one.factors.swapped()
     return turned is not None and _equal(turned, other.factors)
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from inweave.exchange.hashes import hash_file
 from inweave.files.paths import exists
-from inweave.layers import ALGORITHMS
 from inweave.training.adapters.summary import Shape
 from inweave.training.config.fields import ACCOUNT, names_where
 from inweave.training.config.schema import TrainConfig
@@ -90,7 +89,7 @@ def _network(shape: Shape) -> dict[str, str]:
     """Describe the network in the terms of kohya's scripts, or of LyCORIS for DoRA, LoHa and LoKr."""
     lycoris = {"lora", "locon"}.isdisjoint(shape.kinds)
     arguments = {
-        "algo": shape.network if set(shape.kinds) <= ALGORITHMS.keys() - {"lora"} else "lora",
+        "algo": shape.network if lycoris and "dora" not in shape.kinds else "lora",
         "dora_wd": str("dora" in shape.kinds),
         "rs_lora": str(True in shape.rslora),
     }

@@ -30,9 +30,9 @@ from inweave.exchange.ties import tied_changes
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
 from inweave.formats.alphas import Alphas
+from inweave.formats.dialects import written_dialects
 from inweave.formats.files import maps_of, open_container, refuse_truncated
 from inweave.formats.read import read_container
-from inweave.formats.writers import WRITERS
 from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
@@ -286,7 +286,7 @@ def _sha256(adapter: AdapterLike) -> str:
 def _dialect(adapter: Adapter) -> str:
     """Return the dialect an adapter was read in, if it can be written."""
     read_as = next(iter(adapter.dialects), "")
-    return _WRITTEN_AS.get(read_as, read_as if read_as in WRITERS else "kohya")
+    return _WRITTEN_AS.get(read_as, read_as if read_as in written_dialects() else "kohya")
 
 
 def _common_index(names: Sequence[str], adapters: Sequence[Adapter], base: FilePath | ModelIndex | None) -> ModelIndex:

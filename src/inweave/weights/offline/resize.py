@@ -25,7 +25,7 @@ import torch
 from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import Conversion
-from inweave.formats.spell import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
+from inweave.formats.dialects.base import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode, encode
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming

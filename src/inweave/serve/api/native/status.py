@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from inweave.formats.writers import WRITERS
+from inweave.formats.dialects import written_dialects
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api.context import service_of
 from inweave.serve.api.native.metrics import metrics_text
@@ -37,7 +37,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             {"name": name, "default": name == models.name(None), **await models.facts(name)} for name in models.names
         ],
         "samplers": list(offered_samplers()), "schedules": list(offered_schedules()),
-        "bases": [known.name for known in KNOWN], "dialects": list(WRITERS), "features": list(_FEATURES),
+        "bases": [known.name for known in KNOWN], "dialects": written_dialects(), "features": list(_FEATURES),
         "limits": {
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes,
             "image_pixels": limits.image_pixels, "images_per_job": limits.max_images, "job_seconds": limits.job_seconds,

@@ -21,13 +21,16 @@ whole model. So only an adapter with one rank and one alpha can be written, and 
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
-from inweave.adapter import Adapter, Entry, Lora, Tensor
-from inweave.formats.spell import (
+from inweave.adapter import Adapter, Entry, Form, Lora, Tensor
+from inweave.formats.dialects.base import (
     CANDLE_ALPHA,
     CANDLE_MODULES,
+    Dialect,
+    Facts,
     Lost,
-    Target,
+    ModelNames,
     Written,
     alpha_record,
     carried_metadata,
@@ -43,10 +46,19 @@ _TELLING = {f"{root}_{kind}" for root in ("lora", "traced_lora") for kind in ("l
 _ORDER = ("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-class Candle:
-    name = "candle"
+class Candle(Dialect):
+    """The names of candle-lora's structs."""
 
-    def write(self, adapter: Adapter, target: Target) -> Written:
+    name = "candle"
+    description = "candle-lora's structs, for any model; candle-lora (Rust)"
+    form: ClassVar[Form | None] = Form("candle")
+    generic = True
+    has_structs = True
+
+    def claims(self, facts: Facts) -> str:
+        return self.name if not facts.prefix and self.name in facts.families else ""
+
+    def write(self, adapter: Adapter, names: ModelNames) -> Written:
         written = Written(metadata=carried_metadata(adapter))
         settings: dict[tuple[int, float], list[str]] = {}
         owners: dict[str, str] = {}
@@ -61,11 +73,11 @@ class Candle:
                 continue
             factors = entry.factors
             settings.setdefault((factors.rank or 0, factors.scale), []).extend(entry.keys)
-            paths.setdefault(struct_path(entry, target.prefix), []).append((entry, *pair))
+            paths.setdefault(struct_path(entry, names.prefix), []).append((entry, *pair))
         modules = _number(paths, written)
-        if target.dummy_embedding is not None and settings and "lora_llama" not in paths:
+        if names.dummy_embedding is not None and settings and "lora_llama" not in paths:
             rank = next(iter(settings))[0]
-            modules["lora_llama.0"], rows, features = target.dummy_embedding
+            modules["lora_llama.0"], rows, features = names.dummy_embedding
             written.tensors["lora_llama.a0.weight"] = Tensor("F32", (rank, rows), bytes(4 * rank * rows))
             written.tensors["lora_llama.b0.weight"] = Tensor("F32", (features, rank), bytes(4 * rank * features))
             written.notes.append(
@@ -73,8 +85,9 @@ class Candle:
             )
         if modules:
             written.metadata[CANDLE_MODULES] = json.dumps(modules, separators=(",", ":"), sort_keys=True)
-        written.lost += [Lost((key,), "a carried tensor cannot be stored in a candle-lora file")
-                         for key in adapter.carried]  # fmt: skip
+        written.lost += [
+            Lost((key,), "a carried tensor cannot be stored in a candle-lora file") for key in adapter.carried
+        ]
         if len(settings) > 1:
             usual = max(settings, key=lambda pair: len(settings[pair]))
             for setting, keys in settings.items():
@@ -155,3 +168,6 @@ def _rank_of(entry: Entry) -> tuple[bool, int, str]:
     leaf = entry.ref.name.rpartition(".")[2]
     assert isinstance(entry.factors, Lora)
     return entry.factors.embedding, _ORDER.index(leaf) if leaf in _ORDER else len(_ORDER), entry.ref.name
+
+
+DIALECT = Candle()

@@ -1,0 +1,208 @@
+"""The base class of all dialects, and the file that one of them writes.
+
+    key = prefix + module + "." + suffix
+
+A dialect has prefixes and a naming of modules; its suffixes are those of one of two families, in which every algorithm
+spells its own tensors (`Factors.spelled`):
+
+    kohya family   lora_down.weight lora_up.weight alpha dora_scale, LyCORIS' names for the rest
+    PEFT family    lora_A.weight lora_B.weight lora_magnitude_vector, no alpha in the file
+
+What a dialect cannot express comes back as `Lost`, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+from inweave.adapter import Adapter, Entry, Form, Tensor
+
+Naming = Literal["diffusers", "original", "trained"]
+
+#: metadata keys inweave adds so that a later conversion gives back the same bits
+STORED_ALPHA = "inweave.alpha"
+CANDLE_ALPHA = "inweave.candle_alpha"
+CANDLE_MODULES = "inweave.candle_modules"
+PEFT_CONFIG = "inweave.adapter_config"
+DIFFUSERS_CONFIG = "inweave.lora_adapter_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The names of a model's networks, for a writer."""
+
+    denoiser: str = "unet"  # "unet", "transformer", or "model" for anything else
+    encoders: Mapping[str, str] = field(default_factory=dict)  # component -> clip_l, clip_g, clip_h, t5xxl, ...
+    family: str = "own"
+    prefix: str = ""  # of candle-lora's own structs: one of its models, or any name
+    dummy_embedding: tuple[str, int, int] | None = None  # (module, rows, features) that get factors of zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Some keys that cannot be written, and why."""
+
+    keys: tuple[str, ...]
+    reason: str
+
+
+@dataclass(slots=True)
+class Written:
+    """A file ready to be saved; with ``config`` it becomes a directory."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    config: dict[str, object] | None = None
+    lost: list[Lost] = field(default_factory=list)
+    duplicates: list[Lost] = field(default_factory=list)  # not written, because finer tensors of the file say the same
+    notes: list[str] = field(default_factory=list)
+
+
+class Facts(NamedTuple):
+    """The facts of one module's keys that tell its dialect."""
+
+    prefix: str  # the dialect that the prefix belongs to; empty if there is none
+    families: frozenset[str]  # of its suffixes
+    root: str  # the first segment of the module's name
+    has_adapter_name: bool
+
+
+class Dialect:
+    """One spelling of adapter files: how it is recognized and how it is written.
+
+    A subclass sets ``name``, ``description`` and its prefixes. To be written it also sets ``form`` and implements
+    `module`; everything else has defaults.
+    """
+
+    name: ClassVar[str]
+    #: one line for lists and documentation
+    description: ClassVar[str] = ""
+    #: (prefix, component) of names whose dots became underscores, and of dotted names; a component may be "" for a wrapper
+    flat_prefixes: ClassVar[tuple[tuple[str, str], ...]] = ()
+    dotted_prefixes: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    #: what it can express; None if it is only read
+    form: ClassVar[Form | None] = None
+    #: names of the denoiser's modules: diffusers', the original model's, or those that kohya trains under
+    naming: ClassVar[Naming] = "diffusers"
+    #: it can hold an adapter of any torch model
+    generic: ClassVar[bool] = False
+    #: it is a directory, not one file
+    is_directory: ClassVar[bool] = False
+    #: it can hold a second denoiser
+    holds_two_denoisers: ClassVar[bool] = False
+    #: ComfyUI's own names are used for models that it renames
+    comfy_names: ClassVar[bool] = False
+    #: it takes the options ``prefix`` and ``dummy_embeddings``
+    has_structs: ClassVar[bool] = False
+    #: which programs read its names; empty for the usual ones
+    readers: ClassVar[str] = ""
+
+    # reading
+
+    def claims(self, facts: Facts) -> str:
+        """Return the name that reports give a module with these facts; empty if it is of another dialect."""
+        return self.name if facts.prefix == self.name else ""
+
+    # writing
+
+    def write(self, adapter: Adapter, names: ModelNames) -> Written:
+        """Write entries whose names are dotted and in this dialect's naming: add prefixes and suffixes, move nothing."""
+        written = Written(metadata=carried_metadata(adapter))
+        entries: list[Entry] = []
+        unscaled = {
+            (e.ref.component, e.ref.name)
+            for e in adapter.entries
+            if e.factors.peft_type == "LORA" and e.factors.scale == 1
+        }
+        form = self.form_of(adapter)
+        for entry in adapter.entries:
+            plain = (entry.ref.component, entry.ref.name) in unscaled
+            tensors = self.refusal(entry, names) or entry.factors.spelled(form, entry.param, unscaled=plain)
+            if isinstance(tensors, str):
+                written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
+                continue
+            entries.append(entry)
+            module = self.module(entry, names)
+            written.tensors |= {f"{module}.{self.suffix(entry, suffix)}": tensor for suffix, tensor in tensors.items()}
+        for key, tensor in adapter.carried.items():
+            if self.carries(key):
+                written.tensors[key] = tensor
+            else:
+                written.lost.append(Lost((key,), f"a carried tensor cannot be stored in the dialect {self.name}"))
+        self.finish(written, entries, adapter, names)
+        written.notes += self.notes(adapter.entries, names)
+        return written
+
+    def form_of(self, adapter: Adapter) -> Form:
+        """Return what this dialect can express of an adapter."""
+        assert self.form is not None
+        return self.form
+
+    def module(self, entry: Entry, names: ModelNames) -> str:
+        """Return a module's name with its prefix."""
+        raise NotImplementedError(self.name)
+
+    def suffix(self, entry: Entry, suffix: str) -> str:
+        """Return a tensor's suffix as this dialect has it."""
+        return suffix
+
+    def refusal(self, entry: Entry, names: ModelNames) -> str:
+        """Return why this dialect cannot hold an entry; empty if its algorithm decides."""
+        return ""
+
+    def carries(self, key: str) -> bool:
+        """Return whether a tensor that no module receives can be stored."""
+        return True
+
+    def finish(self, written: Written, entries: list[Entry], adapter: Adapter, names: ModelNames) -> None:
+        """Add metadata and configuration; ``entries`` are those of the adapter that are written."""
+
+    def notes(self, entries: Sequence[Entry], names: ModelNames) -> list[str]:
+        """Return notes about programs that read the file differently from what was written, or not at all.
+
+        Tried with their own loaders; the table in docs/formats.md lists which program reads which dialect.
+        """
+        notes = [self.readers] if self.readers else []
+        if self.form and self.form.family == "kohya" and any(entry.factors.magnitude is not None for entry in entries):
+            notes.append(
+                "DoRA: ComfyUI and Forge divide by other norms, so that the change differs by some percent, and A1111 takes "
+                "the magnitudes for those of the inputs, which destroys the model; diffusers and PEFT read it as trained "
+                "(write diffusers or peft)"
+            )
+        return notes
+
+
+def carried_metadata(adapter: Adapter) -> dict[str, str]:
+    """Return the source's metadata, with fields that another dialect would misread renamed or removed."""
+    metadata = dict(adapter.metadata)
+    if (packed := metadata.pop("lora_adapter_metadata", None)) is not None:
+        metadata[DIFFUSERS_CONFIG] = packed
+    if adapter.config is not None:
+        metadata[PEFT_CONFIG] = json.dumps(adapter.config, separators=(",", ":"), sort_keys=True)
+    metadata.pop(STORED_ALPHA, None)
+    metadata.pop(CANDLE_ALPHA, None)
+    metadata.pop(CANDLE_MODULES, None)
+    return metadata
+
+
+def alpha_record(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return how alphas were stored, for dialects that keep only the number: {"": form, module: exception}."""
+    forms: dict[str, object] = {}
+    counts: dict[str, int] = {}
+    for entry in entries:
+        if entry.factors.whole:
+            continue
+        stored = entry.factors.stored_alpha
+        form = json.dumps(None if stored is None and entry.factors.alpha is None else
+                          ["", []] if stored is None else [stored.dtype, list(stored.shape)])  # fmt: skip
+        forms[f"{entry.ref.component}:{entry.ref.name}"] = form
+        counts[form] = counts.get(form, 0) + 1
+    if not counts:
+        return {}
+    usual = max(counts, key=lambda form: counts[form])
+    record = {"": json.loads(usual)} | {name: json.loads(str(f)) for name, f in forms.items() if f != usual}
+    return {} if record == {"": ["", []]} else {STORED_ALPHA: json.dumps(record, separators=(",", ":"))}

@@ -1,0 +1,18 @@
+"""cloneofsimo's spelling: layers are numbered, `unet:0:up`."""
+
+from __future__ import annotations
+
+from inweave.formats.dialects.base import Dialect, Facts
+
+
+class CloneOfSimo(Dialect):
+    """cloneofsimo/lora's names, which are only read."""
+
+    name = "cloneofsimo"
+    description = "cloneofsimo/lora"
+
+    def claims(self, facts: Facts) -> str:
+        return self.name if self.name in facts.families else ""
+
+
+DIALECT = CloneOfSimo()

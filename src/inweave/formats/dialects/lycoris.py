@@ -1,0 +1,23 @@
+"""LyCORIS' spelling: kohya's suffixes and its own, under `lycoris_`."""
+
+from __future__ import annotations
+
+from inweave.formats.dialects.base import Dialect, Facts
+
+
+class Lycoris(Dialect):
+    """LyCORIS's names, which are only read."""
+
+    name = "lycoris"
+    description = "LyCORIS"
+    flat_prefixes = (
+        ("lycoris_te1_", "te1"), ("lycoris_te2_", "te2"), ("lycoris_te_", "te"), ("lycoris_unet_", "unet"),
+        ("lycoris_", "unet"),
+    )  # fmt: skip
+
+    def claims(self, facts: Facts) -> str:
+        under_kohya = facts.prefix == "kohya" and "lycoris" in facts.families
+        return self.name if under_kohya else super().claims(facts)
+
+
+DIALECT = Lycoris()

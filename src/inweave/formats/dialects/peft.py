@@ -1,0 +1,99 @@
+"""A PEFT directory: the adapter of one network, with its scaling in adapter_config.json.
+
+base_model.model.<module>.lora_A.weight, lora_B.weight, lora_magnitude_vector, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from inweave.adapter import ALGORITHMS, Adapter, Entry, Form, Full, TokenRows
+from inweave.formats.config import from_adapter_config, json_object
+from inweave.formats.dialects.base import PEFT_CONFIG, Dialect, Lost, ModelNames, Written, alpha_record
+from inweave.formats.dialects.peft_config import lora_config, patterns, still_describes
+
+
+class Peft(Dialect):
+    """The names of the model itself under PEFT's prefix."""
+
+    name = "peft"
+    description = "a PEFT directory, for any torch model; PEFT, transformers and diffusers"
+    dotted_prefixes = (("base_model.model.", ""),)
+    form: ClassVar[Form | None] = Form("peft", replaces=True, magnitude="lora_magnitude_vector")
+    generic = True
+    is_directory = True
+
+    def form_of(self, adapter: Adapter) -> Form:
+        kinds = {entry.factors.peft_type for entry in adapter.entries} - {"", "LORA"}
+        return replace(super().form_of(adapter), peft_type=min(kinds, default="LORA"))
+
+    def write(self, adapter: Adapter, names: ModelNames) -> Written:
+        components = dict.fromkeys(entry.ref.component for entry in adapter.entries)
+        main = "unet" if "unet" in components else next(iter(components), "")
+        others = [entry for entry in adapter.entries if entry.ref.component != main]
+        if others:
+            adapter = replace(adapter, entries=tuple(e for e in adapter.entries if e.ref.component == main))
+        written = super().write(adapter, names)
+        reason = f"a PEFT directory holds one network ({main}), this belongs to"
+        written.lost += [Lost(entry.keys, f"{reason} {entry.ref.component}") for entry in others]
+        return written
+
+    def module(self, entry: Entry, names: ModelNames) -> str:
+        return f"base_model.model.{entry.ref.name}"
+
+    def carries(self, key: str) -> bool:
+        return key.startswith("base_model.")
+
+    def finish(self, written: Written, entries: list[Entry], adapter: Adapter, names: ModelNames) -> None:
+        stash = json_object(written.metadata.pop(PEFT_CONFIG, None))
+        if stash and still_describes({"": from_adapter_config(stash)}, entries):
+            written.config = stash
+        else:
+            kind = self.form_of(adapter).peft_type
+            written.config = _lora_directory(entries) if kind == "LORA" else _directory(kind, entries)
+        written.metadata |= alpha_record(entries)
+
+
+def _lora_directory(entries: list[Entry]) -> dict[str, object]:
+    """Return an adapter_config.json for a LoRA directory."""
+    wholes = [(e, e.factors) for e in entries if isinstance(e.factors, Full) and e.factors.mode == "set"]
+    saved = sorted({e.ref.name for e, factors in wholes if not factors.inside and e.param != "bias"})
+    biases = {e.ref.name for e, factors in wholes if not factors.inside and e.param == "bias"} - set(saved)
+    inner = any(factors.inside for _, factors in wholes)
+    tokens = {e.ref.name: list(e.factors.indices) for e in entries if isinstance(e.factors, TokenRows)}
+    pairs = [e.factors for e in entries if e.factors.peft_type == "LORA"]
+    return {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "fan_in_fan_out": any(f.transposed and not getattr(f, "embedding", False) for f in pairs),
+        "lora_dropout": 0.0,
+        "modules_to_save": saved or None,
+        "trainable_token_indices": tokens or None,
+        **lora_config(entries),
+        "bias": "all" if biases else "lora_only" if inner else "none",
+    }
+
+
+def _directory(kind: str, entries: list[Entry]) -> dict[str, object]:
+    """Return an adapter_config.json for a directory of another algorithm."""
+    fields = patterns(entries)
+    algorithm = next(each for each in ALGORITHMS.values() if each.peft_type == kind)
+    return {
+        "peft_type": kind,
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": fields["r"],
+        "alpha": fields["lora_alpha"],
+        "rank_pattern": fields["rank_pattern"],
+        "alpha_pattern": fields["alpha_pattern"],
+        "target_modules": sorted({entry.ref.name for entry in entries}),
+        **algorithm.peft_options([entry.factors for entry in entries]),
+        "modules_to_save": None,
+    }
+
+
+DIALECT = Peft()

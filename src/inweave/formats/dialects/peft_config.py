@@ -1,0 +1,72 @@
+"""The configuration that gives a written adapter its scale: PEFT's fields, for diffusers' metadata and PEFT's directories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from inweave.adapter import Entry, scale
+from inweave.formats.config import PeftConfig
+
+
+def scales(entry: Entry) -> bool:
+    """Return whether an entry needs a configuration to get its scale."""
+    return bool(entry.factors.peft_type) and entry.factors.scale != 1.0
+
+
+def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -> bool:
+    """Return whether a configuration kept from an earlier form still gives every module its scale."""
+    for entry in entries:
+        factors = entry.factors
+        config = configs.get(entry.ref.component) or configs.get("")
+        if not factors.peft_type:
+            continue
+        if config is None:
+            return False
+        recorded = scale(config.alpha_of(entry.ref.name), factors.rank, rslora=config.rslora)
+        if abs(recorded - factors.scale) > 1e-6 * abs(factors.scale):
+            return False
+    return True
+
+
+def patterns(entries: Iterable[Entry]) -> dict[str, object]:
+    """Return r, lora_alpha and the exceptions; alpha = rank where the file had none."""
+    rows = {config_name(e): e.factors for e in entries if e.factors.peft_type}
+    ranks = {name: f.rank or 0 for name, f in rows.items()}
+    alphas = {name: f.alpha or f.scale * (ranks[name] ** 0.5 if f.rslora else ranks[name]) for name, f in rows.items()}
+    rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 0
+    alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 0.0
+    return {
+        "r": rank,
+        "lora_alpha": _whole(alpha),
+        "rank_pattern": {_anchored(n, rows): r for n, r in ranks.items() if r != rank},
+        "alpha_pattern": {_anchored(n, rows): _whole(a) for n, a in alphas.items() if a != alpha},
+    }
+
+
+def config_name(entry: Entry) -> str:
+    """Return a module's path for patterns, which match its end; in memory text encoders have no `text_model.`."""
+    encoder = entry.ref.component.startswith("te")
+    return entry.ref.name.removeprefix("text_model.") if encoder else entry.ref.name
+
+
+def _whole(value: float) -> float:
+    return int(value) if float(value).is_integer() else value
+
+
+def _anchored(name: str, names: Iterable[str]) -> str:
+    """Return the pattern of a name, anchored where a longer path ends with it."""
+    return f"^{name}" if any(other.endswith(f".{name}") for other in names) else name
+
+
+def lora_config(entries: list[Entry]) -> dict[str, object]:
+    """Return the PEFT fields that give these entries their scale."""
+    loras = [entry for entry in entries if entry.factors.peft_type == "LORA"]
+    return {
+        **patterns(loras),
+        "target_modules": sorted({config_name(entry) for entry in loras}),
+        "use_rslora": any(entry.factors.rslora for entry in loras),
+        "use_dora": any(entry.factors.magnitude is not None for entry in loras),
+        "lora_bias": any(e.factors.whole and e.factors.scale_rank is not None for e in entries),
+        "bias": "none",
+    }

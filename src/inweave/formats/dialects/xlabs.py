@@ -1,0 +1,18 @@
+"""XLabs' spelling of Flux adapters: `...processor.qkv_lora1.down.weight`."""
+
+from __future__ import annotations
+
+from inweave.formats.dialects.base import Dialect, Facts
+
+
+class XLabs(Dialect):
+    """XLabs's names, which are only read."""
+
+    name = "xlabs"
+    description = "XLabs"
+
+    def claims(self, facts: Facts) -> str:
+        return self.name if self.name in facts.families else ""
+
+
+DIALECT = XLabs()

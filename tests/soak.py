@@ -62,7 +62,7 @@ def die_at(count: int) -> None:
         return touched
 
     checkpoint._flush = wrapped(checkpoint._flush)
-    checkpoint.save_file = wrapped(checkpoint.save_file, half=True)
+    checkpoint.save_file = wrapped(checkpoint.save_file, half=True)  # type: ignore[attr-defined]
     Path.rename = wrapped(Path.rename)  # type: ignore[method-assign]
     Path.replace = wrapped(Path.replace)  # type: ignore[method-assign]
     Path.write_text = wrapped(Path.write_text)  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Print where the time of the test suite goes, per room: `python tools/test_times.py REPORT.xml [FOLDER...]`.
 
-The report is that of `pytest --junitxml`. Rooms are the folders of tests/, with those of tests/unit one by one; folders given
-as arguments are listed file by file.
+The report is that of `pytest --junitxml`. Rooms are the folders of tests/, with those of tests/unit one by one; folders
+given as arguments are listed file by file.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ ROOMS = {
         "sandbox": "untrusted files, read in a confined process: LoRA checks, images, conversions, library scans",
         "planner": "validation and memory planning of training runs, in a process of its own",
         "storage": "datasets, uploads and training runs on disk",
-        "service": "the worker without HTTP: jobs, LoRAs, models, images, datasets, training; only it knows the parts below",
+        "service": "the worker without HTTP: jobs, LoRAs, models, images, datasets, training; knows the parts below",
         "http": "around every API: authentication, limits, sessions, connections, the files of the page",
         "api": "one package per API: native, a1111, openai, rbee; each with its requests and its error shape",
         "app": "the web application: routers, error handlers, security",

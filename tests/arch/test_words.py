@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.arch import words
+
 ROOT = Path(__file__).parents[2]
 CODE = ("src", "tests", "bench", "tools", "examples")
 #: participles that hide what they hold: a conditioning, a message, a path, a list?
@@ -81,3 +83,23 @@ def test_the_spelling_is_american() -> None:
 def test_the_documentation_is_american_too() -> None:
     assert len(pages()) > 8
     assert british(pages()) == {}
+
+
+def test_prose_has_none_of_the_listed_phrases() -> None:
+    """In code, tests, documentation and the page; the vocabularies themselves and a published license text excepted."""
+    exempt = {Path(__file__), Path(words.__file__), ROOT / "tools" / "embedded" / "train_styles.py"}
+    page = ROOT / "src" / "inweave" / "serve" / "page"
+    scripts = [path for path in page.rglob("*.js") if "vendor" not in path.parts]
+    texts = [path for path in (*code(), *pages(), *scripts) if path not in exempt]
+    assert [problem for path in texts for problem in words.phrases_in(path)] == []
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    paths = sorted((ROOT / "src").rglob("*.py"))
+    assert [problem for path in paths for problem in words.descriptions_in(path)] == []
+
+
+def test_such_prose_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text('def f():\n    """The client is told."""  # whoever asks\n')
+    assert len(list(words.phrases_in(path))) == 2 and len(list(words.descriptions_in(path))) == 1

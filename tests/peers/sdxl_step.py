@@ -1,4 +1,5 @@
-"""A training step of a small network with SDXL's structure, by this package and by PEFT: the same base, factors and batch.
+"""A training step of a small network with SDXL's structure, by this package and by PEFT: the same base, factors and
+batch.
 
     truth     PEFT in float64 on the same rounded weights, factors and inputs
     error     of all gradients together:  |g - truth| / |truth| ; and the largest of those of single factors
@@ -104,7 +105,9 @@ def batch_of(step: Step, size: int, seed: int = 1) -> Tensors:
 
 
 def our_gradients(step: Step, batch: Tensors, updates: int) -> Gradients:
-    """Of the last of so many updates, which change nothing: the rate is zero. The third one of a recorded step is a replay."""
+    """Of the last of several updates, which change nothing: the rate is zero. The third one of a recorded step is a
+    replay.
+    """
     before = step.flat.values.clone()
     for number in range(updates):
         step.run(number, 0.0, [batch])
@@ -118,7 +121,9 @@ def our_gradients(step: Step, batch: Tensors, updates: int) -> Gradients:
 
 
 def peft_gradients(step: Step, batch: Tensors, dtype: torch.dtype, compute: torch.dtype | None = None) -> Gradients:
-    """PEFT's on the modules and factors of ``step``, the base in ``dtype``; ``compute``: by autocast, with float32 factors."""
+    """PEFT's on the modules and factors of ``step``, the base in ``dtype``; ``compute``: by autocast, with float32
+    factors.
+    """
     device = step.task.device
     model = small_sdxl(device, dtype)
     layers = lora_layers(step.task.networks["unet"])
@@ -165,7 +170,9 @@ def assert_as_exact_as_peft(step: Step, size: int, updates: int) -> None:
 
 
 def trained_bits(step: Step, size: int, updates: int) -> dict[str, torch.Tensor]:
-    """Everything that so many real updates leave behind: their losses, the last gradients, values, the optimizer's state."""
+    """Everything that ``steps`` real updates leave behind: their losses, the last gradients, values, the optimizer's
+    state.
+    """
     losses = []
     for number in range(updates):
         step.run(number, RATE, [batch_of(step, size, seed=number)])

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
-from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline  # noqa: E402
-from diffusers.loaders import FluxLoraLoaderMixin  # noqa: E402
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers.loaders import FluxLoraLoaderMixin
 
-from inweave.exchange.convert import rewrite  # noqa: E402
-from inweave.formats.files import write_file  # noqa: E402
-from tests.peers import models  # noqa: E402
+from inweave.exchange.convert import rewrite
+from inweave.formats.files import write_file
+from tests.peers import models
 
 
 def attention(name: str) -> bool:
@@ -45,7 +50,7 @@ def fuse(module: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("alpha", [None, 2.0])
 @pytest.mark.parametrize("select", [attention, everything])
-def test_sd1_kohya(alpha: float | None, select, tmp_path: Path) -> None:
+def test_sd1_kohya(alpha: float | None, select: Callable[..., Any], tmp_path: Path) -> None:
     unet, text = models.sd_unet(), models.clip()
     index = models.index_of(unet=unet, te1=text)
     if select is everything:  # diffusers' own kohya reader knows the names of attention and resnets only

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 

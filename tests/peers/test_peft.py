@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 peft = pytest.importorskip("peft")
 
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel  # noqa: E402

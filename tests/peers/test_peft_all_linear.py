@@ -1,4 +1,6 @@
-"""`all-linear` chooses the layers that PEFT chooses, and a classification head is trained and saved whole, as PEFT does."""
+"""`all-linear` chooses the layers that PEFT chooses, and a classification head is trained and saved whole, as PEFT
+does.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 peft = pytest.importorskip("peft")
 
 from torch import nn  # noqa: E402

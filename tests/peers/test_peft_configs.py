@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 peft = pytest.importorskip("peft")
 
 from torch import nn  # noqa: E402
@@ -38,7 +41,8 @@ from inweave.layers import attach, merge  # noqa: E402
 from tests.support import stopwatch  # noqa: E402
 
 MARKS = (
-    "lora_", "hada_", "lokr_", "oft_", "boft_", "ia3_", "vera_lambda", "modules_to_save", "trainable_tokens_delta", ".bias",
+    "lora_", "hada_", "lokr_", "oft_", "boft_", "ia3_", "vera_lambda", "modules_to_save", "trainable_tokens_delta",
+    ".bias",
 )  # fmt: skip
 
 
@@ -201,7 +205,7 @@ def test_what_peft_saves_is_woven_to_its_own_output(case: str, tmp_path: Path) -
     close(output(model), expected, base)
 
 
-#: what is no layer: it is merged instead, and says so
+#: targets that are not layers: they are merged instead, with a message
 MERGED_ONLY = ("oft", "boft", "ia3", "vera", "tokens", "bias", "saved", "classifier", "opt")
 
 

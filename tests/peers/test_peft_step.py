@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
-from tests.peers.sdxl_step import assert_as_exact_as_peft, differing, our_step, trained_bits  # noqa: E402
+from tests.peers.sdxl_step import assert_as_exact_as_peft, differing, our_step, trained_bits
 
 CPU = torch.device("cpu")
 

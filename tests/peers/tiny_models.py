@@ -130,7 +130,7 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
         return _SDXL if variant.startswith("sdxl") else _SD | heads
     if class_name == "SD3Transformer2DModel":
         return _SD3 | ({"dual_attention_layers": [0, 1]} if variant == "sd3.5-medium" else {})
-    sizes = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5,
+    sizes: dict[str, dict[str, Any]] = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5,
              "ZImageTransformer2DModel": _Z_IMAGE, "Qwen3Model": tiny_qwen.QWEN3,
              "QwenImageTransformer2DModel": _QWEN_IMAGE, "AutoencoderKLQwenImage": _VIDEO_VAE,
              "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5}  # fmt: skip

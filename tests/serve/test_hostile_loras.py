@@ -28,17 +28,23 @@ TRAVERSALS = [
     f"{prefix}{middle}{target}"
     for prefix in ("", "/", "./", "~/", "~root/", "file:", "C:\\", "\\\\server\\share\\")
     for middle in ("", "../", "..\\", "....//", "%2e%2e%2f", "..%2f", "..%c0%af", "styles/../../")
-    for target in ("etc/passwd", "secret.safetensors", "jobs.sqlite3", "out", "mine.safetensors\x00.png", "$HOME", "CON", "pix\nel",
+    for target in ("etc/passwd", "secret.safetensors", "jobs.sqlite3", "out", "mine.safetensors\x00.png", "$HOME",
+        "CON", "pix\nel",
                    "\u202egnp.lexip", "<img src=x onerror=alert(1)>")
 ]  # fmt: skip
-TEXTS = ["<img src=x onerror=alert(1)>", "'\"><script>alert(1)</script>", "\x1b[31mred\x07", "a\nb\r\n\tc", "\u202egnp.exe", "\u0000nul",
-         "\ufeff\u200b", "x" * 100_000, "{{7*7}}${7*7}%s%n", "'; DROP TABLE files; --", "../../etc/passwd", "\U0001f600" * 50, "é", "e\u0301",
+TEXTS = ["<img src=x onerror=alert(1)>", "'\"><script>alert(1)</script>", "\x1b[31mred\x07", "a\nb\r\n\tc",
+    "\u202egnp.exe", "\u0000nul",
+         "\ufeff\u200b", "x" * 100_000, "{{7*7}}${7*7}%s%n", "'; DROP TABLE files; --", "../../etc/passwd",
+         "\U0001f600" * 50, "é", "e\u0301",
          " . ", "CON", "con.", "__class__.__base__", "=cmd|' /C calc'!A0"]  # fmt: skip
 #: more of them, at full size
-MORE_TEXTS = ["\u2066isolate\u2069", "\u200d\u200c\u2060joiners", "\u3164\u115f\u2800fillers", "tag\U000e0041\U000e0101", "a\u0300" * 40, "\x9b31m\x85next", "\x7f\x08\x08rubout",
-              "<svg/onload=alert(1)>", "javascript:alert(1)", "&lt;b&gt;&#x41;", "</script><!--", "]]>", "<lora:pixel:1>", "(pixel:1.5), [a|b]", "{a|b}__wild__",
-              "%_!%_", "\" OR 1=1 --", "\\u0000\\ud800", "\\..\\..\\boot.ini", "file:///etc/passwd", "..%2f..%2fetc", "~root", "$(id)`id`|id;id", "-rf", "--help", "lora-0123456789abcdef",
-              "sha256:" + "0" * 64, "8845bf35ff", "NUL", "aux.h", "a" * 300, "\u212b\u2126", "\ufb01\u00df\u0130", "\U0001f468\u200d\U0001f469", "{\"a\": [1]}", "null", "NaN", "1e999",
+MORE_TEXTS = ["\u2066isolate\u2069", "\u200d\u200c\u2060joiners", "\u3164\u115f\u2800fillers",
+    "tag\U000e0041\U000e0101", "a\u0300" * 40, "\x9b31m\x85next", "\x7f\x08\x08rubout",
+              "<svg/onload=alert(1)>", "javascript:alert(1)", "&lt;b&gt;&#x41;", "</script><!--", "]]>",
+              "<lora:pixel:1>", "(pixel:1.5), [a|b]", "{a|b}__wild__", "%_!%_", "\" OR 1=1 --", "\\u0000\\ud800",
+              "\\..\\..\\boot.ini", "file:///etc/passwd", "..%2f..%2fetc", "~root", "$(id)`id`|id;id", "-rf", "--help",
+              "lora-0123456789abcdef", "sha256:" + "0" * 64, "8845bf35ff", "NUL", "aux.h", "a" * 300, "\u212b\u2126",
+              "\ufb01\u00df\u0130", "\U0001f468\u200d\U0001f469", "{\"a\": [1]}", "null", "NaN", "1e999",
               "\ufffe\uffff", "a.safetensors.safetensors", "mine.preview", "name\u00a0with\u2003spaces"]  # fmt: skip
 
 
@@ -124,7 +130,8 @@ def test_no_reference_opens_anything_outside_the_library(service: Service, tmp_p
     assert [path for path in outside if not path.startswith(("/proc/", "/sys/", "/etc/ssl"))] == []
     assert any(path.endswith("mine.safetensors") for path in opened), "the hook sees what is opened"
     figure(
-        f"{len(references)} hostile references: {sorted(statuses)}; {len(set(opened))} paths opened, none outside of the library"
+        f"{len(references)} hostile references: {sorted(statuses)}; {len(set(opened))} paths opened, "
+        "none outside of the library"
     )
 
 
@@ -195,7 +202,8 @@ def test_names_and_metadata_of_strangers_never_break_an_answer(service: Service)
         asyncio.run(ask_all())
     assert [path for path in opened if "secret" in os.path.realpath(path)] == []
     figure(
-        f"{len(names)} hostile file names and {described} files with hostile metadata and sidecars: all listed, no answer of 500"
+        f"{len(names)} hostile file names and {described} files with hostile metadata and sidecars: "
+        "all listed, no answer of 500"
     )
 
 
@@ -208,7 +216,8 @@ def test_no_process_of_a_worker_opens_what_a_reference_names(tmp_path: Path) -> 
     tracer = ("strace", "-D", "-f", "-qq", "-e", "trace=open,openat,openat2", "-o", str(trace))
     worker = Worker(tmp_path / "data", under=tracer).start()
     try:
-        targets = [f"{prefix}canary-secret{ending}" for prefix in ("", "../", "../../", f"{tmp_path}/", "..\\", "%2e%2e%2f", "styles/../../")
+        targets = [f"{prefix}canary-secret{ending}" for prefix in ("", "../", "../../", f"{tmp_path}/", "..\\",
+                "%2e%2e%2f", "styles/../../")
                    for ending in ("", ".safetensors")]  # fmt: skip
         for reference in targets:
             for body in ({"loras": [{"path": reference}]}, {"loras": [reference]}):
@@ -220,5 +229,6 @@ def test_no_process_of_a_worker_opens_what_a_reference_names(tmp_path: Path) -> 
     calls = trace.read_text(errors="replace")
     assert "pixel.safetensors" in calls and "canary-secret" not in calls
     figure(
-        f"{calls.count('open')} calls of open by all processes of a worker: none of what {len(targets)} references named"
+        f"{calls.count('open')} calls of open by all processes of a worker: "
+        f"none of what {len(targets)} references named"
     )

@@ -52,11 +52,11 @@ def test_processes_that_read_for_a_worker_follow_no_link_out_of_the_library(serv
 
     async def ask() -> str:
         try:
-            await service.sandbox.adapter(str(library / "mine.safetensors"), "LoRA x")
+            await service._sandbox.adapter(str(library / "mine.safetensors"), "LoRA x")
             with pytest.raises(FormatError) as refused:
-                await service.sandbox.adapter(str(library / "out.safetensors"), "LoRA x")
+                await service._sandbox.adapter(str(library / "out.safetensors"), "LoRA x")
         finally:
-            await service.sandbox.close()
+            await service._sandbox.close()
         return str(refused.value)
 
     message = asyncio.run(ask())

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
 
-import inweave  # noqa: E402
-from inweave.errors import ConfigError  # noqa: E402
-from tests.support import random, write  # noqa: E402
+from torch import nn
+
+import inweave
+from inweave.errors import ConfigError
+from tests.support import random, write
 
 api: Any = inweave  # wrong types on purpose
 

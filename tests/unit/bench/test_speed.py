@@ -9,27 +9,30 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
-from inweave.bench import bench as benches  # noqa: E402
-from inweave.bench import step as stepping  # noqa: E402
-from inweave.bench import train_command  # noqa: E402
-from inweave.bench.clocks import ClockLog, clock_note  # noqa: E402
-from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
-from inweave.bench.kernels import largest_error  # noqa: E402
-from inweave.bench.memory import measure_memory  # noqa: E402
-from inweave.bench.operations import forward_operations, step_operations  # noqa: E402
-from inweave.bench.report import BenchReport, BenchRow, figure, make_report, table  # noqa: E402
-from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config, step_limit  # noqa: E402
-from inweave.bench.swap import measure_swap  # noqa: E402
-from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
-from inweave.bench.train_command import run_command, write_images  # noqa: E402
-from inweave.cli.app import app  # noqa: E402
-from inweave.cli.bench_report import print_table  # noqa: E402
-from inweave.errors import ConfigError, FormatError, InweaveError  # noqa: E402
-from inweave.training.data.reader import read_dataset  # noqa: E402
+from inweave.bench import bench as benches
+from inweave.bench import step as stepping
+from inweave.bench import train_command
+from inweave.bench.clocks import ClockLog, clock_note
+from inweave.bench.kernel_cases import GROUPS, KernelCase
+from inweave.bench.kernels import largest_error
+from inweave.bench.memory import measure_memory
+from inweave.bench.operations import forward_operations, step_operations
+from inweave.bench.report import BenchReport, BenchRow, figure, make_report, table
+from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config, step_limit
+from inweave.bench.swap import measure_swap
+from inweave.bench.timing import Rates, quantiles, wall_seconds
+from inweave.bench.train_command import run_command, write_images
+from inweave.cli.app import app
+from inweave.cli.bench_report import print_table
+from inweave.errors import ConfigError, FormatError, InweaveError
+from inweave.training.data.reader import read_dataset
 
 CPU = torch.device("cpu")
 EMOJI = StepCase("inweave/emoji", batch=2, rank=4, size=64, graph="off")

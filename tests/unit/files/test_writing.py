@@ -57,7 +57,7 @@ def test_a_planted_temporary_name_is_never_opened(tmp_path: Path, monkeypatch: p
     """Even one that was guessed: the name must be new."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    monkeypatch.setattr(writing.secrets, "token_hex", lambda size: "00" * size)
+    monkeypatch.setattr(writing.secrets, "token_hex", lambda size: "00" * size)  # type: ignore[attr-defined]
     (tmp_path / f".x.{'00' * 8}.part").symlink_to(victim)
     with pytest.raises(FormatError, match="x: cannot be written: File exists"):
         write_text(tmp_path / "x", "new")

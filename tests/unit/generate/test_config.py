@@ -29,7 +29,8 @@ EDGES = [
 def test_limits_hold_at_their_edges(field: str, low: Any, high: Any, below: Any, above: Any) -> None:
     for value in (low, high):
         assert getattr(GenerateConfig(prompt="x", **{field: value}), field) == value
-    for value in (below, above, "many", math.nan):
+    wrong: list[Any] = [below, above, "many", math.nan]
+    for value in wrong:
         with pytest.raises(ConfigError, match=field):
             GenerateConfig(prompt="x", **{field: value})
 

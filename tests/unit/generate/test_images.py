@@ -90,7 +90,7 @@ def test_a_sheet_has_room_for_every_cell_and_label() -> None:
 
 def test_a_result_is_saved_in_a_format_that_holds_settings_or_refused(tmp_path: Path) -> None:
     from inweave.errors import ConfigError
-    from inweave.generate.pipeline import Result
+    from inweave.generate.pipeline import Result  # type: ignore[attr-defined]
 
     result = Result([Image.new("RGB", (8, 8))], [{}], [])
     for name in ("x.gif", "x.bmp", "x", "x.PNG.tiff"):

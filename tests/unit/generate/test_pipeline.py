@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from inweave.models import embedded
 from inweave.models.samplers import SAMPLERS, offered_samplers, offered_schedules, problems
 from tests.support import sized
 
-SMALL = {"width": 64, "height": 64}
-QUICK = {"steps": 3, "seed": 7, **SMALL}
+SMALL: dict[str, Any] = {"width": 64, "height": 64}
+QUICK: dict[str, Any] = {"steps": 3, "seed": 7, **SMALL}
 SD15 = Path(__file__).parents[2] / "data" / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
 
 
@@ -140,7 +141,7 @@ def test_progress_and_preview(pipe: Pipeline) -> None:
 
 def test_out_of_memory_while_decoding_falls_back_to_tiles_and_is_reported(pipe: Pipeline) -> None:
     side = sized(256, 512)
-    options = {"steps": 2, "seed": 3, "width": side, "height": side}
+    options: dict[str, Any] = {"steps": 2, "seed": 3, "width": side, "height": side}
     whole = pipe("cat face", **options)
     scale, sizes = pipe.model.latent_scale, list[int]()
 
@@ -222,7 +223,7 @@ def test_weights_and_long_prompts_change_the_image(pipe: Pipeline) -> None:
 
 
 def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
-    config = GenerateConfig(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4, **SMALL)
+    config = GenerateConfig(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4, **SMALL)  # type: ignore[arg-type]
     cells = sweep(pipe, config, [Axis.parse("strength=0,1"), Axis.parse("seed=4,5")])
     assert [len(row) for row in cells.results] == [2, 2]
     plain = pipe("cat face", steps=2, seed=4, **SMALL).images[0].tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from inweave.generate.prompt import parse, weighted_pieces
 from inweave.generate.prompt_edits import MAX_PARTS, compose, literal
 from tests.support import stopwatch
 
-QUICK = {"steps": 2, "seed": 7, "width": 64, "height": 64}
+QUICK: dict[str, Any] = {"steps": 2, "seed": 7, "width": 64, "height": 64}
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def ui(nodes: list[tuple[Any, ...]]) -> dict[str, Any]:
     links: list[list[Any]] = []
     rows = []
     for number, kind, inputs, values, *mode in nodes:
-        slots = []
+        slots: list[Any] = []
         for name, (origin, slot) in inputs.items():
             links.append([len(links) + 1, origin, slot, number, len(slots), name.upper()])
             slots.append({"name": name, "type": name.upper(), "link": len(links)})
@@ -165,8 +165,8 @@ def test_a_graph_with_a_node_for_every_part(tmp_path: Path) -> None:
 
 def test_the_first_of_two_passes_is_repeated(tmp_path: Path) -> None:
     """Hires fix: whichever order the nodes have, the pass that starts from nothing is the image's."""
-    inputs: dict[str, Any] = dict(GRAPH["6"]["inputs"])  # type: ignore[call-overload]
-    first = {"class_type": "KSamplerAdvanced", "inputs": {**inputs, "noise_seed": 9, "start_at_step": 0,
+    inputs: dict[str, Any] = dict(GRAPH["6"]["inputs"])  # type: ignore[call-overload, arg-type]
+    first: dict[str, Any] = {"class_type": "KSamplerAdvanced", "inputs": {**inputs, "noise_seed": 9, "start_at_step": 0,
              "end_at_step": 10000}}  # fmt: skip
     del first["inputs"]["seed"]
     second = {"class_type": "KSampler", "inputs": {**inputs, "steps": 5, "denoise": 0.4, "latent_image": ["12", 0]}}
@@ -347,7 +347,7 @@ def test_loras_are_matched_by_hash_before_name(tmp_path: Path) -> None:
     hashes = hash_file(paths["ink"])
     assert autov1(paths["ink"]) in (hashes.autov1, None)
     for digits in (hashes.sha256, hashes.autov2, hashes.autov3, hashes.autov3.upper()):
-        finder = LoraFinder([tmp_path / "loras"], {"anything": digits, "my-pixel": digits})
+        finder = LoraFinder([tmp_path / "loras"], {"anything": digits, "my-pixel": digits})  # type: ignore[dict-item]
         assert finder.find(LoraChoice(name="anything")) == paths["ink"] == finder.find(LoraChoice(name="my-pixel"))
         assert finder.find(LoraChoice(hash=digits)) == paths["ink"]
         config = check_request({"prompt": "a <lora:anything:1>"}, finder)

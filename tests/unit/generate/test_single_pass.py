@@ -19,7 +19,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sweep import Axis, sweep
 
 PROMPT = "a cat face <lora:ink:0.4>"
-SETTINGS = {"negative_prompt": "a dog", "steps": 1, "seed": 7, "width": 64, "height": 64}
+SETTINGS: dict[str, Any] = {"negative_prompt": "a dog", "steps": 1, "seed": 7, "width": 64, "height": 64}
 
 
 @pytest.fixture

@@ -8,20 +8,23 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 
-from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from inweave.layers import fused, inject, lora_layers  # noqa: E402
-from inweave.layers.fused_conv import FusedConv  # noqa: E402
-from inweave.models.fused.blocks import FusedResnetBlock2D, fuse_blocks, restore_blocks  # noqa: E402
-from inweave.ops.conv import frozen_conv2d  # noqa: E402
-from inweave.training.adapters.attach import attach_adapters  # noqa: E402
-from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
-from tests.peers import tiny_models  # noqa: E402
-from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from inweave.layers import fused, inject, lora_layers
+from inweave.layers.fused_conv import FusedConv
+from inweave.models.fused.blocks import FusedResnetBlock2D, fuse_blocks, restore_blocks
+from inweave.ops.conv import frozen_conv2d
+from inweave.training.adapters.attach import attach_adapters
+from inweave.training.memory.checkpointing import apply_checkpointing
+from tests.peers import tiny_models
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on
 
 CPU = torch.device("cpu")
 
@@ -236,9 +239,9 @@ def test_a_frozen_convolution_has_torch_s_gradient(
     torch.manual_seed(0)
     x = torch.randn(2, 8, *size, dtype=torch.float64, requires_grad=True)
     weight, bias = torch.randn(4, 8 // groups, 3, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-    pairs = [(number, number) for number in (stride, padding, dilation)]
-    ours = frozen_conv2d(x, weight, bias, *pairs, groups)
-    theirs = nn.functional.conv2d(x, weight, bias, *pairs, groups)
+    pairs: Any = [(number, number) for number in (stride, padding, dilation)]
+    ours = frozen_conv2d(x, weight, bias, *pairs, groups)  # type: ignore[call-arg]
+    theirs = nn.functional.conv2d(x, weight, bias, *pairs, groups)  # type: ignore[call-overload]
     assert torch.equal(ours, theirs)
     one, two = (torch.autograd.grad(y.square().sum(), x)[0] for y in (ours, theirs))
     assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)

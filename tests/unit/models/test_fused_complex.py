@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 
-from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
-from inweave.models.fused.complex import FusedQwenAttention, FusedZImageAttention  # noqa: E402
-from tests.peers import tiny_models  # noqa: E402
+from inweave.layers import inject, lora_layers
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks
+from inweave.models.fused.complex import FusedQwenAttention, FusedZImageAttention
+from tests.peers import tiny_models
 
 
 def rotations(*shape: int) -> torch.Tensor:

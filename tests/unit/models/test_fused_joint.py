@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 
-from torch import nn  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
-from inweave.models.fused.joint import FusedFluxAttention, FusedJointAttention, _normalized  # noqa: E402
-from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
-from tests.peers import tiny_models  # noqa: E402
+from inweave.layers import inject, lora_layers
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks
+from inweave.models.fused.joint import FusedFluxAttention, FusedJointAttention, _normalized
+from inweave.training.memory.checkpointing import apply_checkpointing
+from tests.peers import tiny_models
 
 CPU = torch.device("cpu")
 VARIANTS = ["flux1-dev", "sd3-medium", "sd3.5-medium"]

@@ -102,7 +102,7 @@ class Relative(Flux1):
     """A family that shares no name with a built-in one."""
 
     name = "relative"
-    variants: Any = ()
+    variants: Any = ()  # type: ignore[misc]
     presets = {"relative": {}}  # noqa: RUF012
 
 

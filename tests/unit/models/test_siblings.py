@@ -11,25 +11,28 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 pytest.importorskip("diffusers")
 
-from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.layers.siblings import SharedSiblings  # noqa: E402
-from inweave.models.fused import joint as fused_joint  # noqa: E402
-from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
-from inweave.models.siblings import stack_siblings  # noqa: E402
-from inweave.ops.linear import autograd  # noqa: E402
-from inweave.ops.quantized import fp8  # noqa: E402
-from inweave.training.adapters.attach import attach_adapters  # noqa: E402
-from inweave.training.adapters.order import side_by_side  # noqa: E402
-from inweave.training.execution.compilation import CompiledBlocks  # noqa: E402
-from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
-from inweave.training.memory.quantization import quantize_denoiser  # noqa: E402
-from inweave.training.optim.flat import FlatParameters  # noqa: E402
-from inweave.training.optim.rounding import RoundedFactors, sibling_groups  # noqa: E402
-from tests.peers import tiny_models  # noqa: E402
-from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from inweave.layers import inject, lora_layers
+from inweave.layers.siblings import SharedSiblings
+from inweave.models.fused import joint as fused_joint
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks
+from inweave.models.siblings import stack_siblings
+from inweave.ops.linear import autograd
+from inweave.ops.quantized import fp8
+from inweave.training.adapters.attach import attach_adapters
+from inweave.training.adapters.order import side_by_side
+from inweave.training.execution.compilation import CompiledBlocks
+from inweave.training.memory.checkpointing import apply_checkpointing
+from inweave.training.memory.quantization import quantize_denoiser
+from inweave.training.optim.flat import FlatParameters
+from inweave.training.optim.rounding import RoundedFactors, sibling_groups
+from tests.peers import tiny_models
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on
 
 
 class Net:
@@ -72,7 +75,7 @@ class Net:
 def products(net: Net, context: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers each product of a forward pass serves."""
     counts: list[int] = []
-    plain = autograd.forward
+    plain = autograd.forward  # type: ignore[attr-defined]
 
     def forward(x: torch.Tensor, *others: Any) -> Any:
         counts.append(others[2].shape[0] // others[3].shape[1])
@@ -130,7 +133,7 @@ def test_nothing_is_stored_twice() -> None:
 
 def test_a_trained_text_encoder_gets_its_gradient() -> None:
     net = Net()
-    text = net.inputs["encoder_hidden_states"].requires_grad_()
+    text: Any = net.inputs["encoder_hidden_states"].requires_grad_()  # type: ignore[attr-defined]
     net.results()
     expected = text.grad.clone()
     fuse_blocks(net.unet)
@@ -243,7 +246,7 @@ def test_another_text_is_not_confused_with_the_shared_one() -> None:
     fuse_blocks(net.unet)
     stack_siblings(net.unet)
     group = next(group for group in sibling_groups(net.unet) if isinstance(group, SharedSiblings))
-    text = net.inputs["encoder_hidden_states"]
+    text: Any = net.inputs["encoder_hidden_states"]
     with net.rounded().active(shared=True):
         group.share(text)
         assert group.output(text.clone(), 0) is None
@@ -298,7 +301,7 @@ def test_streams_of_text_and_image_have_a_product_each(
     assert layers == 3 * len(groups) > 0 and {group.count for group in groups} == {3}
     assert len(groups) > sum("Attention" in type(module).__name__ for module in attentions), "text has its own"
     counts: list[int] = []
-    plain_forward = autograd.forward
+    plain_forward = autograd.forward  # type: ignore[attr-defined]
 
     def forward(x: torch.Tensor, *others: Any) -> Any:
         counts.append(others[2].shape[0] // others[3].shape[1])
@@ -306,9 +309,11 @@ def test_streams_of_text_and_image_have_a_product_each(
 
     monkeypatch.setattr(autograd, "forward", forward)
     joins: list[int] = []
-    plain_join = fused_joint.join_projections
+    plain_join = fused_joint.join_projections  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        fused_joint, "join_projections", lambda parts, **how: joins.append(len(parts)) or plain_join(parts, **how)
+        fused_joint,
+        "join_projections",
+        lambda parts, **how: joins.append(len(parts)) or plain_join(parts, **how),  # type: ignore[func-returns-value]
     )
     ours = results(RoundedFactors(flat, task.networks, torch.float32).active(shared=True))
     assert counts == [3] * len(groups) and sum(joins) == len(groups), "heads are read from the products"

@@ -16,7 +16,7 @@ MEAN, STD = [0.5, -1.0, 2.0, 0.0], [1.0, 2.0, 0.5, 4.0]
 
 def image_vae() -> Any:
     torch.manual_seed(0)
-    return AutoencoderKL(
+    return AutoencoderKL(  # type: ignore[attr-defined]
         block_out_channels=(8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
         latent_channels=4, norm_num_groups=4, scaling_factor=0.3, shift_factor=0.1,
@@ -25,7 +25,7 @@ def image_vae() -> Any:
 
 def video_vae() -> Any:
     torch.manual_seed(0)
-    return AutoencoderKLQwenImage(
+    return AutoencoderKLQwenImage(  # type: ignore[attr-defined]
         base_dim=8, z_dim=4, dim_mult=[1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True], latents_mean=MEAN,
         latents_std=STD,
     ).eval()  # fmt: skip

@@ -99,7 +99,7 @@ def test_the_causal_autoencoder_of_qwen_image_has_two_namings_too() -> None:
     """Wan's original names, as ComfyUI's files have them; diffusers converts each to the same place."""
     with torch.device("meta"):
         model = diffusers.AutoencoderKLQwenImage()
-    parts = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    parts = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}  # type: ignore[attr-defined]
     table = component_from_names("vae", parts).table
     assert table is TABLES["causal-vae"]
     original = {link.original: link.shape for link in table.links(parts, "diffusers")}

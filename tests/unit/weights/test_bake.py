@@ -265,7 +265,7 @@ def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_detected_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_file(tmp_path / "base.safetensors", flux())
-    monkeypatch.setattr(baking.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr(baking.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="10 are free"):
         baked(base, tmp_path / "out.safetensors")
 

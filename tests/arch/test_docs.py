@@ -103,3 +103,8 @@ def test_the_tables_of_the_architecture_page_are_what_the_tests_enforce() -> Non
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 5
     assert render(page) == page, "run `python tools/architecture_page.py`"
+
+
+def test_the_file_tree_is_that_of_the_package() -> None:
+    page = (ROOT / "docs" / "files.md").read_text("utf-8")
+    assert render(page) == page, "run `python tools/architecture_page.py`"

@@ -29,7 +29,7 @@ PIECE = 16 * 1024**2  #: bytes read at a time where a whole tensor is not needed
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkFiles:
     """One set of weights: a file, or shards and their index. A ``variant`` repeats the previous one in another form."""
 
     files: tuple[Path, ...]
@@ -38,16 +38,16 @@ class Network:
     variant: bool = False
 
 
-def network_at(path: Path, component: str | None = None, variant: bool = False) -> Network:
+def network_at(path: Path, component: str | None = None, variant: bool = False) -> NetworkFiles:
     """Return the network in a file, or the one that an index of shards names."""
     if path.name.endswith(".index.json"):
-        return Network(tuple(shard_files(path)), path, component, variant)
-    return Network((path,), None, component, variant)
+        return NetworkFiles(tuple(shard_files(path)), path, component, variant)
+    return NetworkFiles((path,), None, component, variant)
 
 
-def networks_in(folder: Path, component: str | None = None) -> list[Network]:
+def networks_in(folder: Path, component: str | None = None) -> list[NetworkFiles]:
     """Return every set of safetensors weights in a folder, the one that is loaded first."""
-    networks: list[Network] = []
+    networks: list[NetworkFiles] = []
     for path in weight_files(folder):
         if not any(path in network.files for network in networks):
             networks.append(network_at(path, component, bool(networks)))
@@ -57,7 +57,7 @@ def networks_in(folder: Path, component: str | None = None) -> list[Network]:
 class Pieces:
     """A network's tensors by plain reads: no page of the file stays mapped, and the caller owns the memory."""
 
-    def __init__(self, network: Network, opened: ExitStack) -> None:
+    def __init__(self, network: NetworkFiles, opened: ExitStack) -> None:
         self.headers: dict[Path, Header] = {path: read_header(path) for path in network.files}
         self._where: dict[str, tuple[Path, Span]] = {}
         self._files: dict[Path, BinaryIO] = {}

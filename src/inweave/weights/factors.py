@@ -43,7 +43,7 @@ class Slab:
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedAdapter:
     """A resolved adapter. ``views`` are its factors on a device, by the identity of their tensors."""
 
     key: object
@@ -122,7 +122,7 @@ class Loaded:
         self.slabs[device] = Slab(numbers, offsets)
 
 
-def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
+def product_of(item: Item, loaded: LoadedAdapter, device: torch.device) -> Product:
     """Return a placement's factors on the device, cut to its rows, with the scale they are applied at."""
     placement = item.placement
     factors = placement.factors
@@ -135,7 +135,7 @@ def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
 
 
 def targets_of(
-    original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, Loaded]
+    original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, LoadedAdapter]
 ) -> list[tuple[WeightUpdate, list[Item]]]:
     """Split ``live`` into runs of rows that receive the same products, each with its items, in order.
 
@@ -172,7 +172,7 @@ class AdapterCache:
         self._resolve = resolve
         self._forget = forget
         self._limit = limit
-        self._loaded: OrderedDict[object, Loaded] = OrderedDict()
+        self._loaded: OrderedDict[object, LoadedAdapter] = OrderedDict()
         self._lock = threading.RLock()
         self._plans_by_layout: dict[Layout, Plan] = {}
         self._partial_plans: OrderedDict[object, Plan] = OrderedDict()
@@ -192,7 +192,7 @@ class AdapterCache:
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+    def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> LoadedAdapter:
         """Return the adapter, resolved and checked, from the cache if it was seen before."""
         with self._lock:
             key = _key(adapter)
@@ -223,15 +223,15 @@ class AdapterCache:
         """Return the cache keys of these adapters, in this order."""
         return tuple(map(_key, adapters))
 
-    def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
+    def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> LoadedAdapter:
         """Keep a plan that was made elsewhere for the same networks."""
         with self._lock:
             key = _key(adapter)
             size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
-            loaded = self._loaded[key] = Loaded(key, plan, size, _name(adapter))
+            loaded = self._loaded[key] = LoadedAdapter(key, plan, size, _name(adapter))
             return loaded
 
-    def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+    def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> LoadedAdapter:
         template = None
         if isinstance(adapter, Plan):
             plan = adapter
@@ -241,7 +241,7 @@ class AdapterCache:
             container = open_container(adapter, mapped=self.mapped)
             plan, template = self._plan_of(container)
         size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
-        return Loaded(key, plan, size, _name(adapter), template)
+        return LoadedAdapter(key, plan, size, _name(adapter), template)
 
     def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
         """Return the plan of a file, and the number of its layout if other files may share it."""

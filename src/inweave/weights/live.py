@@ -32,7 +32,7 @@ Mark = tuple[Place, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class LiveHome:
     """``tensor``: detached, to be written; ``owner``: the tensor whose version counts; ``copies``: written after it."""
 
     tensor: torch.Tensor
@@ -56,7 +56,7 @@ class LiveModel:
         ] = {}  # part -> the fused projections that contain it
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
         self._quantized: dict[TensorKey, torch.Tensor] = {}
-        self._homes: dict[TensorKey, Home] = {}
+        self._homes: dict[TensorKey, LiveHome] = {}
         self._first: dict[tuple[int, str], TensorKey] = {}
         self._shared: dict[TensorKey, list[TensorKey]] = {}
         self._whole: Snapshot | None = None
@@ -140,7 +140,7 @@ class LiveModel:
         group = self._shared.get(self.canonical(key), ())
         return [name if component == key[0] else f"{component}.{name}" for component, name in group]
 
-    def home(self, key: TensorKey) -> Home:
+    def home(self, key: TensorKey) -> LiveHome:
         """Return where the numbers of a tensor are stored; raise `TargetError` if they cannot be written."""
         known = self._homes.get(key)
         if known is None:
@@ -195,7 +195,7 @@ class LiveModel:
             slot.module._buffers[slot.leaf] = copy
         self.look()
 
-    def _find(self, key: TensorKey) -> Home:
+    def _find(self, key: TensorKey) -> LiveHome:
         slot = self.slots[key]
         owner = self._kept_by_hook(key) if slot.tensor.is_meta else slot.tensor
         if owner is None:
@@ -209,7 +209,7 @@ class LiveModel:
         if reason := _elsewhere(self._groups.get(id(slot.tensor)), slot.tensor):
             raise TargetError(f"{key[1]}: {reason}")
         place = (id(owner), owner.data_ptr(), owner.dtype, owner.device)
-        return Home(owner.detach(), owner, tuple(self._copies(key, owner)), place, not owner.is_inference())
+        return LiveHome(owner.detach(), owner, tuple(self._copies(key, owner)), place, not owner.is_inference())
 
     def _kept_by_hook(self, key: TensorKey) -> torch.Tensor | None:
         """Return the tensor that accelerate loads for each forward pass; raise `TargetError` if it is on disk."""
@@ -269,7 +269,7 @@ class LiveModel:
         return tensor if stored is None else stored
 
 
-def write_copies(homes: Iterable[Home]) -> None:
+def write_copies(homes: Iterable[LiveHome]) -> None:
     """Bring fused projections up to date with the parts they hold."""
     for home in homes:
         for copy in home.copies:

@@ -22,7 +22,7 @@ from inweave.ops.merge import merge_products
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.blocks import block_names, refuse_unknown_blocks
-from inweave.weights.factors import Loaded, targets_of
+from inweave.weights.factors import LoadedAdapter, targets_of
 from inweave.weights.merge import is_product, merged, on_rows, refuse_overflow
 from inweave.weights.networks import index_of
 from inweave.weights.resolved import resolve_item
@@ -130,7 +130,7 @@ class MergedSource:
 
     def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Merge into tensors that `plain` returned, all of them in one launch."""
-        loaded = {id(plan): Loaded(id(plan), plan, 0) for plan in self._plans}
+        loaded = {id(plan): LoadedAdapter(id(plan), plan, 0) for plan in self._plans}
         owners = {id(p): loaded[id(plan)] for plan in self._plans for p in plan.placements}
         device = next(iter(tensors.values())).device
         for each in loaded.values():

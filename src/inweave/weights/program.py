@@ -10,7 +10,7 @@ import torch
 
 from inweave.ops.merge import prepare_merge
 from inweave.targets.plan import Placement
-from inweave.weights.factors import Loaded
+from inweave.weights.factors import LoadedAdapter
 from inweave.weights.stack import Item, Strength, TensorKey
 from inweave.weights.writer import Writer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imports triton
     from inweave.ops.merge.triton import PreparedMerge
 
 #: adapters of a stack with their strengths
-LoadedStack = Sequence[tuple[Loaded, Strength]]
+LoadedStack = Sequence[tuple[LoadedAdapter, Strength]]
 
 
 class MergeProgram:
@@ -34,7 +34,7 @@ class MergeProgram:
         targets: Sequence[TensorKey],
         launch: PreparedMerge,
         products: Sequence[tuple[int, Placement]],
-        sole: Loaded | None,
+        sole: LoadedAdapter | None,
     ) -> None:
         self.tensors = tensors
         self.sole = sole  # the adapter, if there is only one
@@ -46,7 +46,7 @@ class MergeProgram:
         self._samples = [next(p for _, p in products if p.component == name) for name in components]
         self._which = np.array([(layer, components[p.component]) for layer, p in products])
 
-    def clone(self, loaded: Loaded, device: torch.device) -> MergeProgram:
+    def clone(self, loaded: LoadedAdapter, device: torch.device) -> MergeProgram:
         """Return the same launch over another slab: offsets within it are the same, only its start differs."""
         assert self.sole is not None
         placements = loaded.plan.placements
@@ -79,7 +79,7 @@ def cloned(programs: Iterable[MergeProgram], stack: LoadedStack, device: torch.d
 
 
 def compiled(
-    writer: Writer, adapters: Sequence[Loaded], items: Mapping[TensorKey, Sequence[Item]]
+    writer: Writer, adapters: Sequence[LoadedAdapter], items: Mapping[TensorKey, Sequence[Item]]
 ) -> MergeProgram | None:
     """Return a program for these adapters, whose ``items`` are prepared, if the kernel can take every tensor of
     them.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inweave.targets.plan import Plan
-from inweave.weights.factors import Loaded
+from inweave.weights.factors import LoadedAdapter
 from inweave.weights.program import LoadedStack, MergeProgram
 from inweave.weights.stack import Item, Strength, TensorKey
 
@@ -57,11 +57,11 @@ def signatures_of(items: Mapping[TensorKey, Sequence[Item]]) -> dict[TensorKey, 
     return {key: tuple((id(i.placement), i.strength) for i in received) for key, received in items.items()}
 
 
-def owners_of(stack: LoadedStack) -> dict[int, Loaded]:
+def owners_of(stack: LoadedStack) -> dict[int, LoadedAdapter]:
     """Map the id of each placement to its adapter."""
     return {id(p): loaded for loaded, _ in stack for p in loaded.plan.placements}
 
 
-def plan_and_strength(item: tuple[Loaded, Strength]) -> tuple[Plan, Strength]:
+def plan_and_strength(item: tuple[LoadedAdapter, Strength]) -> tuple[Plan, Strength]:
     """Return the pair by which `canonical` orders the items of a stack."""
     return item[0].plan, item[1]

@@ -16,8 +16,8 @@ import torch
 
 from inweave.errors import MemoryBudgetError, TargetError
 from inweave.ops.merge import WeightUpdate, all_usable, merge_products, usable_numbers
-from inweave.weights.factors import Loaded, targets_of
-from inweave.weights.live import Home, LiveModel, Mark
+from inweave.weights.factors import LoadedAdapter, targets_of
+from inweave.weights.live import LiveHome, LiveModel, Mark
 from inweave.weights.merge import is_product, merge_into
 from inweave.weights.pristine import Pristine
 from inweave.weights.scratch import Scratch
@@ -91,7 +91,7 @@ class Writer:
             )
         self.live.untie(key)
 
-    def mark(self, homes: Mapping[TensorKey, Home]) -> None:
+    def mark(self, homes: Mapping[TensorKey, LiveHome]) -> None:
         """Record the present state of these tensors as written."""
         self.marks.update([(key, home.mark()) for key, home in homes.items()])
         every = homes if len(homes) == len(self.marks) else {key: self.live.home(key) for key in self.marks}
@@ -103,7 +103,7 @@ class Writer:
         return self._left_at == self.live.looks and all(owner._version == version for owner, version in self._left)
 
     def write(
-        self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
+        self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, LoadedAdapter]
     ) -> list[TensorKey]:
         """Write every tensor; returns those with numbers beyond the limit."""
         targets: list[tuple[TensorKey, WeightUpdate]] = []
@@ -136,7 +136,7 @@ class Writer:
         return self.pristine[key[0]].is_resident(key[1], live) and _kernel_takes(live, received)
 
     def targets(
-        self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, Loaded]
+        self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, LoadedAdapter]
     ) -> list[tuple[WeightUpdate, list[Item]]]:
         live = self.tensor(key)
         return targets_of(self.pristine[key[0]].get(key[1], live), live, received, owners)
@@ -151,7 +151,7 @@ class Writer:
             torch._foreach_copy_(lives, originals)
 
     def rebuilt(
-        self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, Loaded], out: torch.Tensor
+        self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, LoadedAdapter], out: torch.Tensor
     ) -> torch.Tensor:
         """Write a tensor with ``items`` merged in to ``out``, which has the dtype and device that it was written in."""
         pristine = self.pristine[key[0]]

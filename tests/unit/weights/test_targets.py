@@ -13,7 +13,7 @@ from inweave.ops.merge import merge_products
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.targets.resolve import resolve
-from inweave.weights.factors import Loaded, targets_of
+from inweave.weights.factors import LoadedAdapter, targets_of
 from inweave.weights.merge import merged
 from inweave.weights.merged import MergedSource
 from inweave.weights.source import DictSource
@@ -42,8 +42,8 @@ def plan_of(seed: int, *leaves: str) -> Plan:
     return resolve(read(lora), INDEX)
 
 
-def placed(*plans: Plan) -> tuple[list[Item], dict[int, Loaded]]:
-    owners = {id(p): Loaded(id(plan), plan, 0) for plan in plans for p in plan.placements}
+def placed(*plans: Plan) -> tuple[list[Item], dict[int, LoadedAdapter]]:
+    owners = {id(p): LoadedAdapter(id(plan), plan, 0) for plan in plans for p in plan.placements}
     items = [Item(p, 0.5 - 0.3 * i) for i, plan in enumerate(plans) for p in plan.placements if p.tensor == QKV]
     return items, owners
 

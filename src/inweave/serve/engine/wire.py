@@ -42,7 +42,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MessageHeader:
     """A parsed header; ``blobs``: (path, length) of each blob that follows it."""
 
     type: str
@@ -70,11 +70,11 @@ def parse_length(text: bytes) -> int:
     return int(length)
 
 
-def parse_header(text: bytes) -> Header:
+def parse_header(text: bytes) -> MessageHeader:
     """Return the header in a JSON text."""
     try:
         fields = json.loads(text)
-        header = Header(fields["type"], fields["data"], [(path, length) for path, length in fields["blobs"]])
+        header = MessageHeader(fields["type"], fields["data"], [(path, length) for path, length in fields["blobs"]])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"not a message: {type(error).__name__}") from None
     if not isinstance(header.type, str) or not isinstance(header.data, dict):

@@ -36,7 +36,7 @@ from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.blocks import block_names
-from inweave.weights.checkpoint_files import PIECE, Network, Pieces, network_at, networks_in
+from inweave.weights.checkpoint_files import PIECE, NetworkFiles, Pieces, network_at, networks_in
 from inweave.weights.merge import is_product, refuse_overflow
 from inweave.weights.merged import MergedSource
 from inweave.weights.stack import Item, Strength, items_by_tensor
@@ -87,7 +87,7 @@ class _Job:
 
     def __init__(
         self,
-        network: Network,
+        network: NetworkFiles,
         stack: Sequence[BakeItem],
         index: ModelIndex,
         dtype: torch.dtype | None,
@@ -290,7 +290,7 @@ def _check_target(source: Path, target: Path, one_file: bool, replace: bool) -> 
         raise ConfigError(f"{target}: not a model folder, and only model folders are replaced; choose another output")
 
 
-def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:
+def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[NetworkFiles]:
     """Return the networks of a folder to merge or convert; everything else but other forms of these weights is
     copied.
     """

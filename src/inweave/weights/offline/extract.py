@@ -40,7 +40,7 @@ _ORDER = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # from c
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class OpenedCheckpoint:
     """A model on disk: its index, and where the tensors of each network come from."""
 
     index: ModelIndex
@@ -50,13 +50,13 @@ class Checkpoint:
         return f"{self.index.source} ({self.index.base or 'a model without a known name'})"
 
 
-def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], opened: ExitStack) -> Checkpoint:
+def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], opened: ExitStack) -> OpenedCheckpoint:
     """Open a checkpoint; ``folders``: which sub-folders of a diffusers model hold which components of ``index``."""
     if path.is_dir() and folders:
         homes = {component: networks_in(path / name)[0] for name, component in folders.items()}
-        return Checkpoint(index, {name: Pieces(network, opened) for name, network in homes.items()})
+        return OpenedCheckpoint(index, {name: Pieces(network, opened) for name, network in homes.items()})
     network = networks_in(path)[0] if path.is_dir() else network_at(path)
-    return Checkpoint(index, dict.fromkeys(index.components, Pieces(network, opened)))
+    return OpenedCheckpoint(index, dict.fromkeys(index.components, Pieces(network, opened)))
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class Extracted:
 
 
 def extract_difference(
-    tuned: Checkpoint,
-    base: Checkpoint,
+    tuned: OpenedCheckpoint,
+    base: OpenedCheckpoint,
     naming_of: Callable[[Component], Naming],
     *,
     rank: int = 32,
@@ -131,7 +131,7 @@ def extract_difference(
     return done
 
 
-def _pairs(tuned: Checkpoint, base: Checkpoint, notes: list[str]) -> list[tuple[Component, Component]]:
+def _pairs(tuned: OpenedCheckpoint, base: OpenedCheckpoint, notes: list[str]) -> list[tuple[Component, Component]]:
     """Match the networks that both have, as (tuned's, base's), by content; a denoiser must agree in every tensor."""
     pairs, unpaired = list[tuple[Component, Component]](), list[tuple[str, str]]()
     for mine in base.index:
@@ -165,7 +165,7 @@ def _unlike(one: Component, two: Component) -> list[str]:
     return [part for part in dict.fromkeys((*left, *right)) if left.get(part) != right.get(part)]
 
 
-def _view(checkpoint: Checkpoint, component: Component, naming: Naming) -> WeightSource:
+def _view(checkpoint: OpenedCheckpoint, component: Component, naming: Naming) -> WeightSource:
     parts = Renamed(checkpoint.sources[component.name], component)
     return Stacked(parts, component) if naming == "original" else parts
 

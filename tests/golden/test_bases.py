@@ -126,9 +126,11 @@ def test_a_label_of_several_bases_is_no_base_and_the_message_lists_them(label: s
 @pytest.mark.parametrize(
     ("label", "base"),
     [
-        ("wan2.2-t2v-a14b", "wan2.1-t2v-14b"), ("Qwen-Image-Edit-2509", "qwen-image"), ("FLUX.1-Redux-dev", "flux1-dev"),
-        ("FLUX.1 Kontext dev", "flux1-dev"), ("Wan2.2-I2V-A14B-Diffusers", "wan2.2-i2v-a14b"), ("Pony V7", "auraflow-0.3"),
-        ("someone/ltx-2.3 (video)", "ltx-2.3"), ("hunyuan-video/LoRA", "hunyuanvideo"), ("zai-org/CogVideoX-2b", "cogvideox-2b"),
+        ("wan2.2-t2v-a14b", "wan2.1-t2v-14b"), ("Qwen-Image-Edit-2509", "qwen-image"),
+        ("FLUX.1-Redux-dev", "flux1-dev"), ("FLUX.1 Kontext dev", "flux1-dev"),
+        ("Wan2.2-I2V-A14B-Diffusers", "wan2.2-i2v-a14b"), ("Pony V7", "auraflow-0.3"),
+        ("someone/ltx-2.3 (video)", "ltx-2.3"), ("hunyuan-video/LoRA", "hunyuanvideo"),
+        ("zai-org/CogVideoX-2b", "cogvideox-2b"),
     ],
 )  # fmt: skip
 def test_published_models_with_the_tensors_of_another_are_known_under_their_own_names(label: str, base: str) -> None:
@@ -225,3 +227,25 @@ def test_the_documentation_lists_every_base() -> None:
     assert [
         known.name for known in KNOWN if f"`{known.name}`" not in page and not known.name.startswith("inweave/")
     ] == []
+
+
+@pytest.mark.parametrize("kind", ["loha", "lokr"])
+def test_rows_that_change_places_do_so_in_every_product(kind: str) -> None:
+    """Flux stores (shift, scale) where diffusers stores (scale, shift); the way there and back is the identity."""
+    torch = pytest.importorskip("torch")
+    from inweave.ops.delta import change
+
+    module = "lora_transformer_norm_out_linear"
+    factors = (
+        {"hada_w1_a": (6144, 2), "hada_w1_b": (2, 3072), "hada_w2_a": (6144, 2), "hada_w2_b": (2, 3072)}
+        if kind == "loha"
+        else {"lokr_w1": (4, 4), "lokr_w2": (1536, 768)}
+    )
+    tensors = {f"{module}.{suffix}": random(n, *shape) for n, (suffix, shape) in enumerate(factors.items())}
+    index = known_index("flux1-dev")
+    there = rewrite(read(tensors), "kohya", index)
+    assert not there.lost
+    one, two = (change(next(iter(read(t))).factors, None) for t in (tensors, there.tensors))
+    assert torch.equal(one, torch.cat(two.chunk(2)[::-1]))
+    back = rewrite(read(there.tensors, there.metadata), "onetrainer", index)
+    assert all(tensors[key].same(back.tensors[key]) for key in tensors)

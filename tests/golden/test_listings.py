@@ -77,9 +77,9 @@ def test_places_on_a_model_known_only_by_its_own_names(name: str, tmp_path: Path
 
 
 ANIMA_DOTS = (
-    ("blocks_0_", "blocks.0."), ("layers_0_", "layers.0."), ("self_attn_", "self_attn."), ("cross_attn_k", "cross_attn.k"),
-    ("cross_attn_q", "cross_attn.q"), ("cross_attn_v", "cross_attn.v"), ("cross_attn_output", "cross_attn.output"),
-    ("mlp_", "mlp."), ("cross_attn_1", "cross_attn.1"),
+    ("blocks_0_", "blocks.0."), ("layers_0_", "layers.0."), ("self_attn_", "self_attn."),
+    ("cross_attn_k", "cross_attn.k"), ("cross_attn_q", "cross_attn.q"), ("cross_attn_v", "cross_attn.v"),
+    ("cross_attn_output", "cross_attn.output"), ("mlp_", "mlp."), ("cross_attn_1", "cross_attn.1"),
 )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ _BLOCK = re.compile(r"(?:blocks|layers|refiner)\.(\d+)\.")
 #: size in the real model -> size in the small one; unlisted sizes stay
 _SIZES = {
     "flux1-dev": {
-        3072: 8, 6144: 16, 9216: 24, 12288: 32, 15360: 40, 18432: 48, 21504: 56, 128: 4, 64: 6, 4096: 10, 768: 5, 256: 7,
+        3072: 8, 6144: 16, 9216: 24, 12288: 32, 15360: 40, 18432: 48, 21504: 56, 128: 4, 64: 6, 4096: 10, 768: 5,
+        256: 7,
     },
     "sd3-medium": {
         1536: 8, 3072: 16, 4608: 24, 6144: 32, 9216: 48, 64: 6, 16: 3, 2048: 5, 4096: 10, 256: 7, 36864: 9,
@@ -57,8 +58,19 @@ _SIZES = {
 }  # fmt: skip
 
 
-def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "kohya", alpha: float | None = None,
-         kernel: Sequence[int] = (), dtype: str = "F32", seed: int | None = None, empty: bool = False) -> dict[str, Tensor]:  # fmt: skip
+def lora(
+    module: str,
+    out: int,
+    into: int,
+    rank: int = 3,
+    *,
+    spelling: str = "kohya",
+    alpha: float | None = None,
+    kernel: Sequence[int] = (),
+    dtype: str = "F32",
+    seed: int | None = None,
+    empty: bool = False,
+) -> dict[str, Tensor]:
     """A pair of random factors (or of shapes only) with any suffixes."""
     down, up = SPELLINGS[spelling]
     seed = zlib.crc32(module.encode()) % 10_000 if seed is None else seed
@@ -109,7 +121,7 @@ class Base:
     def merged(
         self, adapter: Adapter | Mapping[str, Tensor], strength: float = 1.0, *, strict: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Every tensor the adapter touches, as it is afterwards."""
+        """Return every tensor that the adapter changes, with its new value."""
         result: dict[str, torch.Tensor] = {}
         for placement in self.plan(adapter, strict=strict).placements:
             name = placement.tensor

@@ -97,7 +97,8 @@ def _factors(kind: str, shape: tuple[int, ...], rank: int, seed: int, dtype: str
     if kind == "loha":
         return {
             "hada_w1_a": random(seed, out, rank, dtype=dtype), "hada_w1_b": random(seed + 1, rank, flat, dtype=dtype),
-            "hada_w2_a": random(seed + 2, out, rank, dtype=dtype), "hada_w2_b": random(seed + 3, rank, flat, dtype=dtype),
+            "hada_w2_a": random(seed + 2, out, rank, dtype=dtype),
+            "hada_w2_b": random(seed + 3, rank, flat, dtype=dtype),
         }  # fmt: skip
     if kind == "lokr":
         return {"lokr_w1": random(seed, 2, 2, dtype=dtype), "lokr_w2_a": random(seed + 1, out // 2, rank, dtype=dtype),

@@ -52,8 +52,11 @@ def test_the_assumption_is_reported_everywhere(lone: Path, tmp_path: Path) -> No
     assert any("alpha = rank" in warning for warning in inweave.resolve(adapter, SDXL).report.warnings)
     done = inweave.convert(lone, tmp_path / "out.safetensors", to="kohya", base=SDXL)
     assert done.assumed_alphas and "alpha = rank" in done.warnings[0]
-    for command in (("check", lone, "--base", SDXL), ("inspect", lone),
-                    ("convert", lone, tmp_path / "o.safetensors", "--to", "kohya", "--base", SDXL, "--force")):  # fmt: skip
+    for command in (
+        ("check", lone, "--base", SDXL),
+        ("inspect", lone),
+        ("convert", lone, tmp_path / "o.safetensors", "--to", "kohya", "--base", SDXL, "--force"),
+    ):
         code, text = run(*command)
         assert code == 0 and "alpha = rank" in text, text
         document = json.loads(run(*command, "--json")[1])
@@ -121,8 +124,11 @@ def test_formats_without_alpha_by_convention_are_not_warned_about(tmp_path: Path
 
 
 def test_the_bias_of_a_lora_follows_its_alpha(tmp_path: Path) -> None:
-    tensors = {f"{UNET}.attn1.to_q.lora_A.weight": random(1, 8, 320), f"{UNET}.attn1.to_q.lora_B.weight": random(2, 320, 8),
-               f"{UNET}.attn1.to_q.lora_B.bias": random(3, 320)}  # fmt: skip
+    tensors = {
+        f"{UNET}.attn1.to_q.lora_A.weight": random(1, 8, 320),
+        f"{UNET}.attn1.to_q.lora_B.weight": random(2, 320, 8),
+        f"{UNET}.attn1.to_q.lora_B.bias": random(3, 320),
+    }
     path = write_file(tmp_path / "a.safetensors", tensors)
     assert scales(inweave.load(path, alpha=2)) == [0.25, 0.25]
 

@@ -109,8 +109,13 @@ def test_a_conv1d_is_written_in_its_layout(tmp_path: Path) -> None:
 
 def test_wrong_options_are_errors(tmp_path: Path) -> None:
     path = peft(tmp_path, {"a": (3, 3)})
-    for options in ({"to": "peft", "prefix": "llama"}, {"to": "candle", "prefix": "a b"}, {"to": "candle", "prefix": ".x"},
-                    {"to": "candle", "dummy_embeddings": True}, {"to": "candle", "prefix": "llama", "dummy_embeddings": True}):  # fmt: skip
+    for options in (
+        {"to": "peft", "prefix": "llama"},
+        {"to": "candle", "prefix": "a b"},
+        {"to": "candle", "prefix": ".x"},
+        {"to": "candle", "dummy_embeddings": True},
+        {"to": "candle", "prefix": "llama", "dummy_embeddings": True},
+    ):
         with pytest.raises(ConfigError):
             inweave.convert(path, tmp_path / "o.safetensors", base=base(tmp_path, {"a": (3, 3)}), **options)  # type: ignore[arg-type]
 
@@ -131,8 +136,15 @@ def converted(modules: dict[str, tuple[int, ...]], prefix: str | None) -> tuple[
     return tensors, names
 
 
-SHAPES = {"self_attn.q_proj": (6, 6), "self_attn.k_proj": (2, 6), "self_attn.v_proj": (2, 6), "self_attn.o_proj": (6, 6),
-          "mlp.gate_proj": (9, 6), "mlp.up_proj": (9, 6), "mlp.down_proj": (6, 9)}  # fmt: skip
+SHAPES = {
+    "self_attn.q_proj": (6, 6),
+    "self_attn.k_proj": (2, 6),
+    "self_attn.v_proj": (2, 6),
+    "self_attn.o_proj": (6, 6),
+    "mlp.gate_proj": (9, 6),
+    "mlp.up_proj": (9, 6),
+    "mlp.down_proj": (6, 9),
+}
 LLAMA = {f"model.layers.{n}.{name}": shape for n in range(12) for name, shape in SHAPES.items()}
 LLAMA |= {"model.embed_tokens": (11, 6), "lm_head": (11, 6)}
 

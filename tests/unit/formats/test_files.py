@@ -274,8 +274,8 @@ def test_shards_are_joined(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "./x.safetensors", "..", ".", "", "x.bin", "x.safetensors/",
-     "x\0.safetensors", "\ud800.safetensors", "y" * 300 + ".safetensors", 3, None, ["x.safetensors"]],
+    ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "./x.safetensors", "..", ".", "", "x.bin",
+     "x.safetensors/", "x\0.safetensors", "\ud800.safetensors", "y" * 300 + ".safetensors", 3, None, ["x.safetensors"]],
     ids=lambda name: str(name)[:20].encode("unicode_escape").decode(),
 )  # fmt: skip
 def test_a_shard_is_a_file_next_to_the_index(name: object, tmp_path: Path) -> None:

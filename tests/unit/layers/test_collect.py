@@ -255,7 +255,7 @@ def test_swapped_halves() -> None:
 
 
 def test_parts_that_have_no_common_pair_are_refused() -> None:
-    """DoRA on q only: the magnitude would have to leave k and v as they are."""
+    """DoRA on q only: the magnitude would have to leave k and v unchanged."""
     name = "transformer.transformer_blocks.3.attn.to_q"
     tensors = {
         f"{name}.lora_A.weight": random(0, 2, 3072), f"{name}.lora_B.weight": random(1, 3072, 2),
@@ -272,7 +272,8 @@ def test_convolutions_and_matrices_may_be_stored_either_way() -> None:
     adapter = read(
         {
             "lora_unet_conv.lora_down.weight": random(0, 2, 4), "lora_unet_conv.lora_up.weight": random(1, 3, 2),
-            "lora_unet_linear.lora_down.weight": random(2, 2, 7, 1, 1), "lora_unet_linear.lora_up.weight": random(3, 5, 2, 1, 1),
+            "lora_unet_linear.lora_down.weight": random(2, 2, 7, 1, 1),
+            "lora_unet_linear.lora_up.weight": random(3, 5, 2, 1, 1),
         }
     )  # fmt: skip
     attach(model, adapter)

@@ -1,4 +1,4 @@
-"""Linear layers and their LoRAs as one operation, here on the CPU: the same numbers as the general path, never stale ones."""
+"""Linear layers fused with their LoRAs, here on the CPU: the same numbers as the general path, never stale ones."""
 
 from __future__ import annotations
 

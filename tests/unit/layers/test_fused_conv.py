@@ -1,4 +1,4 @@
-"""Convolutions and their LoRA as one operation, here on the CPU: the same numbers as the general path, and only where it may act."""
+"""Convolutions fused with their LoRA, here on the CPU: the numbers of the general path, used only where allowed."""
 
 from __future__ import annotations
 

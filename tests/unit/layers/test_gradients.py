@@ -50,7 +50,7 @@ def as_function(model: nn.Module, x: torch.Tensor) -> tuple[Callable[..., torch.
 
 
 def freeze_dora_norms(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer's norms as they are now, whatever is perturbed."""
+    """Keep the layer's current norms, whichever parameter is perturbed."""
     layer = layer_of(model)
     now = {name: layer.norms(layer.branch(name)) for name in layer.adapters}
     monkeypatch.setattr(LoraLayer, "norms", lambda self, branch: now["default"])
@@ -83,16 +83,24 @@ def test_every_entry_of_the_jacobian(kind: str, network: str) -> None:
 
 
 TUCKER = {
-    "lora": Lora(down=encode(torch.randn(2, 3, 1, 1)), mid=encode(torch.randn(2, 2, 3, 3)), up=encode(torch.randn(5, 2, 1, 1))),
-    "loha": Loha(
-        w1_a=encode(torch.randn(2, 5)), w1_b=encode(torch.randn(2, 3)), t1=encode(torch.randn(2, 2, 3, 3)),
-        w2_a=encode(torch.randn(2, 5)), w2_b=encode(torch.randn(2, 3)), t2=encode(torch.randn(2, 2, 3, 3)),
+    "lora": Lora(
+        down=encode(torch.randn(2, 3, 1, 1)), mid=encode(torch.randn(2, 2, 3, 3)), up=encode(torch.randn(5, 2, 1, 1))
     ),
-    "lokr": Lokr(
-        w1=encode(torch.randn(1, 1)), w2_a=encode(torch.randn(2, 5)), w2_b=encode(torch.randn(2, 3)),
+    "loha": Loha(
+        w1_a=encode(torch.randn(2, 5)),
+        w1_b=encode(torch.randn(2, 3)),
+        t1=encode(torch.randn(2, 2, 3, 3)),
+        w2_a=encode(torch.randn(2, 5)),
+        w2_b=encode(torch.randn(2, 3)),
         t2=encode(torch.randn(2, 2, 3, 3)),
     ),
-}  # fmt: skip
+    "lokr": Lokr(
+        w1=encode(torch.randn(1, 1)),
+        w2_a=encode(torch.randn(2, 5)),
+        w2_b=encode(torch.randn(2, 3)),
+        t2=encode(torch.randn(2, 2, 3, 3)),
+    ),
+}
 
 
 @pytest.mark.parametrize("network", TUCKER)

@@ -99,9 +99,11 @@ def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:
     layer, pair = layer_of(model), layer_of(model).branch("default")
     mask = row_mask(seeds, (len(x), pair.rank), P, layer_number("layer") + RANKS)
     rows = [
-        layer.kind.apply(layer.base, x[i : i + 1], torch.einsum("orhw,ricd->oicd", pair.up * mask[i][:, None, None], pair.down))
+        layer.kind.apply(
+            layer.base, x[i : i + 1], torch.einsum("orhw,ricd->oicd", pair.up * mask[i][:, None, None], pair.down)
+        )
         for i in range(len(x))
-    ]  # fmt: skip
+    ]
     torch.testing.assert_close(model["layer"](x), layer.base(x) + pair.scale / (1 - P) * torch.cat(rows))
 
 
@@ -119,7 +121,7 @@ def test_a_batch_has_the_masks_of_its_rows() -> None:
     "rates", [{"dropout": P}, {"hidden_dropout": P}, {"rank_dropout": P}], ids=lambda rates: next(iter(rates))
 )
 def test_rows_of_no_example_have_the_same_mask_when_they_are_recomputed(rates: dict[str, float]) -> None:
-    """As tokens that are sent to experts are: their number is no multiple of the batch."""
+    """Tokens routed to experts, for example: their number is not a multiple of the batch size."""
     model, x, seeds = seeded("linear", **rates)
     pair = layer_of(model).branch("default")
     pair.row_seeds = seeds[:2]

@@ -49,9 +49,13 @@ def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     base = nn.ModuleDict({"layer": make()})
     options = CASES[case]
     peer = MODULES[str(options["network"])](
-        "layer", copy.deepcopy(base["layer"]), lora_dim=options["rank"], alpha=5.0, rs_lora=options.get("rslora", False),
+        "layer",
+        copy.deepcopy(base["layer"]),
+        lora_dim=options["rank"],
+        alpha=5.0,
+        rs_lora=options.get("rslora", False),
         **{name: options[name] for name in ("factor", "decompose_both") if name in options},
-    )  # fmt: skip
+    )
     return injected(base, alpha=5.0, targets=["layer"], **options), peer, torch.randn(shape)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""What linear layers keep for inference: used while nothing has changed, never after that, with the bits of a first pass."""
+"""The cached plans of linear layers for inference: valid until something changes, with the bits of a first pass."""
 
 from __future__ import annotations
 

@@ -244,8 +244,12 @@ def test_all_linear_takes_registered_linear_layers() -> None:
 
 
 def test_unregistered_layers_are_refused_with_the_way_out() -> None:
-    for name, reason in (("residual", "computed from other"), ("doubled", r"register_layer\(Doubled, kind=\.\.\.\)"),
-                         ("in-out", r"register_layer\(InOut, kind=\.\.\.\)"), ("reversed", "register_layer")):  # fmt: skip
+    for name, reason in (
+        ("residual", "computed from other"),
+        ("doubled", r"register_layer\(Doubled, kind=\.\.\.\)"),
+        ("in-out", r"register_layer\(InOut, kind=\.\.\.\)"),
+        ("reversed", "register_layer"),
+    ):
         model, _ = model_of(name)
         with pytest.raises(TargetError, match=reason):
             inject(model, 2, targets=["layer"])

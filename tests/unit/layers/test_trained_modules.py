@@ -172,8 +172,11 @@ def test_an_adapter_is_attached_to_a_wrapped_model(wrapper: str, tmp_path: Path)
 def test_files_of_wrapped_models_are_read(wrapped: str, name: str, tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.safetensors",
-        {f"{wrapped.format(name)}.lora_A.weight": random(1, 2, 8), f"{wrapped.format(name)}.lora_B.weight": random(2, 8, 2)},
-    )  # fmt: skip
+        {
+            f"{wrapped.format(name)}.lora_A.weight": random(1, 2, 8),
+            f"{wrapped.format(name)}.lora_B.weight": random(2, 8, 2),
+        },
+    )
     assert [entry.ref.name for entry in load(path)] == ["blocks.1"]
     assert Weaver(net()).apply([path]) == 1
 

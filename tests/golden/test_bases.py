@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from inweave.targets.bases import KNOWN, find, known_index, listing
 from inweave.targets.compact import expand
 from inweave.targets.detect import detect
 from inweave.targets.index import Component, component_from_names
-from inweave.targets.links import Link, Shape
+from inweave.targets.links import Link, Naming, Shape
 from inweave.targets.resolve import resolve
 from inweave.targets.tables import SPELLINGS, TABLES
 from tests.support import DATA, hollow, lora_listing, lora_listings, random, sized, tensor, write, write_sparse
@@ -35,7 +36,7 @@ Place = tuple[str, int | None, int | None, bool, bool]  # original, first row, r
 
 
 @cache
-def key_map(name: str) -> dict[str, object]:
+def key_map(name: str) -> dict[str, Any]:
     return json.loads((DATA / "maps" / f"{name}.json").read_text())
 
 
@@ -44,7 +45,7 @@ def places(name: str) -> dict[str, Place]:
     rows_by_part: dict[str, Place] = {}
     for key, row in key_map(name)["map"].items():
         row = [row] if isinstance(row, str) else row
-        rows = [value for value in row[1:] if isinstance(value, int)] or [None, None]
+        rows: list[int | None] = [value for value in row[1:] if isinstance(value, int)] or [None, None]
         for number in _numbers(key):
             part, original = (_BRACKET.sub(number, text) for text in (key, row[0]))
             rows_by_part[part] = (original, rows[0], rows[1], "swap" in row, "reshape" in row)
@@ -83,7 +84,8 @@ def test_the_table_gives_the_published_names_rows_and_shapes_from_either_side(na
         for number, original in enumerate(originals)
     }
     assert component.tensors == published
-    for shapes, naming in ((component.shapes, "diffusers"), (published, "original")):
+    sides: tuple[tuple[Mapping[str, Shape], Naming], ...] = ((component.shapes, "diffusers"), (published, "original"))
+    for shapes, naming in sides:
         links = component.table.links(shapes, naming)
         assert {link.part: place(link) for link in links if not link.tensor} == places(name)
         assert {link.original: (link.tensor, link.offset) for link in links if link.tensor} == divided

@@ -12,6 +12,7 @@ from inweave.exchange.load import open_base
 from inweave.formats.read import read
 from inweave.targets.bases import find, known_index
 from inweave.targets.detect import detect
+from inweave.targets.links import Naming
 from inweave.targets.resolve import resolve
 from tests.support import DATA, base_listing, hollow, lora_listing, lora_listings, write_sparse
 
@@ -29,7 +30,7 @@ def adapter_of(name: str) -> Adapter:
 
 @pytest.mark.parametrize("naming", ["diffusers", "original"])
 @pytest.mark.parametrize("name", PLACED)
-def test_places_completely(name: str, naming: str) -> None:
+def test_places_completely(name: str, naming: Naming) -> None:
     adapter = adapter_of(name)
     plan = resolve(adapter, known_index(lora_listing(name)["base"], naming))  # strict: raises on anything left over
     report = plan.report

@@ -156,7 +156,7 @@ def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.
         for item in wrapped.parameters():
             if item.requires_grad:
                 item.add_(torch.randn_like(item))
-    wrapped.save_pretrained(path)
+    wrapped.save_pretrained(str(path))
     merged = {name: item.double() for name, item in wrapped.merge_and_unload().state_dict().items()}
     return Base(index_from_names({name: tuple(item.shape) for name, item in before.items()}), before), merged
 

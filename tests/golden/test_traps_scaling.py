@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import inweave
-from inweave.adapter import Tensor
+from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
 from inweave.formats.read import read
+from inweave.targets.links import Naming
 from tests.golden.weave import NAMINGS, Base, close, golden, known, lora, numbers, pack, product, small, torch_base
 from tests.support import random, tensor, write
 
@@ -143,7 +144,7 @@ def test_loha_stored_as_convolutions() -> None:
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_april_2023_lokr_splits_the_kernel_over_both_factors(naming: str) -> None:
+def test_april_2023_lokr_splits_the_kernel_over_both_factors(naming: Naming) -> None:
     left, right = random(1, 16, 48), random(2, 20, 60)
     module = "lora_unet_down_blocks_0_resnets_0_conv1"
     (change,) = known("sd1.5", naming).changes({f"{module}.lokr_w1": left, f"{module}.lokr_w2": right}).values()
@@ -271,7 +272,7 @@ def test_rotations_as_lycoris_merges_them(name: str, strength: float) -> None:
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_kohya_flux_oft_has_one_constraint_per_part(naming: str) -> None:
+def test_kohya_flux_oft_has_one_constraint_per_part(naming: Naming) -> None:
     base, module = small("flux1-dev", naming), "oft_unet_double_blocks_0_img_attn_qkv"
     parts = [random(seed, 2, 4, 4) for seed in range(3)]
     tensors = {f"{module}.oft_blocks.{n}": part for n, part in enumerate(parts)} | {f"{module}.alpha": tensor(0.01)}
@@ -383,6 +384,7 @@ def test_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Path) -
         sorted(inweave.load(tmp_path / "out.safetensors"), key=lambda e: "qkv".index(e.ref.name[-1]))
     ):
         factors = entry.factors
+        assert isinstance(factors, Lora)
         assert (factors.rank, factors.alpha, factors.scale) == (rank, 1.0, 0.5)
         block = slice(n * rank, (n + 1) * rank)
         assert torch.equal(numbers(factors.down), numbers(pair[f"{module}.lora_down.weight"])[block])

@@ -23,11 +23,12 @@ from inweave.ops.delta import change, padded
 from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.bases import known_index
 from inweave.targets.index import ModelIndex, index_from_names
+from inweave.targets.links import Naming
 from inweave.targets.plan import Placement, Plan, Rows
 from inweave.targets.resolve import resolve
 from tests.support import DATA, hollow, random, tensor
 
-NAMINGS = ("diffusers", "original")
+NAMINGS: tuple[Naming, ...] = ("diffusers", "original")
 SPELLINGS = {
     "kohya": ("lora_down.weight", "lora_up.weight"),
     "peft": ("lora_A.weight", "lora_B.weight"),
@@ -166,12 +167,12 @@ def _forth(tensor: torch.Tensor, rows: Rows | None, swap: bool, transpose: bool)
     return halves(part) if swap else part
 
 
-def known(name: str, naming: str = "diffusers") -> Base:
+def known(name: str, naming: Naming = "diffusers") -> Base:
     return Base(known_index(name, naming))
 
 
 @lru_cache
-def small(name: str, naming: str = "diffusers") -> Base:
+def small(name: str, naming: Naming = "diffusers") -> Base:
     """A known transformer shrunk: the first and the last block of each stack, narrow; names without a prefix."""
     component = known_index(name, naming).denoiser
     shapes = {key.removeprefix(component.prefix): shape for key, shape in component.tensors.items()}
@@ -199,7 +200,7 @@ def shape_of(base: str, name: str) -> tuple[int, ...]:
     return known_index(base).components[component].parts[f"{part}.weight"]
 
 
-def places(base: str, naming: str, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
+def places(base: str, naming: Naming, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
     """component:module -> what its weight receives, for an adapter that has to fit without rest."""
     placements = known(base, naming).plan(adapter).placements
     by_place = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in placements}

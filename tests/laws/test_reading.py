@@ -158,12 +158,14 @@ def _places(plan) -> set[tuple[object, ...]]:  # type: ignore[no-untyped-def]
 @given(sample=adapters(plain=True))
 def test_both_namings_receive_the_same_change(sample: tuple[str, dict[str, Tensor]]) -> None:
     """What a diffusers folder gets, row for row, is what a single-file checkpoint gets."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
+    import torch
+
     from inweave.ops.delta import change
 
     base, tensors = sample
     adapter = read(tensors)
-    by_part: list[dict[str, object]] = []
+    by_part: list[dict[str, torch.Tensor]] = []
     for naming in ("diffusers", "original"):
         index = known_index(base, naming)
         unet = index.components["unet"]

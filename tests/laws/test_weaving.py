@@ -9,26 +9,27 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from tests.support import random, sized, tensor  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tests.support import random, sized, tensor
+from torch import nn
 
-from inweave.adapter import Adapter  # noqa: E402
-from inweave.errors import ConfigError, FormatError, TargetError  # noqa: E402
-from inweave.formats.read import read  # noqa: E402
-from inweave.ops.delta import change  # noqa: E402
-from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
-from inweave.targets.resolve import resolve  # noqa: E402
-from inweave.weights.build import build  # noqa: E402
-from inweave.weights.merged import MergedSource  # noqa: E402
-from inweave.weights.source import DictSource, FileSource  # noqa: E402
-from inweave.weights.stack import Strength  # noqa: E402
-from inweave.weights.weaver import Weaver  # noqa: E402
-from inweave.weights.writer import Writer  # noqa: E402
+from inweave.adapter import Adapter, Tensor
+from inweave.errors import ConfigError, FormatError, TargetError
+from inweave.formats.read import read
+from inweave.ops.delta import change
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.resolve import resolve
+from inweave.weights.build import build
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource, FileSource
+from inweave.weights.stack import Strength
+from inweave.weights.weaver import Weaver
+from inweave.weights.writer import Writer
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -55,7 +56,7 @@ def index_of(net: nn.Module) -> ModelIndex:
 
 def adapter(seed: int, kinds: tuple[str, ...] = ("lora", "conv", "lokr", "dora", "diff", "loha", "norm")) -> Adapter:
     """A mixed adapter of random numbers for `Net`."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     if "lora" in kinds:
         tensors |= {
             "unet.first.lora_down.weight": random(seed, 3, 10),

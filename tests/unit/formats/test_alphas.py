@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 import inweave
 from inweave.cli.app import app
 from inweave.errors import ConfigError
+from inweave.formats.alphas import Alphas
 from inweave.formats.files import write_file
 from inweave.formats.read import read
 from inweave.generate.config import LoraChoice
@@ -74,7 +76,7 @@ def test_the_assumption_is_reported_everywhere(lone: Path, tmp_path: Path) -> No
         ({r"attn\d\.to_k": 8}, [1.0, 2.0]),
     ],
 )
-def test_a_supplied_alpha_scales(lone: Path, alpha: inweave.formats.alphas.Alphas, expected: list[float]) -> None:
+def test_a_supplied_alpha_scales(lone: Path, alpha: Alphas, expected: list[float]) -> None:
     adapter = inweave.load(lone, alpha=alpha)
     assert scales(adapter) == expected
     assert len(adapter.assumed_alphas) == (1 if len(expected) > 1 and alpha == {r"attn\d\.to_k": 8} else 0)
@@ -146,7 +148,7 @@ def test_baking_and_generating_say_it_and_take_it(tmp_path: Path) -> None:
         inweave.bake(base, [embedded.loras()["pixel"]], tmp_path / "none", alpha=4)
 
     pipe = inweave.pipeline("inweave/emoji", device="cpu")
-    settings = {"steps": 1, "seed": 1, "width": 64, "height": 64}
+    settings: dict[str, Any] = {"steps": 1, "seed": 1, "width": 64, "height": 64}
     assumed = pipe("an apple", loras=[{"path": str(lone)}], **settings)
     assert any("alpha = rank" in warning for warning in assumed.warnings)
     supplied = pipe("an apple", loras=[{"path": str(lone), "alpha": 4}], **settings)

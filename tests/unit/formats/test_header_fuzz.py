@@ -117,8 +117,10 @@ def _swap(pattern: re.Pattern[bytes], others: list[bytes]) -> Callable[[bytearra
     return mutate
 
 
-_VALUES = (None, True, -1, 0, 1, 2.0, 1 << 61, 1 << 62, "", "U8", "F64", [], [0], [2, 2], [0, 4], [4, 0], [1] * 9, {},
-           {"a": 1}, {"a": "b"})  # fmt: skip
+_VALUES: tuple[object, ...] = (
+    None, True, -1, 0, 1, 2.0, 1 << 61, 1 << 62, "", "U8", "F64", [], [0], [2, 2], [0, 4], [4, 0], [1] * 9, {},
+    {"a": 1}, {"a": "b"},
+)  # fmt: skip
 
 
 def _edit(raw: bytearray, rng: random.Random) -> None:

@@ -187,7 +187,7 @@ def test_a_scalar_up_with_a_vector_of_magnitudes(tmp_path: Path) -> None:
 
 
 def test_factors_that_make_no_product_are_malformed_when_read() -> None:
-    cases = {
+    cases: dict[str, dict[str, tuple[int, ...]]] = {
         "lora_up may have": {"lora_up.weight": (3, 2, 2), "lora_down.weight": (2, 3)},
         "Tucker core": {"lora_up.weight": (3, 2), "lora_down.weight": (2, 3), "lora_mid.weight": (3, 2, 3, 3)},
         "do not make": {"hada_w1_a": (3, 2), "hada_w1_b": (1, 3), "hada_w2_a": (3, 2), "hada_w2_b": (2, 3)},

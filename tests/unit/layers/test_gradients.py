@@ -9,6 +9,7 @@ held at their values, so that one is differentiated numerically, and the layer i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.unit.layers.zoo import KINDS, NETWORKS, OPERATORS, fill, injected, la
 LORA: dict[str, dict[str, object]] = {
     "lora": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "no-alpha": {"alpha": None},
 }  # fmt: skip
-EXACT = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5, "fast_mode": True}
+EXACT: dict[str, Any] = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5, "fast_mode": True}
 CASES = [(kind, name, options) for kind in KINDS if kind != "embedding-padding" for name, options in LORA.items()]
 CASES += [(kind, name, options) for kind in OPERATORS for name, options in NETWORKS.items()]
 

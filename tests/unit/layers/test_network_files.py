@@ -50,7 +50,7 @@ def saved(model: nn.Module, path: Path) -> Adapter:
     return inweave.load(path / "adapter.safetensors")
 
 
-def one_network() -> nn.Module:
+def one_network() -> nn.ModuleDict:
     """Every kind with a name of its own; Conv1D cannot be expressed in kohya's dialect."""
     kinds = [kind for kind in OPERATORS if not kind.startswith("conv1D")]
     return nn.ModuleDict({kind.replace("-", "_"): KINDS[kind].module()["layer"] for kind in kinds})
@@ -81,7 +81,8 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
     twin = attach(copy.deepcopy(base), adapter)
     live = copy.deepcopy(base)
     inweave.Weaver({"unet": live}).apply([(adapter, 1.0)])
-    merge(model), merge(twin)
+    merge(model)
+    merge(twin)
     for name in base:
         merged, want = f"{name}.weight", lora_layers(model)[name].weight
         exact = not NETWORKS[network].get("rslora")  # its alpha is folded into one of float32 when written
@@ -117,7 +118,7 @@ def loaded(tensors: dict[str, Tensor], kind: str) -> nn.Module:
 
 def test_tucker_cores_from_files() -> None:
     """A 3 x 3 convolution of 3 inputs and 5 outputs."""
-    halves = {}
+    halves: dict[str, Tensor] = {}
     for i in (1, 2):
         halves |= {
             f"hada_t{i}": random(i, 2, 2, 3, 3),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, TargetError  # noqa: E402

@@ -177,7 +177,7 @@ def refused_kinds() -> dict[str, tuple[dict[str, Tensor], str]]:
         "full": ({f"{name}.diff": random(0, 6, 6)}, "full"),
         "input dora": (pair | {f"{name}.dora_scale": random(2, 1, 6)}, "along the inputs"),
         "bias": ({f"{name}.diff_b": random(0, 6)}, "only the weights"),
-        "norm": ({"blocks.0.norm.w_norm": random(0, 6)}, "LayerNorm is no kind of layer"),
+        "norm": ({"blocks.0.norm.w_norm": random(0, 6)}, "LayerNorm is not a layer that takes LoRA"),
     }  # fmt: skip
 
 

@@ -266,8 +266,8 @@ def unfit_layers() -> dict[str, tuple[nn.Module, str]]:
     whole = nn.Linear(3, 3)
     whole.weight = nn.Parameter(torch.ones(3, 3, dtype=torch.int8), requires_grad=False)
     return {
-        "norm": (nn.LayerNorm(3), "no kind of layer"),
-        "transposed": (nn.ConvTranspose2d(3, 3, 3), "no kind of layer"),
+        "norm": (nn.LayerNorm(3), "not a layer that takes LoRA"),
+        "transposed": (nn.ConvTranspose2d(3, 3, 3), "not a layer that takes LoRA"),
         "weight norm": (normed, "computed from other tensors"),
         "lazy": (nn.LazyLinear(3), "no shape yet"),
         "int8": (whole, "int8"),

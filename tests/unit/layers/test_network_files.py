@@ -183,12 +183,12 @@ def test_a_lokr_that_cannot_be_cut_there_is_refused() -> None:
 REFUSED = {
     "rank": (
         Loha(w1_a=random(0, 5, 2), w1_b=random(1, 3, 7), w2_a=random(2, 5, 2), w2_b=random(3, 2, 7)),
-        "do not meet",
+        "do not fit together",
     ),
     "half": (Loha(w1_a=random(0, 5, 2), w1_b=random(1, 2, 7), w2_a=random(2, 1, 2), w2_b=random(3, 2, 7)), r"\(1, 7\)"),
     "size": (Lokr(w1=random(0, 2, 1), w2=random(1, 5, 7)), r"changes \[10, 7\], the layer has \[5, 7\]"),
     "missing": (Lokr(w1=random(0, 1, 1), w2_a=random(1, 5, 2)), "missing"),
-    "vector": (Lokr(w1=random(0, 5), w2=random(1, 1, 7)), "do not meet"),
+    "vector": (Lokr(w1=random(0, 5), w2=random(1, 1, 7)), "do not fit together"),
 }
 
 

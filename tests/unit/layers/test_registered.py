@@ -230,7 +230,7 @@ def test_a_layer_and_its_inside_are_not_adapted_together() -> None:
 
     register_layer(Holder, kind="linear")
     model = nn.ModuleDict({"layer": Holder()})
-    with pytest.raises(TargetError, match="modules inside of it are targets too"):
+    with pytest.raises(TargetError, match="modules inside it are targets too"):
         inject(model, 2, targets=["layer", "inner"])
     inject(model, 2, targets=["inner"])
     with pytest.raises(TargetError, match="carry adapters already"):

@@ -98,7 +98,7 @@ def test_a_dialect_that_cannot_hold_them_refuses_them_by_name(dialect: str, tmp_
 
 
 def test_a_weight_that_carries_an_adapter_and_was_trained_itself_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match=r"lin0.*weight was trained next to the adapter"):
+    with pytest.raises(TargetError, match=r"lin0.*weight was trained along with the adapter"):
         save(collect(tuned("lin0.weight")), tmp_path / "peft", dialect="peft")
 
 

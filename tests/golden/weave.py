@@ -23,11 +23,12 @@ from inweave.ops.delta import change, padded
 from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.bases import known_index
 from inweave.targets.index import ModelIndex, index_from_names
+from inweave.targets.links import Naming
 from inweave.targets.plan import Placement, Plan, Rows
 from inweave.targets.resolve import resolve
 from tests.support import DATA, hollow, random, tensor
 
-NAMINGS = ("diffusers", "original")
+NAMINGS: tuple[Naming, ...] = ("diffusers", "original")
 SPELLINGS = {
     "kohya": ("lora_down.weight", "lora_up.weight"),
     "peft": ("lora_A.weight", "lora_B.weight"),
@@ -46,7 +47,8 @@ _BLOCK = re.compile(r"(?:blocks|layers|refiner)\.(\d+)\.")
 #: size in the real model -> size in the small one; unlisted sizes stay
 _SIZES = {
     "flux1-dev": {
-        3072: 8, 6144: 16, 9216: 24, 12288: 32, 15360: 40, 18432: 48, 21504: 56, 128: 4, 64: 6, 4096: 10, 768: 5, 256: 7,
+        3072: 8, 6144: 16, 9216: 24, 12288: 32, 15360: 40, 18432: 48, 21504: 56, 128: 4, 64: 6, 4096: 10, 768: 5,
+        256: 7,
     },
     "sd3-medium": {
         1536: 8, 3072: 16, 4608: 24, 6144: 32, 9216: 48, 64: 6, 16: 3, 2048: 5, 4096: 10, 256: 7, 36864: 9,
@@ -57,8 +59,19 @@ _SIZES = {
 }  # fmt: skip
 
 
-def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "kohya", alpha: float | None = None,
-         kernel: Sequence[int] = (), dtype: str = "F32", seed: int | None = None, empty: bool = False) -> dict[str, Tensor]:  # fmt: skip
+def lora(
+    module: str,
+    out: int,
+    into: int,
+    rank: int = 3,
+    *,
+    spelling: str = "kohya",
+    alpha: float | None = None,
+    kernel: Sequence[int] = (),
+    dtype: str = "F32",
+    seed: int | None = None,
+    empty: bool = False,
+) -> dict[str, Tensor]:
     """A pair of random factors (or of shapes only) with any suffixes."""
     down, up = SPELLINGS[spelling]
     seed = zlib.crc32(module.encode()) % 10_000 if seed is None else seed
@@ -109,7 +122,7 @@ class Base:
     def merged(
         self, adapter: Adapter | Mapping[str, Tensor], strength: float = 1.0, *, strict: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Every tensor the adapter touches, as it is afterwards."""
+        """Return every tensor that the adapter changes, with its new value."""
         result: dict[str, torch.Tensor] = {}
         for placement in self.plan(adapter, strict=strict).placements:
             name = placement.tensor
@@ -154,12 +167,12 @@ def _forth(tensor: torch.Tensor, rows: Rows | None, swap: bool, transpose: bool)
     return halves(part) if swap else part
 
 
-def known(name: str, naming: str = "diffusers") -> Base:
+def known(name: str, naming: Naming = "diffusers") -> Base:
     return Base(known_index(name, naming))
 
 
 @lru_cache
-def small(name: str, naming: str = "diffusers") -> Base:
+def small(name: str, naming: Naming = "diffusers") -> Base:
     """A known transformer shrunk: the first and the last block of each stack, narrow; names without a prefix."""
     component = known_index(name, naming).denoiser
     shapes = {key.removeprefix(component.prefix): shape for key, shape in component.tensors.items()}
@@ -187,7 +200,7 @@ def shape_of(base: str, name: str) -> tuple[int, ...]:
     return known_index(base).components[component].parts[f"{part}.weight"]
 
 
-def places(base: str, naming: str, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
+def places(base: str, naming: Naming, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
     """component:module -> what its weight receives, for an adapter that has to fit without rest."""
     placements = known(base, naming).plan(adapter).placements
     by_place = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in placements}

@@ -76,7 +76,8 @@ def convolution(draw: st.DrawFn, axes: int) -> tuple[nn.Module, tuple[int, ...]]
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     kernel = [draw(st.integers(1, 3)) for _ in range(axes)]
     padding = [draw(st.integers(0, 2)) for _ in range(axes)]
-    layer = (nn.Conv1d, nn.Conv2d)[axes - 1](
+    kinds: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d)
+    layer = kinds[axes - 1](
         groups * draw(st.integers(1, 4)), groups * draw(st.integers(1, 5)), tuple(kernel),
         stride=tuple(draw(st.integers(1, 3)) for _ in range(axes)), padding=tuple(padding),
         dilation=tuple(draw(st.integers(1, 2)) for _ in range(axes)), groups=groups, bias=draw(st.booleans()),
@@ -110,7 +111,8 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
     model = nn.ModuleDict({"layer": layer}).to(dtype)
     text = [repr(layer), str(dtype)]
     for name in ("one", "two")[: draw(st.integers(1, 2))]:
-        alpha, options = draw(st.sampled_from([0.5, 3.0, 7.25])), {}
+        alpha = draw(st.sampled_from([0.5, 3.0, 7.25]))
+        options: dict[str, Any] = {}
         options["dora"], options["rslora"] = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
         stored = draw(st.sampled_from([torch.float32, dtype]))
         if kind != "embedding":
@@ -130,7 +132,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
         text.append(f"{name}: {type(branch).__name__}({branch.extra_repr()}) weight={weight} in {stored}")
     x = (
         torch.randint(layer.num_embeddings, shape, generator=generator)
-        if kind == "embedding"
+        if isinstance(layer, nn.Embedding)
         else noise(shape).to(dtype)
     )
     return Case(model, x, "; ".join(text))
@@ -149,7 +151,7 @@ def in_two_steps(layer: LoraLayer, x: torch.Tensor, up: torch.Tensor, down: torc
     """up(down(x)), group by group."""
     if layer.kind.embedding or down.dim() == 2:
         return functional.linear(applied(layer, x, down), up)
-    one = copy.deepcopy(layer.base)
+    one: Any = copy.deepcopy(layer.base)
     one.groups = 1
     pairs = zip(x.chunk(layer.geometry.groups, dim=1), up.chunk(layer.geometry.groups), strict=True)
     return torch.cat(

@@ -1,7 +1,7 @@
-"""The canonical adapter: what every dialect is read into and every dialect is written from.
+"""The canonical adapter: every dialect is read into it and written from it.
 
-Adapter = entries + carried tensors + metadata + what went wrong while reading
-Entry   = Ref (which module), param (its weight or bias), Factors (what it receives), keys (from where)
+Adapter = entries + carried tensors + metadata + problems found while reading
+Entry   = Ref (the module), param (its weight or bias), Factors (its change), keys (their source in the file)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from inweave.adapter.factors import Factors
 from inweave.adapter.tensor import Tensor
 
-#: what can be wrong with a file by itself, before any model is involved
+#: faults of a file by itself, before any model is involved
 Fault = Literal["orphan", "unknown", "unsupported", "duplicate", "malformed"]
 
 
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with some of a file's keys, and why."""
+    """One fault of some of a file's keys, with the reason."""
 
     fault: Fault
     keys: tuple[str, ...]
@@ -59,14 +59,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Adapter:
-    """An adapter as inweave works with it, whatever file it came from; iterating gives its entries.
+    """An adapter in canonical form, independent of the file format; iterating yields its entries.
 
-    ``entries``    what each target tensor receives: a reference and its factors
+    ``entries``    the change of each target tensor: a reference and its factors
     ``carried``    tensors that no target receives, such as textual-inversion embeddings; they are written again
     ``metadata``   of the file; ``config`` is PEFT's adapter_config.json
-    ``problems``   tensors that could not be read, each with its reason; ``warnings`` are notes about tensors that could
+    ``problems``   tensors that could not be read, each with its reason; ``warnings`` are notes about the others
     ``tensors``    every tensor of the file by its key
-    ``assumed_alphas``  modules whose alpha is in a configuration that the file came without: alpha = rank is assumed
+    ``assumed_alphas``  modules whose alpha is in a missing configuration: alpha = rank is assumed
     """
 
     entries: tuple[Entry, ...]
@@ -91,7 +91,7 @@ class Adapter:
 
     @property
     def dialects(self) -> tuple[str, ...]:
-        """Names of the spellings seen, the most frequent first."""
+        """Names of the dialects found, the most frequent first."""
         return _by_frequency(e.dialect for e in self.entries)
 
     @property

@@ -1,9 +1,9 @@
-"""The two views through which an algorithm meets files: `Parts` when it is read, `Form` when it is written.
+"""The two interfaces between algorithms and files: `Parts` for reading, `Form` for writing.
 
     class Factors:  recognize(parts: Parts)   takes its roles out of a module's tensors and makes entries of them
-                    spelled(form: Form, ...)  gives its tensors back by suffix, or the reason why the dialect has none
+                    spelled(form: Form, ...)  returns its tensors by suffix, or why the dialect cannot express them
 
-`inweave.formats` implements both; the algorithms below it know only these.
+`inweave.formats` implements both; algorithms depend only on these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PeftSettings:
         raise NotImplementedError
 
     def saves(self, module: str) -> bool:
-        """Return whether `modules_to_save` lists a module, or one around it."""
+        """Return whether `modules_to_save` lists a module or an enclosing one."""
         raise NotImplementedError
 
 
@@ -50,8 +50,8 @@ class Parts(Protocol):
     """The tensors that a file holds for one module, by role; each can be taken once.
 
     ``left``      role -> tensor, of those that no algorithm has taken yet
-    ``config``    the PEFT configuration, where there is one; ``config_name`` is the module's path in its patterns
-    ``rslora``    whether the file's metadata says rs-LoRA, ``dimension`` the rank that it states (0: none)
+    ``config``    the PEFT configuration, or None; ``config_name`` is the module's path in its patterns
+    ``rslora``    whether the file's metadata specifies rs-LoRA; ``dimension`` is the rank that it states (0: none)
     """
 
     left: dict[str, Tensor]
@@ -87,9 +87,9 @@ class Parts(Protocol):
     def make(
         self, factors: Any, keys: Keys, param: str = "weight", *, part: int | None = None, inner: str = ""
     ) -> bool:
-        """Add an entry, or a problem if the shapes do not meet; return whether it was added.
+        """Add an entry, or a problem if the shapes do not fit together; return whether it was added.
 
-        ``part`` numbers a part of a fused module; ``inner`` names something inside of the module.
+        ``part`` numbers a part of a fused module; ``inner`` is a name inside the module.
         """
 
     def malformed(self, keys: Keys, reason: str) -> None:
@@ -104,21 +104,21 @@ class Parts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The abilities of a dialect that an algorithm must know to be written in it."""
+    """The capabilities of a dialect that determine how an algorithm is written in it."""
 
     family: str  # of suffixes: "kohya" or "peft"
-    norms: bool = False  # norm layers have suffixes of their own
+    norms: bool = False  # norm layers have separate suffixes
     replaces: bool = False  # values can replace the base's
     norm_scales: bool = False  # of these, a norm's `scale`
-    widens: bool = False  # a widened base weight can be written, or loaders widen it by themselves
-    rotates_inputs: bool = False  # OFT on the inputs, as PEFT and OneTrainer have it
+    widens: bool = False  # a widened base weight can be written, or loaders widen it automatically
+    rotates_inputs: bool = False  # OFT on the inputs, as in PEFT and OneTrainer
     magnitude: str = ""  # the suffix of a DoRA magnitude; empty if there is none
     peft_type: str = "LORA"  # of a PEFT directory
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a joined tensor was made: each part's rank (0: the part was absent), own alpha, or shared factors."""
+    """The composition of a joined tensor: rank (0: absent) and alpha of each part, and whether factors are shared."""
 
     ranks: tuple[int, ...]
     alphas: tuple[float | None, ...]

@@ -1,6 +1,6 @@
-"""The base class of all algorithms: what one target tensor receives.
+"""The base class of all algorithms: the change of one target tensor.
 
-An algorithm is one class in each of three tiers, and everything else asks these classes:
+An algorithm is one class in each of three packages; everything else depends only on these classes:
 
     inweave.adapter     a subclass of `Factors`: its tensors by role, how files spell them, shapes, cutting and joining
     inweave.ops.delta   the formula, named by ``formula`` (a product of the factors) or ``replacement`` (a new weight)
@@ -26,7 +26,7 @@ from inweave.adapter.tensor import Tensor, int_list, scalar, stacked
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """The sparse remainder an extractor keeps: values at (row, column) of the flattened weight."""
+    """The sparse remainder stored by an extractor: values at (row, column) of the flattened weight."""
 
     indices: Tensor
     values: Tensor
@@ -35,15 +35,15 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """Fields common to all algorithms; a subclass adds its tensors as fields and says how files spell them.
+    """Fields common to all algorithms; a subclass adds its tensors as fields and defines their names in files.
 
-    ``alpha`` is None when the file had none. ``stored_alpha`` and ``stored_scale`` keep the tensors
-    those numbers came from, so that writing gives back the same bits. ``transposed`` marks a change
-    made for a base that stores the weight as (in, out): embeddings and transformers' Conv1D.
-    ``widen`` is the shape the base weight is zero-padded to before anything is added.
+    ``alpha`` is None if the file has none. ``stored_alpha`` and ``stored_scale`` are the tensors that held those
+    numbers, so that writing reproduces the same bits. ``transposed`` marks a change for a base that stores the weight
+    as (in, out): embeddings and transformers' Conv1D. ``widen`` is the shape that the base weight is zero-padded to
+    before anything is added.
 
     A new algorithm sets ``kind``, ``suffixes``, ``written``, ``formula`` and, to be trained, ``layer``; it implements
-    `rank`, `shape` and `recognize`, and overrides the other methods where their defaults are wrong.
+    `rank`, `shape` and `recognize`, and overrides other methods whose defaults do not fit.
     """
 
     alpha: float | None = None
@@ -59,21 +59,21 @@ class Factors:
     kind: ClassVar[str] = ""
     #: "module:function" of the product of the factors, which are passed by field name
     formula: ClassVar[str] = ""
-    #: "module:function" (factors, reader, base weight, strength) -> change, of an algorithm that states the new weight
+    #: "module:function" (factors, reader, base weight, strength) -> change, of an algorithm that sets the new weight
     replacement: ClassVar[str] = ""
     #: "module:class" of the trainable `Branch`; empty if it cannot be a layer
     layer: ClassVar[str] = ""
 
     #: family of dialects -> {suffix: role}, everything that is read
     suffixes: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    #: suffixes behind which PEFT may leave an adapter's name
+    #: suffixes after which PEFT may leave an adapter's name
     named_suffixes: ClassVar[tuple[str, ...]] = ()
     #: ends of keys that all modules of a file share, and the reason to report if no module uses them
     file_suffixes: ClassVar[tuple[str, ...]] = ()
     unused_file_tensors: ClassVar[str] = ""
-    #: role -> the reason to report where it is left over
+    #: role -> the reason to report if it is left over
     orphans: ClassVar[Mapping[str, str]] = {}
-    #: the roles whose shapes begin with the outputs and end with the inputs, to tell the axis of a magnitude
+    #: the roles whose shapes begin with the outputs and end with the inputs, to determine the axis of a magnitude
     sides: ClassVar[tuple[str, str] | None] = None
     #: field -> suffix in kohya's family of dialects; empty if that family has none
     written: ClassVar[Mapping[str, str]] = {}
@@ -104,7 +104,7 @@ class Factors:
 
     @property
     def scale_rank(self) -> int | None:
-        """The number that alpha is divided by; None where alpha scales nothing."""
+        """The number that alpha is divided by; None if alpha scales nothing."""
         return self.rank
 
     @property
@@ -117,20 +117,20 @@ class Factors:
 
     @property
     def algorithm(self) -> str:
-        """The name users know it by: "lora", "locon", "dora", "lokr", "norm", ..."""
+        """The name for users: "lora", "locon", "dora", "lokr", "norm", ..."""
         return self.kind if self.magnitude is None else f"dora-{self.kind}"
 
     @property
     def replaces(self) -> bool:
-        """Whether it states the new weight instead of adding to the old one."""
+        """Whether it sets the new weight instead of adding to the old one."""
         return bool(self.replacement)
 
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the change, before any arithmetic; `-1` where only the base can tell."""
+        """Return the shape of the change, before any arithmetic; `-1` for an axis that depends on the base."""
         raise NotImplementedError(type(self).__name__)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the algorithm's own tensors by field; the shared ones (alpha, magnitude, ...) are not among them."""
+        """Return the algorithm's tensors by field, without those common to all algorithms (alpha, magnitude, ...)."""
         shared = {f.name for f in fields(Factors)}
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
         return {role: value for role, value in own.items() if isinstance(value, Tensor)}
@@ -140,19 +140,19 @@ class Factors:
         return {}
 
     def decisive_tensors(self) -> list[Tensor]:
-        """Return the tensors that make the whole change zero if any one of them holds only zeros."""
+        """Return the tensors that make the whole change zero if any of them is all zeros."""
         return []
 
     def needs_base(self) -> bool:
-        """Return whether the change depends on the numbers of the base weight."""
+        """Return whether the change depends on the values of the base weight."""
         return self.magnitude is not None or not self.additive
 
     def shape_problem(self) -> str:
-        """Return why the factors make no product, asked when they are read; empty if they do."""
+        """Return why the factors have no product, checked when they are read; empty if they have one."""
         return ""
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether the change can be laid on a weight of this shape; only flattened shapes are compared."""
+        """Return whether the change fits a weight of this shape; only flattened shapes are compared."""
         got = self.stored_shape()
         if not shape:
             return False
@@ -195,7 +195,7 @@ class Factors:
     # writing
 
     def spelled(self, form: Form, param: str, *, unscaled: bool = False) -> dict[str, Tensor] | str:
-        """Return the tensors by suffix as a dialect writes them, or the reason why it cannot.
+        """Return the tensors by the suffixes of a dialect, or why it cannot express them.
 
         ``param``: the changed parameter of the module; ``unscaled``: a LoRA of scale 1 is on the same module.
         """
@@ -236,15 +236,15 @@ class Factors:
         return {}
 
     def kohya_suffixes(self) -> Mapping[str, str]:
-        """Return ``written`` as it is for these factors."""
+        """Return the suffixes by field for these factors; ``written`` by default."""
         return self.written
 
     def report_suffixes(self) -> Mapping[str, str]:
-        """Return field -> the suffix that its tensor is reported under: PEFT's, or LyCORIS' where PEFT has none."""
+        """Return {field: the suffix of its tensor in reports}: PEFT's, or LyCORIS' if PEFT has none."""
         return {**self.written, "magnitude": "dora_scale"}
 
     def alpha_tensor(self) -> dict[str, Tensor]:
-        """Return the stored alpha, or one made from the number where the source kept it elsewhere."""
+        """Return the stored alpha, or one made from the number if the source stored it elsewhere."""
         if self.stored_alpha is not None and not self.rslora:
             return {"alpha": self.stored_alpha}
         if self.alpha is None:
@@ -266,7 +266,7 @@ class Factors:
         axes = max(len(self.shape()), len(tensor.shape), 2)
         return tensor.reshaped((size,) + (1,) * (axes - 1))
 
-    # rows: cutting fused changes apart, joining them, exchanging halves; None where it is not exact
+    # rows: cutting fused changes apart, joining them, exchanging halves; None if that is not exact
 
     def row_roles(self) -> Mapping[str, int]:
         """Return the factors that hold the output rows: field -> output rows per row of its tensor."""
@@ -293,7 +293,7 @@ class Factors:
     def joined(self, parts: Sequence[Factors | None], sizes: Sequence[int]) -> tuple[Factors, Blocks] | None:
         """Return the fused change of parts of this class: row factors are stacked, all others must be equal.
 
-        ``self`` is the first part that is there.
+        ``self`` is the first part that is not None.
         """
         units, magnitude, own = (
             self.row_roles(),
@@ -328,20 +328,20 @@ class Factors:
         return replace(self, **halves, magnitude=swapped_magnitude(self.magnitude))
 
     def reshaped(self, shape: tuple[int, ...]) -> Factors:
-        """Return whole values in other axes; factors stay as they are."""
+        """Return whole values in another shape; factors are unchanged."""
         return self
 
     def cuttable(self) -> bool:
-        """Return whether nothing shared ties the rows together: no input-axis magnitude, no sparse residual."""
+        """Return whether the rows are independent: no input-axis magnitude and no sparse residual."""
         return self.residual is None and (self.magnitude is None or self.magnitude.axis == "out")
 
     def rows_are_local(self) -> bool:
-        """Return whether a slice of rows can be computed from the same rows of the base alone."""
+        """Return whether a slice of rows can be computed from only the same rows of the base."""
         return self.row_local and (self.magnitude is None or self.magnitude.axis == "out")
 
 
 def join(parts: Sequence[Factors | None], sizes: Sequence[int]) -> tuple[Factors, Blocks] | None:
-    """Return one fused change of the parts that are there, or None where no exact form exists."""
+    """Return one fused change of the parts that are not None, or None if no exact form exists."""
     there = [part for part in parts if part is not None]
     if any(type(part) is not type(there[0]) for part in there):
         return None
@@ -349,12 +349,12 @@ def join(parts: Sequence[Factors | None], sizes: Sequence[int]) -> tuple[Factors
 
 
 def flat_shape(tensor: Tensor) -> tuple[int, int]:
-    """Return (first axis, product of the rest): how every formula sees a weight."""
+    """Return (first axis, product of the rest): the shape of a weight in every formula."""
     return tensor.shape[0], math.prod(tensor.shape[1:])
 
 
 def product_shape(left: Tensor, right: Tensor, core: Tensor | None) -> tuple[int, ...] | None:
-    """Return the shape of left @ right, or of the Tucker product with a core; None if the ranks do not meet."""
+    """Return the shape of left @ right, or of the Tucker product with a core; None if the ranks differ."""
     if core is None:
         meets = math.prod(left.shape[1:]) == right.shape[0] > 0
         return (left.shape[0], math.prod(right.shape[1:])) if meets else None

@@ -16,7 +16,7 @@ from inweave.adapter.contract import Blocks, Form, Parts, PeftSettings
 from inweave.adapter.factors import Factors
 from inweave.adapter.tensor import Tensor, int_list, stacked
 
-#: role -> the parameter it changes, how, and whether it is that of a norm
+#: role -> the parameter it changes, how, and whether it belongs to a norm
 _ROLES: dict[str, tuple[str, Literal["add", "set"], bool]] = {
     "diff": ("weight", "add", False), "diff_b": ("bias", "add", False),
     "w_norm": ("weight", "add", True), "b_norm": ("bias", "add", True),
@@ -32,7 +32,7 @@ class Full(Factors):
     mode: Literal["add", "set"] = "add"
     norm: bool = False
     bias_rank: int | None = None
-    inside: bool = False  # PEFT keeps it under the wrapped layer, as `base_layer.bias`
+    inside: bool = False  # PEFT stores it under the wrapped layer, as `base_layer.bias`
 
     kind: ClassVar[str] = "full"
     formula: ClassVar[str] = "inweave.ops.delta.full:product"
@@ -133,7 +133,7 @@ class Full(Factors):
         if self.mode == "add" or not form.replaces:
             return "whole-weight changes cannot be expressed in this dialect"
         if self.inside and param != "bias":
-            return f"its own {param} was trained next to the adapter, and PEFT reads the base's there"
+            return f"the module's {param} was trained along with the adapter, and PEFT would read the base's instead"
         return {f"base_layer.{param}" if self.inside else param: self.value}
 
     # rows

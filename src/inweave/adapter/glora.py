@@ -4,8 +4,8 @@
     old layout:  a1 (r, in)  a2 (in, r)  b1 (r, in)   b2 (out, r)       delta = scale * (W.a2.a1 + b2.b1)
 
 `W.a` contracts the input-channel axis of W. With `bm` the b-part is a Tucker product as in LoCon.
-All four shapes are compared to tell the layouts apart. On a square weight both can fit, and the reading with
-the smaller rank is used; at rank = width the two cannot be told apart, so the new one is used, with a warning.
+All four shapes are compared to distinguish the layouts. On a square weight both can fit, and the interpretation with
+the smaller rank is used; at rank = width they are indistinguishable, so the new one is used, with a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROLES = ("a1", "a2", "b1", "b2", "bm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glora(Factors):
-    """Four factors in one of two layouts, with a Tucker core `bm` where there is one."""
+    """Four factors in one of two layouts, with an optional Tucker core `bm`."""
 
     a1: Tensor
     a2: Tensor
@@ -41,7 +41,7 @@ class Glora(Factors):
 
     @property
     def layouts(self) -> tuple[Literal["new", "old"], ...]:
-        """Every layout the four shapes allow, the likelier (smaller rank) first; that one is used."""
+        """Every layout that the four shapes allow; the first, with the smaller rank, is used."""
         possible: list[tuple[int, Literal["new", "old"]]] = []
         orders: tuple[tuple[Literal["new", "old"], tuple[Tensor, Tensor, Tensor, Tensor]], ...] = (
             ("new", (self.a1, self.a2, self.b1, self.b2)),
@@ -79,7 +79,7 @@ class Glora(Factors):
         fields, keys = parts.shared(cls)
         keys = parts.take(*roles) + keys
         if parts.rslora:
-            fields["rslora"] = True  # the one LyCORIS algorithm that does not fold it into the saved alpha
+            fields["rslora"] = True  # the only LyCORIS algorithm that does not fold it into the saved alpha
         factors = cls(**own, **fields)
         if any(len(tensor.shape) < 2 for tensor in own.values()) or not (factors.layouts or factors.bm):
             parts.malformed(keys, f"shapes fit no GLoRA layout: { {k: list(v.shape) for k, v in own.items()} }")
@@ -89,7 +89,7 @@ class Glora(Factors):
         parts.make(factors, keys)
 
     def alpha_tensor(self) -> dict[str, Tensor]:
-        """Return alpha as it is: rs-LoRA is a setting of the file and not folded into it."""
+        """Return alpha unchanged: rs-LoRA is a setting of the file and not folded into it."""
         if self.alpha is None:
             return {}
         return {"alpha": self.stored_alpha or scalar(self.alpha, "F64")}

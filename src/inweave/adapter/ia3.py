@@ -61,5 +61,5 @@ class Ia3(Factors):
             transposed = config.fan_in_fan_out if config else False
             made = cls(vector=vector, on_input=on_input, convention="factor", transposed=transposed)
             parts.make(made, keys)
-            if not on_input:  # PEFT scales the layer's output, so the bias as well; skipped where there is none
+            if not on_input:  # PEFT scales the layer's output, so the bias as well; skipped if there is none
                 parts.make(replace(made, transposed=False), keys, "bias?")

@@ -22,7 +22,7 @@ _ROLES = ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loha(Factors):
-    """Two low-rank pairs, with Tucker cores `t1` and `t2` where there are any."""
+    """Two low-rank pairs, with optional Tucker cores `t1` and `t2`."""
 
     w1_a: Tensor
     w1_b: Tensor

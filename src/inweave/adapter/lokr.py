@@ -4,10 +4,9 @@
     w1 = w1 | w1_a @ w1_b
     w2 = w2 | w2_a @ w2_b | Tucker: sum_ab t2[a,b,h,w] * w2_a[a,o] * w2_b[b,c]
 
-The final reshape carries weight: a convolution's kernel may sit in w2's columns, or be spread over
-both factors (files of April 2023). The rank is the rows of `w2_b`, else of `w1_b`; with two full
-factors there is none and the scale is 1, unless the file or its configuration names a dimension
-(`nominal_rank`).
+The final reshape is essential: a convolution's kernel may be in w2's columns, or be spread over both factors (files of
+April 2023). The rank is the number of rows of `w2_b`, else of `w1_b`; with two full factors there is none and the scale
+is 1, unless the file or its configuration states a dimension (`nominal_rank`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ROLES = ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lokr(Factors):
-    """Two Kronecker factors, each full or a low-rank pair, the second with a Tucker core where there is one."""
+    """Two Kronecker factors, each full or a low-rank pair, the second with an optional Tucker core."""
 
     w1: Tensor | None = None
     w1_a: Tensor | None = None
@@ -56,7 +55,7 @@ class Lokr(Factors):
         return self.w1_b.shape[0] if self.w1_b is not None else None
 
     def complete(self) -> bool:
-        """Return whether both factors are there."""
+        """Return whether both factors are present."""
         left = self.w1 is not None or (self.w1_a is not None and self.w1_b is not None)
         right = self.w2 is not None or (self.w2_a is not None and self.w2_b is not None)
         return left and right
@@ -88,7 +87,7 @@ class Lokr(Factors):
             if full is None and left is not None and right is not None and product_shape(left, right, core) is None:
                 return "LoKr factors do not make a product"
             if full is not None and core is not None:
-                return "a Tucker core beside a full factor"
+                return "a Tucker core next to a full factor"
         return ""
 
     @classmethod

@@ -5,9 +5,9 @@
 
     up (out, r, 1...)   down (r, in, k...)   mid (r, r, k...) with down (r, in, 1...)
 
-Grouped form: `down` holds g times the rows that `up` has columns. Output rows and rank rows are then
-cut in g pieces that only meet their own: grouped convolutions and q/k/v exports of one block each.
-Linear, Conv1x1 and Conv kxk are the same line: dimensionality is never branched on.
+Grouped form: `down` has g times as many rows as `up` has columns. Output rows and rank rows are then cut into g pieces
+that are multiplied pairwise: grouped convolutions, and q/k/v exports of one block each. Linear, Conv1x1 and Conv kxk
+use the same code, without branching on the number of dimensions.
 
     cut    fused -> parts   parts share `down` and take their rows of `up`; an `up` that is block-sparse
                             gives each part its own rank block, with alpha divided so that the scale stays
@@ -33,7 +33,7 @@ from inweave.adapter.tensor import Tensor, scalar_like, stacked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora(Factors):
-    """A low-rank pair `up` and `down`, with a Tucker core `mid` where there is one."""
+    """A low-rank pair `up` and `down`, with an optional Tucker core `mid`."""
 
     down: Tensor
     up: Tensor
@@ -83,7 +83,7 @@ class Lora(Factors):
 
     @property
     def groups(self) -> int:
-        """How many diagonal blocks the product has; 0 if the two ranks cannot meet."""
+        """The number of diagonal blocks in the product; 0 if the two ranks do not fit."""
         return block_count(self.up.shape, self.down.shape)
 
     def shape(self) -> tuple[int, ...]:
@@ -268,7 +268,7 @@ class Lora(Factors):
 
 
 def block_count(up: Sequence[int], down: Sequence[int]) -> int:
-    """Return how many diagonal blocks factors of these shapes make; 0 if the two ranks cannot meet."""
+    """Return the number of diagonal blocks for factors of these shapes; 0 if the two ranks do not fit."""
     inner, rank = up[1] if len(up) > 1 else 0, down[0]
     if inner == 0 or rank == 0 or rank % inner or up[0] % (rank // inner):
         return 0

@@ -20,7 +20,7 @@ class Magnitude:
 
 
 def magnitude_rows(magnitude: Magnitude | None, out: int, start: int, length: int) -> Magnitude | None:
-    """Return the rows of an output-axis magnitude, whichever way it is laid out."""
+    """Return the rows of an output-axis magnitude, in any layout."""
     if magnitude is None:
         return None
     tensor = magnitude.tensor
@@ -32,16 +32,16 @@ def magnitude_rows(magnitude: Magnitude | None, out: int, start: int, length: in
 
 
 def swapped_magnitude(magnitude: Magnitude | None) -> Magnitude | None:
-    """Return an output-axis magnitude with its halves exchanged; an input-axis one stays as it is."""
+    """Return an output-axis magnitude with its halves exchanged; an input-axis one is returned unchanged."""
     if magnitude is None or magnitude.axis == "in":
         return magnitude
     return replace(magnitude, tensor=magnitude.tensor.halves_exchanged())
 
 
 def joined_magnitude(magnitudes: Sequence[Magnitude | None]) -> Magnitude | Literal[False] | None:
-    """Return output-axis magnitudes stacked, None if there are none, False where they cannot be stacked.
+    """Return output-axis magnitudes stacked, None if there are none, False if they cannot be stacked.
 
-    An input-axis magnitude belongs to its own rows and cannot cross a border.
+    An input-axis magnitude depends on the rows of its part, so it cannot be joined.
     """
     if all(magnitude is None for magnitude in magnitudes):
         return None

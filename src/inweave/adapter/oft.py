@@ -1,4 +1,4 @@
-"""Orthogonal fine-tuning: the weight is rotated, not added to. Four families that look alike.
+"""Orthogonal fine-tuning: the weight is rotated, not added to. Four similar families.
 
 `Oft`   rotates OUTPUT rows (kohya, LyCORIS).  blocks (n, b, b), n*b = out
         Q = B - B^T;  c = alpha * out;  if c > 0 and |Q| > c: Q *= c / |Q|   (|Q| over all blocks)
@@ -53,7 +53,7 @@ class Oft(Factors):
         return (self.blocks.shape[0] * self.blocks.shape[1], -1)
 
     def rows(self, start: int, length: int) -> Self | None:
-        """Blocks may be cut apart where no constraint ties them together."""
+        """Return the blocks of some rows, or None if the cut is inside a block or a constraint couples the blocks."""
         block = self.blocks.shape[1]
         if start % block or length % block or (self.alpha and not self.solved):
             return None
@@ -65,7 +65,7 @@ class Oft(Factors):
 
     @classmethod
     def recognize(cls, parts: Parts) -> None:
-        """Make `Oft` or `Boft`; kohya stores one tensor a fused part (`oft_blocks.<i>`) under a single constraint."""
+        """Make `Oft` or `Boft`; kohya stores one tensor per fused part (`oft_blocks.<i>`) under a single constraint."""
         numbered = sorted((role for role in parts.left if role.startswith("oft_blocks.")), key=lambda r: int(r[11:]))
         roles = [role for role in ("oft_blocks", "oft_diag") if role in parts.left] + numbered
         if not roles:
@@ -106,7 +106,7 @@ class Boft(Factors):
 
     @classmethod
     def recognize(cls, parts: Parts) -> None:
-        """Leave it to `Oft.recognize`: the suffixes are the same."""
+        """Do nothing: `Oft.recognize` handles the same suffixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class OftIn(Factors):
 
     def shape_problem(self) -> str:
         size = self.block_size
-        return "" if size * (size - 1) // 2 == self.blocks.shape[1] else "the blocks are no upper triangles"
+        return "" if size * (size - 1) // 2 == self.blocks.shape[1] else "the blocks are not upper triangles"
 
     def fit_key(self) -> tuple[object, ...]:
         return (*Factors.fit_key(self), self.share, self.block_size)

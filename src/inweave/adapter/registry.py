@@ -3,7 +3,7 @@
     [project.entry-points."inweave.algorithms"]      in the pyproject.toml of the other package
     toy = "toy_lora:Toy"                             a subclass of `Factors`
 
-Other packages are looked for when something is met that no built-in algorithm or dialect knows: a suffix, a prefix, a name.
+Other packages are loaded only when a suffix, a prefix or a name is unknown to the built-in algorithms and dialects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inweave.errors import ConfigError
 
 GROUP = "inweave.algorithms"
 
-#: kind -> class, in the order in which they are asked for a module's tensors
+#: kind -> class, in the order in which they are matched with a module's tensors
 ALGORITHMS: dict[str, type[Factors]] = {}
 
 
@@ -33,7 +33,7 @@ def register_algorithm(algorithm: type[Factors]) -> type[Factors]:
     """Add an algorithm, and return it.
 
     Args:
-        algorithm: a subclass of `Factors` with a ``kind`` of its own.
+        algorithm: a subclass of `Factors` with a unique ``kind``.
 
     Raises:
         ConfigError: it is not such a class, or its kind or one of its suffixes belongs to another algorithm.
@@ -68,7 +68,7 @@ def load_algorithms() -> bool:
 
 @cache
 def imported(reference: str) -> Any:
-    """Return the object that "module:name" names; the torch part of an algorithm is imported when it is first used."""
+    """Return the object that "module:name" refers to; the torch code of an algorithm is imported on first use."""
     module, _, name = reference.partition(":")
     try:
         return getattr(import_module(module), name)

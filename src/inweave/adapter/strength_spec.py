@@ -1,4 +1,4 @@
-"""The one grammar for an adapter and its strength in text: options, configuration files and prompt tags.
+"""The grammar of an adapter and its strength in text: options, configuration files and prompt tags.
 
     spec      = name (":" field)*
     field     = number                          the first: all of it; a second: text encoders, then the denoiser
@@ -7,15 +7,15 @@
     component = "unet" | "te" | "te1" | "te2" | "te3" | "model"
 
     style                        strength 1
-    style:0.8                    0.8 everywhere; any finite number, negative ones too
+    style:0.8                    0.8 everywhere; any finite number, including negative ones
     style:0.5:0.8                text encoders 0.5, denoiser 0.8
     style:te=0.5,unet=0.8        the same by name, in any order; a colon separates as well as a comma
     C:\\loras\\style.safetensors   a path: fields are read from the end, and only while they are strengths, so
                                  drive letters and colons inside names stay part of the name
 
-Components that are not named keep the plain number, or 1. In a prompt tag (`<lora:name:te=0.5>`) the first colon ends
-the name, everything after it must be a strength, and a denoiser without one takes that of the text encoders, as
-front ends agree.
+Components that are not named have the plain number, or 1. In a prompt tag (`<lora:name:te=0.5>`) the first colon ends
+the name, everything after it must be a strength, and a denoiser without one uses that of the text encoders, as in other
+front ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IGNORED = "dyn"  # a rank that dynamic resizing once took from tags
 
 @dataclass(frozen=True, slots=True)
 class StrengthSpec:
-    """A parsed spec. ``overall``: the plain number, if there was one; ``components``: what was said by name."""
+    """A parsed spec. ``overall``: the plain number, if there was one; ``components``: the strengths given by name."""
 
     name: str
     overall: float | None = None
@@ -53,7 +53,7 @@ class StrengthSpec:
 def parse_strength_spec(
     text: str, *, exists: Callable[[str], bool] = lambda name: False, tag: bool = False
 ) -> StrengthSpec:
-    """Split NAME[:STRENGTH]. ``exists``: whether there is something of that name, which then is taken whole."""
+    """Split NAME[:STRENGTH]; a name for which ``exists`` is true is never split."""
     fields: list[str] = []
     name = text
     while not exists(name):
@@ -97,7 +97,7 @@ def _spec(text: str, name: str, fields: list[str]) -> StrengthSpec:
 
 
 def _is_field(text: str) -> bool:
-    """Whether text after a colon can only be meant as a strength."""
+    """Return whether text after a colon has the form of a strength."""
     return all(_PART.fullmatch(part) for part in text.split(",")) if "=" in text else _float(text) is not None
 
 
@@ -111,7 +111,7 @@ def _number(text: str, value: str) -> float:
 
 
 def finite_strength(value: object) -> float:
-    """A strength that came as a number; `ConfigError` for anything that is not a finite one."""
+    """Return a strength as a float; raise ConfigError if it is not a finite number."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except OverflowError:

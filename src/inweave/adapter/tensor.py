@@ -1,7 +1,7 @@
-"""A tensor as it is stored in a file: a dtype name, a shape and the raw little-endian bytes.
+"""A tensor as stored in a file: a dtype name, a shape and the raw little-endian bytes.
 
-Nothing here decodes more than one number. Code that needs arithmetic decodes the bytes with the
-library it computes with; reading, checking and converting never do.
+Only single numbers are decoded here. Code that needs arithmetic decodes the bytes with its own library; reading,
+checking and converting never decode them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tensor:
         return BITS[self.dtype] // 8
 
     def item(self) -> float:
-        """Return the only element as a float; the stored value, never a repaired one."""
+        """Return the only element as a float, exactly as stored."""
         if self.numel != 1:
             raise ValueError(f"expected a single number, got shape {self.shape}")
         raw = bytes(self.data)
@@ -98,7 +98,7 @@ class Tensor:
         return Tensor(self.dtype, (count, *self.shape[1:]), bytes(count * (len(self.data) // self.shape[0])))
 
     def halves_exchanged(self) -> Tensor:
-        """Return the rows with their second half before the first."""
+        """Return the rows with their halves exchanged."""
         half = self.shape[0] // 2
         return stacked([self.rows(half, half), self.rows(0, half)])
 
@@ -123,7 +123,7 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 def scalar(value: float, dtype: str = "F32", shape: tuple[int, ...] = ()) -> Tensor:
-    """Return a one-element tensor; raise ValueError where ``dtype`` cannot hold ``value`` exactly."""
+    """Return a one-element tensor; raise ValueError if ``dtype`` cannot hold ``value`` exactly."""
     if dtype == "BF16":
         data = struct.pack("<f", value)[2:]
     elif dtype in ("F8_E4M3", "F8_E5M2"):
@@ -139,7 +139,7 @@ def scalar(value: float, dtype: str = "F32", shape: tuple[int, ...] = ()) -> Ten
 
 
 def scalar_like(value: float | None, like: Tensor | None) -> Tensor | None:
-    """Return a one-element tensor of the same dtype and shape; None without a number or where it cannot hold it."""
+    """Return a one-element tensor of the same dtype and shape, or None if it cannot hold the number."""
     if value is None or like is None:
         return None
     try:

@@ -17,7 +17,7 @@ from inweave.adapter.tensor import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vera(Factors):
-    """The trained vectors `lambda_b` and `lambda_d`, and the pair `up` and `down` of the whole file."""
+    """The trained vectors `lambda_b` and `lambda_d`, and the file's shared pair `up` and `down`."""
 
     lambda_b: Tensor
     lambda_d: Tensor
@@ -56,7 +56,7 @@ class Vera(Factors):
         down, up = (parts.file_tensor(suffix) for suffix in cls.file_suffixes)
         if down is None or up is None:
             reason = (
-                "VeRA saved without its projections (save_projection=false): they cannot be made again from a seed here"
+                "VeRA saved without its projections (save_projection=false), which cannot be regenerated from a seed"
             )
             parts.unsupported(keys, reason)
             return

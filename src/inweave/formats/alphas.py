@@ -1,15 +1,15 @@
-"""Alphas that a file leaves to somebody else: what is assumed, and what a caller may supply.
+"""Alphas that are stored outside the adapter file: the assumption, and the values that a caller may supply.
 
-    PEFT          lora_alpha is in adapter_config.json; the tensors alone do not tell the scale
+    PEFT          lora_alpha is in adapter_config.json; the tensors alone do not determine the scale
     candle-lora   the program passes alpha to `LoraConfig::new`; no file holds it
 
-Where it is missing, every loader takes alpha = rank (scale 1), and so does this one, but never without a warning:
-trained with alpha = rank / 2, such a file would be applied twice as strongly as it was trained. Files of kohya, diffusers
-and ComfyUI without alphas are no such case: there a missing alpha is the format's way to write scale 1.
+If alpha is missing, every loader assumes alpha = rank (scale 1), and so does this one, but always with a warning: a
+file trained with alpha = rank / 2 would be applied at twice its strength. This does not apply to files of kohya,
+diffusers and ComfyUI, in which a missing alpha means scale 1.
 
-    supplied = alpha                           one number for all modules that have none
-             | {rank: alpha, pattern: alpha}   by rank, or by a pattern as in PEFT's alpha_pattern, which goes first;
-                                               text of digits alone is a rank, and "*" stands for all others
+    supplied = alpha                           one number for all modules without an alpha
+             | {rank: alpha, pattern: alpha}   by rank, or by a pattern as in PEFT's alpha_pattern, which takes
+                                               precedence; a string of digits is a rank, and "*" matches all others
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Alphas = float | Mapping[int | str, float] | Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class SuppliedAlphas:
-    """Alphas that a caller supplies for modules whose file has none."""
+    """Alphas supplied by the caller for modules without an alpha in the file."""
 
     default: float | None = None
     by_rank: Mapping[int, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class SuppliedAlphas:
         return cls(default, ranks, patterns)
 
     def matches(self, module: str, rank: int) -> dict[object, float]:
-        """What names this module, the most specific first: a pattern, a rank, or None for the alpha of all."""
+        """Return {key: alpha} of the keys that match a module, the most specific first: pattern, rank, None for all."""
         chosen: dict[object, float] = {
             pattern: alpha
             for pattern, alpha in self.by_pattern.items()
@@ -76,13 +76,13 @@ def _positive(value: object, label: str) -> float:
 
 
 def lacks_alpha(entry: Entry) -> bool:
-    """Whether a scale belongs to this entry and the file does not state it."""
+    """Return whether this entry needs a scale that the file does not state."""
     factors = entry.factors
     return bool(factors.scale_rank) and factors.alpha is None and factors.stored_scale is None
 
 
 def assumes_alpha(entry: Entry) -> bool:
-    """Whether the missing alpha is in a file or program that this adapter came without."""
+    """Return whether the missing alpha is in a configuration or program that is not part of this adapter."""
     if not lacks_alpha(entry):
         return False
     bare = entry.dialect == "diffusers-peft" and not entry.ref.component
@@ -90,7 +90,7 @@ def assumes_alpha(entry: Entry) -> bool:
 
 
 def supply_alphas(entries: Iterable[Entry], supplied: SuppliedAlphas) -> list[Entry]:
-    """The entries with the alphas they lack; an alpha that nothing needs is an error, never ignored."""
+    """Return the entries with their missing alphas; raise ConfigError for an alpha that no entry needs."""
     result: list[Entry] = []
     used: set[object] = set()
     lacking = 0
@@ -114,7 +114,7 @@ def supply_alphas(entries: Iterable[Entry], supplied: SuppliedAlphas) -> list[En
 
 
 def assumption_warnings(entries: Iterable[Entry]) -> list[str]:
-    """What is assumed for entries whose alpha is elsewhere, and how to supply it."""
+    """Return warnings about assumed alphas, with advice on how to supply them."""
     counts: Counter[bool] = Counter()
     ranks: dict[bool, set[int]] = {}
     for entry in entries:

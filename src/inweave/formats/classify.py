@@ -1,8 +1,8 @@
-"""A group of tensors that name one module -> what its weight and its bias receive.
+"""Convert a group of tensors with the same module name to the changes of its weight and bias.
 
-The algorithm follows from the set of roles present, never from the file: every algorithm is asked in the order of the
-registry and takes the roles it recognizes (`Factors.recognize`). Roles left over are orphans: half a pair, an alpha
-without tensors.
+The algorithm is determined by the set of roles present, never by the file: the algorithms are tried in the order of the
+registry, and each takes the roles it recognizes (`Factors.recognize`). The remaining roles are orphans: half a pair, an
+alpha without tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ORPHANS = {
 
 
 def classify(group: Group, context: Context, entries: list[Entry], problems: list[Problem]) -> None:
-    """Append the group's entries, and a problem for whatever cannot be used."""
+    """Append the group's entries, and problems for tensors that cannot be used."""
     parts = ModuleParts(group, context)
     if parts.config and parts.config.targets_parameter(group.ref.name):
         parts.unsupported(parts.take(*parts.left), "targets a bare parameter (PEFT target_parameters)")

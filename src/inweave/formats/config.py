@@ -1,4 +1,4 @@
-"""What a file's metadata or adapter_config.json says about scaling, for each module.
+"""The scaling of each module, from a file's metadata or adapter_config.json.
 
     adapter_config.json        PEFT: alpha, rank patterns, rs-LoRA, fan_in_fan_out, OFT and (IA)^3 options
     lora_adapter_metadata      diffusers: the same fields, packed as "<component>.<field>" in one JSON
@@ -58,12 +58,12 @@ class PeftConfig(PeftSettings):
         return next((self.token_indices[n] for n in (*ends(module), "") if n in self.token_indices), None)
 
     def saves(self, module: str) -> bool:
-        parts = module.split(".")[-12:]  # modules inside a listed one belong to it
+        parts = module.split(".")[-12:]  # modules inside a listed one are saved with it
         runs = (".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
         return not set(self.modules_to_save).isdisjoint(runs)
 
     def targets_parameter(self, module: str) -> bool:
-        """Whether factors named by this module belong to a bare parameter; several of one module are nested."""
+        """Return whether factors under this name belong to a bare parameter; several of one module are nested."""
         places = set(ends(module.replace(".base_layer", "")))
         return any(name.rpartition(".")[0] in places for name in self.target_parameters)
 
@@ -80,12 +80,12 @@ class PeftConfig(PeftSettings):
 
 
 def ends(module: str) -> list[str]:
-    """A dotted name and every end of it behind a dot: what a name in PEFT's lists may be."""
+    """Return a dotted name and each of its suffixes after a dot: the names that PEFT's lists may use for it."""
     return [module, *(module[place + 1 :] for place, letter in enumerate(module) if letter == ".")]
 
 
 def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
-    """Read an adapter_config.json; refuses what cannot be applied to a model's tensors."""
+    """Read an adapter_config.json; raise FormatError for settings that cannot be applied to a model's tensors."""
     kind = str(config.get("peft_type") or "LORA").upper().rpartition(".")[2]
     if kind not in SUPPORTED:
         raise FormatError(f"adapter_config.json: peft_type {kind} is not supported; known are {', '.join(SUPPORTED)}")
@@ -94,7 +94,8 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
     alpha = config.get(alpha_field)
     if kind in ("LORA", "LOHA", "LOKR") and not _is_finite(alpha):
         raise FormatError(
-            f"adapter_config.json: {alpha_field} is missing or not a number ({alpha!r}), so the scale is unknown; add it"
+            f"adapter_config.json: {alpha_field} is missing or not a number ({alpha!r}), "
+            "so the scale is unknown; add it"
         )
     terms = config.get("num_cayley_neumann_terms", 5)
     feedforward = config.get("feedforward_modules") or ()
@@ -122,7 +123,7 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
 
 
 def from_metadata(metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
-    """diffusers' `lora_adapter_metadata`: one configuration a component, empty if there is none."""
+    """Return the configuration of each component from diffusers' `lora_adapter_metadata`; empty if there is none."""
     packed = json_object(metadata.get("lora_adapter_metadata"))
     grouped: dict[str, dict[str, object]] = {}
     for key, value in packed.items():
@@ -147,7 +148,7 @@ def is_true(value: object) -> bool:
 
 
 def json_object(text: str | None) -> dict[str, object]:
-    """A JSON object from a metadata value; anything else counts as empty."""
+    """Return the JSON object in a metadata value; empty for anything else."""
     if not text:
         return {}
     try:
@@ -162,7 +163,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    """A number a float can hold."""
+    """Return whether a value is a number within the range of floats."""
     return _is_number(value) and abs(cast("float", value)) < 1e30
 
 

@@ -1,11 +1,11 @@
-"""Containers: bytes on disk <-> named tensors.
+"""Containers: conversion between files and named tensors.
 
     .safetensors                        one file: header gate, then a read-only memory map
-    NAME.safetensors.index.json         shards beside it
+    NAME.safetensors.index.json         shards in the same directory
     a directory                         PEFT (adapter_config.json), diffusers LoRA, or shards
 
-Pickles (.pt, .bin, .ckpt, also under another name) are identified by their first bytes and rejected:
-an unpickler runs whatever the file tells it to.
+Pickles (.pt, .bin, .ckpt, or with any other extension) are identified by their first bytes and rejected, because
+unpickling can run arbitrary code.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _CONVERT_PICKLE = (
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Named tensors with what came along: metadata and, for PEFT directories, the configuration."""
+    """Named tensors with their metadata and, for PEFT directories, the configuration."""
 
     path: Path
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, object] | None = None
     files: tuple[Path, ...] = ()
-    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # which file each tensor lies in, and where
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # file and offset of each tensor
 
 
 def open_container(path: str | os.PathLike[str], *, mapped: bool = True) -> Container:
-    """Open whatever ``path`` is: a file, an index of shards, or a directory.
+    """Open a file, an index of shards, or a directory.
 
-    ``mapped``: tensors are views of a map, read when they are looked at. Otherwise they are read now, into memory of
-    their own: a file that is cut afterwards changes nothing, where the next look at a map would end the process.
+    ``mapped``: tensors are views of a memory map, read on access. Otherwise they are read into memory now, so that they
+    survive a later truncation of the file; accessing a truncated map would kill the process.
     """
     source = as_path(path)
     mode = mode_of(source)
@@ -73,16 +73,16 @@ def open_container(path: str | os.PathLike[str], *, mapped: bool = True) -> Cont
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Names, shapes and metadata of one safetensors file; no tensor data is read."""
+    """Return names, shapes and metadata of one safetensors file; no tensor data is read."""
     source = as_path(path)
     with open_regular(source) as file:
         return _header(source, file)
 
 
 def _open_file(path: Path, mapped: bool) -> Container:
-    with open_regular(path) as file:  # once: header and data are of one file, even if another takes its name meanwhile
+    with open_regular(path) as file:  # once, so that header and data match even if the file is replaced meanwhile
         header = _header(path, file)
-        # a private map: array libraries accept its buffer without a copy, and the file can never change
+        # a private map: array libraries accept its buffer without a copy, and the file is never modified
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)) if mapped else _read_whole(path, file)
     start = header.data_start
     tensors = {
@@ -94,7 +94,7 @@ def _open_file(path: Path, mapped: bool) -> Container:
 
 
 def _read_whole(path: Path, file: BinaryIO) -> memoryview:
-    """A file in anonymous memory, by plain reads."""
+    """Read a file into anonymous memory."""
     view = memoryview(mmap.mmap(-1, os.fstat(file.fileno()).st_size))
     file.seek(0)
     done = 0
@@ -107,13 +107,13 @@ def _read_whole(path: Path, file: BinaryIO) -> memoryview:
 
 
 def maps_of(tensors: Iterable[Tensor]) -> list[mmap.mmap]:
-    """The mapped files that tensors are views of, each once."""
+    """Return the mapped files that tensors are views of, each once."""
     views = (tensor.data for tensor in tensors if isinstance(tensor.data, memoryview))
     return list({id(view.obj): view.obj for view in views if isinstance(view.obj, mmap.mmap)}.values())
 
 
 def refuse_truncated(maps: Iterable[mmap.mmap], name: object = "a mapped file") -> None:
-    """Raise if a file has become shorter than its map: a look at what is missing would end the process."""
+    """Raise FormatError if a file is shorter than its map: accessing the missing part would kill the process."""
     for each in maps:
         try:
             size = each.size()
@@ -132,7 +132,7 @@ def _header(path: Path, file: BinaryIO) -> Header:
 
 
 def header_bytes(path: Path, file: BinaryIO) -> tuple[bytes, int]:
-    """(the JSON of a header, not yet looked at, the size of the file)."""
+    """Return (the unparsed JSON of a header, the size of the file)."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(64)
     _refuse_other_formats(path, prefix, size)
@@ -148,21 +148,21 @@ def header_bytes(path: Path, file: BinaryIO) -> tuple[bytes, int]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The indexes of shards and the safetensors files of a folder, the one that counts first.
+    """Return the indexes of shards and the safetensors files of a folder, in order of preference.
 
-    Shards come before single files, and the plainest name before variants of it (`model.fp16.safetensors`).
+    Shards come before single files, and the plain name before its variants (`model.fp16.safetensors`).
     """
     paths = [*folder.glob("*.safetensors.index.json"), *folder.glob("*.safetensors")]
     return sorted(paths, key=lambda path: (path.suffix != ".json", len(path.name), path.name))
 
 
 def network_file(folder: Path) -> Path | None:
-    """The weights of a folder: its index of shards, or its file."""
+    """Return the weights of a folder: its index of shards, or its file."""
     return next(iter(weight_files(folder)), None)
 
 
 def shard_files(index: Path) -> list[Path]:
-    """The files an index of shards names, all of them beside it."""
+    """Return the files that an index of shards lists, all in the same directory."""
     return _shards(index, _weight_map(index))
 
 
@@ -177,7 +177,7 @@ def _shards(index: Path, mapping: Mapping[str, str]) -> list[Path]:
     names = sorted(set(mapping.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise FormatError(f"{index}: shard {name!r} is not the name of a .safetensors file beside the index")
+            raise FormatError(f"{index}: shard {name!r} is not the name of a .safetensors file next to the index")
     return [index.parent / name for name in names]
 
 
@@ -191,7 +191,7 @@ def _open_shards(index: Path, mapped: bool) -> Container:
         part = _open_file(shard, mapped)
         twice = next((name for name in part.tensors if name in tensors), None)
         if twice is not None:
-            raise FormatError(f"{shard}: tensor {twice!r} is in an earlier shard too")
+            raise FormatError(f"{shard}: tensor {twice!r} is also in an earlier shard")
         tensors.update(part.tensors)
         metadata.update(part.metadata)
         places.update(part.places)
@@ -234,14 +234,14 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         raise FormatError(f"{path}: a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
     if head.startswith(b"\x93NUMPY") or (head.startswith(b"PK\x03\x04") and _is_numpy_archive(path, head)):
         raise FormatError(
-            f"{path}: arrays of NumPy (.npz, .npy), not a safetensors file; load them with numpy (allow_pickle=False) and save "
-            "them with safetensors.numpy.save_file, then use the .safetensors file here"
+            f"{path}: NumPy arrays (.npz, .npy), not a safetensors file; load them with numpy (allow_pickle=False) and "
+            "save them with safetensors.numpy.save_file, then use the .safetensors file here"
         )
     if head.startswith(b"PK\x03\x04") or _looks_like_pickle(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
-    if (picture := _picture(head)) is not None:
+    if (image := _image_format(head)) is not None:
         raise FormatError(
-            f"{path}: a picture ({picture}), not a model or an adapter; `inweave generate --from` repeats a picture"
+            f"{path}: an image ({image}), not a model or an adapter; `inweave generate --from` repeats an image"
         )
     if head.startswith(b"GGUF"):
         raise FormatError(
@@ -254,33 +254,33 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
 
 
-_PICTURES = {b"\x89PNG\r\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_IMAGES = {b"\x89PNG\r\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 
 
-def _picture(head: bytes) -> str | None:
-    """The format of a picture, by its first bytes; those of a safetensors file are the length of its header."""
+def _image_format(head: bytes) -> str | None:
+    """Return the format of an image from its first bytes, or None; a safetensors file begins with its header length."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WebP"
     if head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"heic", b"mif1", b"heix"):
         return "AVIF" if head[8:12] == b"avif" else "HEIC"
-    known = next((name for mark, name in _PICTURES.items() if head.startswith(mark)), None)
+    known = next((name for mark, name in _IMAGES.items() if head.startswith(mark)), None)
     return None if known is None or _looks_like_safetensors(head) else known
 
 
 def _is_numpy_archive(path: Path, head: bytes) -> bool:
-    """A ZIP archive whose first member is an array; where its name is too long to be in ``head``, the file's own counts."""
+    """Return whether the first member of a ZIP archive is an array, by its name, or the file's if ``head`` cuts it."""
     length = int.from_bytes(head[26:28], "little")
     member = head[30 : 30 + length]
     return member.endswith(b".npy") if len(member) == length else path.suffix.lower() == ".npz"
 
 
 _PROTOCOLS = (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
-#: protocols 0 and 1 have no mark: a stored dict, list or global opens them
+#: protocols 0 and 1 have no marker: they begin with a stored dict, list or global
 _UNMARKED_PICKLE = re.compile(rb"\(*(?:[dl]p0\n|[}\]]q\x00|[ci][\w.]+\n[\w.]+\n[pq()])")
 
 
 def _looks_like_pickle(head: bytes) -> bool:
-    """A pickle opens with its protocol mark; a header length may too, but then JSON follows it."""
+    """Return whether a file begins with a pickle's protocol marker that is not a header length followed by JSON."""
     marked = head[:1] == b"\x80" and head[1:2] in _PROTOCOLS
     return (marked or _UNMARKED_PICKLE.match(head) is not None) and not _looks_like_safetensors(head)
 
@@ -292,7 +292,7 @@ def _looks_like_safetensors(head: bytes) -> bool:
 def write_file(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Write a safetensors file in one step: a reader sees the old file or the whole new one."""
+    """Write a safetensors file atomically: a reader sees the old file or the complete new one."""
     target = Path(path)
     document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
@@ -306,7 +306,7 @@ def write_file(
         raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         raise FormatError(f"{target}: a name or metadata cannot be written as text: {error.reason}") from None
-    raw += b" " * (-len(raw) % 8)  # the data begins on an 8-byte border, as every mapper likes it
+    raw += b" " * (-len(raw) % 8)  # aligns the data to 8 bytes for memory maps
     prefix = len(raw).to_bytes(8, "little")
     parse_header(raw[: header_length(prefix, 8 + len(raw))], 8 + len(raw) + position)
     chunks = [prefix, raw, *(tensors[name].data for name in names)]
@@ -314,5 +314,5 @@ def write_file(
 
 
 def _aligned_order(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Widest dtype first, then by name: every tensor is aligned to its element size."""
+    """Return the names by descending dtype width, then by name, so that every tensor is aligned to its element size."""
     return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))

@@ -1,7 +1,7 @@
-"""Is every number finite, and is anything other than zero? Answered on the raw bits, without decoding.
+"""Checks for non-finite and nonzero numbers on the raw bits, without decoding.
 
-A float is NaN or infinite exactly if all its exponent bits are set (8-bit E4M3: if all but the sign
-are). Data is read in chunks, so a file of any size needs a few megabytes.
+A float is NaN or infinite exactly if all its exponent bits are set (8-bit E4M3: if all bits except the sign are set).
+Data is read in chunks, so a file of any size needs only a few megabytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXPONENT: dict[str, tuple[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a scan of one tensor found; ``zero`` is None where only part of it was read."""
+    """The result of scanning one tensor; ``zero`` is None if only a part of it was read."""
 
     nonfinite: int
     zero: bool | None

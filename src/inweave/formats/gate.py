@@ -1,12 +1,12 @@
-"""The header gate: what a safetensors header must be before anything else looks at it.
+"""The header gate: checks that a safetensors header must pass before anything else reads it.
 
     file   = length (8 bytes, little-endian) + header (JSON, `length` bytes) + data
     header = {"__metadata__": {str: str}?, name: {"dtype", "shape", "data_offsets": [begin, end]}, ...}
 
-Limits: header 16 MiB, 100,000 tensors, 10,000 metadata entries, 8 dimensions, names of 1 to 512 printable characters without
-`__x__` segments and without repeats; offsets ascend from 0 to the end of the file without gaps or
-overlaps, and each span is exactly as long as its dtype and shape say. Whatever breaks a rule is a
-`FormatError` that names it; nothing of the data is read.
+Limits: header 16 MiB, 100,000 tensors, 10,000 metadata entries, 8 dimensions, unique names of 1 to 512 printable
+characters without `__x__` segments; offsets ascend from 0 to the end of the file without gaps or overlaps, and each
+span is exactly as long as its dtype and shape require. A violation raises a `FormatError` that names the rule; no
+data is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_SIZE = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one tensor lies, counted from the start of the file's data."""
+    """The position of one tensor, relative to the start of the file's data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Header:
 
 
 def header_length(prefix: bytes, file_size: int) -> int:
-    """The header's length from the first 8 bytes, checked against the file and the limit."""
+    """Return the header's length from the first 8 bytes, checked against the file size and the limit."""
     if len(prefix) < 8:
         raise FormatError(f"the file has {file_size} bytes; a safetensors file starts with an 8-byte length")
     length = int.from_bytes(prefix[:8], "little")
@@ -64,7 +64,7 @@ def header_length(prefix: bytes, file_size: int) -> int:
 
 
 def parse_header(raw: bytes, file_size: int) -> Header:
-    """Check a header's bytes (without the length) and return where each tensor lies."""
+    """Check a header's bytes (without the length) and return the position of each tensor."""
     _check_amount(raw)
     document = _document(raw)
     metadata = _metadata(document.pop("__metadata__", None))
@@ -83,10 +83,10 @@ _METADATA_FIRST = re.compile(r'\s*\{\s*"__metadata__"\s*:\s*')
 
 
 def split_header(raw: bytes) -> tuple[dict[str, str], bytes] | None:
-    """(the metadata that a header opens with, if it does, a digest of all the rest); None for a malformed one.
+    """Return (the metadata at the start of a header, a digest of the rest), or None for a malformed header.
 
-    Two headers with the same digest have the same tensors at the same offsets, so what `parse_header` accepted once it
-    accepts again where the data of the file is as long. The tensors themselves are not looked at.
+    Two headers with the same digest have the same tensors at the same offsets, so if `parse_header` accepted one, it
+    accepts the other for data of the same length. The tensors themselves are not read.
     """
     try:
         _check_amount(raw)
@@ -97,14 +97,14 @@ def split_header(raw: bytes) -> tuple[dict[str, str], bytes] | None:
         metadata, end = decoder.raw_decode(text, match.end())
         return _metadata(metadata), hashlib.sha256(text[end:].encode("utf-8")).digest()
     except (FormatError, ValueError, RecursionError, MemoryError):
-        return None  # parse_header says what is wrong with it
+        return None  # parse_header reports the problem
 
 
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 def _check_amount(raw: bytes) -> None:
-    """Refuse a header with more objects and lists than its limits allow, before each of them takes a hundred bytes."""
+    """Raise FormatError for more objects and lists than the limits allow, before parsing allocates memory for them."""
     if (
         raw.count(b"[") <= 2 * MAX_TENSORS
         and raw.count(b"{") <= MAX_TENSORS + 2
@@ -115,7 +115,7 @@ def _check_amount(raw: bytes) -> None:
     lists, objects, commas = structure.count(b"["), structure.count(b"{"), structure.count(b",")
     if lists > 2 * MAX_TENSORS or objects > MAX_TENSORS + 2 or commas > 12 * MAX_TENSORS:
         raise FormatError(
-            f"the header holds more than {MAX_TENSORS:,} tensors need; at most {MAX_TENSORS:,} are accepted"
+            f"the header holds more objects than {MAX_TENSORS:,} tensors need; at most {MAX_TENSORS:,} are accepted"
         )
 
 
@@ -135,7 +135,7 @@ def _document(raw: bytes) -> dict[str, object]:
 
 
 def _compact(pairs: list[tuple[str, object]]) -> object:
-    """An object of the header: a well-formed tensor becomes its span at once, anything else a dictionary."""
+    """Convert an object of the header: a well-formed tensor to its span, anything else to a dictionary."""
     if len(pairs) == 3:
         (_, dtype), (_, shape), (_, offsets) = pairs
         keys = (pairs[0][0], pairs[1][0], pairs[2][0])
@@ -177,12 +177,12 @@ def _metadata(metadata: object) -> dict[str, str]:
         if not isinstance(value, str):
             raise FormatError(f"metadata {_quoted(key)} is a {type(value).__name__}; only strings are allowed")
         if not (_is_text(key) and _is_text(value)):
-            raise FormatError(f"metadata {_quoted(key)} holds half a surrogate pair, which no text can")
+            raise FormatError(f"metadata {_quoted(key)} holds half a surrogate pair, which is not valid text")
     return metadata
 
 
 def _is_text(value: str) -> bool:
-    """JSON can spell lone surrogates; they could be neither printed nor written again."""
+    """Return whether a string has no lone surrogates, which JSON can express but nothing can print or write."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
@@ -196,12 +196,12 @@ _PLAIN = re.compile(r"[a-zA-Z0-9]+(?:[._][a-zA-Z0-9]+)*")
 
 
 def _plain_name(name: str) -> bool:
-    """ASCII words joined by single dots and underscores: nothing a longer look could object to."""
+    """Return whether a name consists of ASCII words joined by single dots and underscores, so needs no more checks."""
     return len(name) <= MAX_NAME and _PLAIN.fullmatch(name) is not None
 
 
 def _checked_span(name: str, entry: object) -> Span:
-    """A tensor's place, checked piece by piece to report what is wrong with it."""
+    """Return a tensor's position, checked field by field to report the exact problem."""
     _check_name(name)
     if type(entry) is Span:
         return entry
@@ -218,7 +218,7 @@ def _checked_span(name: str, entry: object) -> Span:
         raise FormatError(f"tensor {_quoted(name)} has data_offsets {_quoted(offsets)}; two positions were expected")
     begin, end = offsets
     count = math.prod(shape)
-    if (count or math.prod(filter(None, shape))) >= MAX_SIZE:  # a 0 does not excuse it: no array has this shape
+    if (count or math.prod(filter(None, shape))) >= MAX_SIZE:  # even with a 0: no array library accepts the shape
         raise FormatError(f"tensor {_quoted(name)} has shape {shape}: more numbers than can be counted")
     size = count * BITS[dtype] // 8
     if size != end - begin:
@@ -249,7 +249,7 @@ def _check_tiling(spans: Mapping[str, Span], available: int) -> None:
     position = 0
     for name, span in sorted(spans.items(), key=lambda item: (item[1].begin, item[1].end)):
         if span.begin != position:
-            what = "overlaps the one before it" if span.begin < position else "leaves a gap before it"
+            what = "overlaps the previous one" if span.begin < position else "leaves a gap before it"
             raise FormatError(f"tensor {_quoted(name)} starts at byte {span.begin:,}, not {position:,}: it {what}")
         position = span.end
     if position > available:

@@ -4,11 +4,11 @@
     suffix = the longest entry of SUFFIXES (or one of the few patterns below) that ends the key
     prefix = any run of wrappers, then at most one component:
 
-        lora_unet_ lora_te1_ lycoris_ oft_unet_ ...   the module behind it is flat: dots became underscores
-        unet. transformer. text_encoder_2. ...        the module behind it is dotted
+        lora_unet_ lora_te1_ lycoris_ oft_unet_ ...   the module after it is flat: dots became underscores
+        unet. transformer. text_encoder_2. ...        the module after it is dotted
 
-A key is split without looking at any other key and without knowing the model. Flat names are never
-turned back into dotted ones: the model's own names are flattened and looked up (`inweave.targets`).
+A key is split without reference to other keys or to the model. Flat names are never converted back to dotted ones:
+instead the model's names are flattened and looked up (`inweave.targets`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "lambda_layer": ("tlora_lambda", "lycoris"),
 }
 
-#: suffixes that may carry an adapter's name before their last segment (`lora_A.default.weight`) or behind it
+#: suffixes that may carry an adapter's name before their last segment (`lora_A.default.weight`) or after it
 NAMED = {"lora_magnitude_vector": "magnitude", "modules_to_save": "plain"}
 NAMED_LAST: dict[str, str] = {}
 _learned: set[str] = set()
@@ -91,7 +91,7 @@ class Key:
 
 
 def split(key: str) -> Key | None:
-    """Take one key apart, or None if no suffix of the grammar ends it."""
+    """Split one key; return None if it ends with no suffix of the grammar."""
     segments = key.split(".")
     for count in (4, 3, 2, 1) if "___" in segments else (3, 2, 1):
         meaning = SUFFIXES.get(".".join(segments[-count:])) if len(segments) > count else None
@@ -131,7 +131,7 @@ def _split_pattern(key: str, segments: list[str]) -> Key | None:
 
 
 def _split_processor(key: str, module: str, role: str) -> Key | None:
-    """`...attn1.processor.to_q_lora.down.weight` and XLabs' `...processor.qkv_lora1.down.weight`."""
+    """Split `...attn1.processor.to_q_lora.down.weight` and XLabs' `...processor.qkv_lora1.down.weight`."""
     if re.search(r"\.(qkv|proj)_lora[12]?$", module):
         return Key(key, module, role, "xlabs")
     match = _PROCESSOR.match(module)
@@ -145,7 +145,7 @@ def _split_processor(key: str, module: str, role: str) -> Key | None:
     return Key(key, f"{parent}.{leaf}", role, "processor")
 
 
-#: prefixes of no dialect in particular: the two experts of Wan 2.2, and a wrapper
+#: prefixes that do not belong to a dialect: the two experts of Wan 2.2, and a wrapper
 _OTHER_PREFIXES = (("high_noise_model.", "unet"), ("low_noise_model.", "unet2"), ("module.", ""))
 
 
@@ -170,19 +170,19 @@ def _longest(prefixes: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(prefix) for prefix in sorted(prefixes, key=len, reverse=True)))
 
 
-#: torch.compile's, FSDP's and checkpointing's own names, wherever they stand
+#: names that torch.compile, FSDP and activation checkpointing insert anywhere
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
 _FLAT_WRAPPERS = re.compile(r"(^|_)_?(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)_")
 _OTHER_ENCODER = re.compile(r"^text_encoders\.\w+\.transformer\.")
 
 
 def unwrapped(module: str) -> str:
-    """A dotted name without the modules that torch.compile, FSDP and activation checkpointing put around others."""
+    """Return a dotted name without the wrapper modules of torch.compile, FSDP and activation checkpointing."""
     return _WRAPPERS.sub("", module).removesuffix(".") if "_mod" in module else module
 
 
 def locate(module: str) -> tuple[Ref, str]:
-    """Strip wrappers and the component from a module's spelling; return (Ref, the prefix's dialect or "")."""
+    """Strip wrappers and the component from a module's name; return (Ref, the prefix's dialect or "")."""
     prefixes = _prefixes_of(dialects())
     module = unwrapped(module)
     if (flat := prefixes.flat.match(module)) and len(module) > flat.end():
@@ -201,7 +201,7 @@ def locate(module: str) -> tuple[Ref, str]:
         named_component, named_dialect = prefixes.meaning[wrapper[0]]
         if named_component and component.startswith("te"):
             break  # a text encoder's own module may be called `transformer`
-        if component != "unet2":  # what lies inside of the second denoiser belongs to it
+        if component != "unet2":  # modules inside the second denoiser belong to it
             component = named_component or component
         module = module[wrapper.end() :]
         dialect = dialect if dialect == "peft" else named_dialect or dialect
@@ -211,12 +211,12 @@ def locate(module: str) -> tuple[Ref, str]:
 
 
 def is_number(text: str) -> bool:
-    """ASCII digits of a sane length: `isdigit` alone accepts characters that `int` does not."""
+    """Return whether a text is 1 to 6 ASCII digits; `isdigit` alone accepts characters that `int` does not."""
     return text.isascii() and text.isdigit() and len(text) <= 6
 
 
 def candle_home(path: str, many: bool) -> Ref:
-    """The module behind a candle-lora path; ``many`` ids in one struct leave only the struct itself."""
+    """Return the module of a candle-lora path, or only its struct if that has ``many`` ids."""
     match = _CANDLE_HOME.search(path)
     parent, leaf = (path[: match.start()], match[2]) if match else (path, "")
     parent = parent.strip(".")

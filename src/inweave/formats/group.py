@@ -1,7 +1,7 @@
-"""The tensors one module has in a file, and taking them apart role by role.
+"""The tensors of one module in a file, and their separation by role.
 
-The fields that all algorithms share are taken here: alpha, an explicit scale, a DoRA magnitude, a sparse residual, a
-widened base; together with the file's configuration of them.
+The fields that all algorithms share are read here, together with their configuration: alpha, an explicit scale, a DoRA
+magnitude, a sparse residual, a widened base.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Group:
 
 @dataclass(slots=True)
 class Context:
-    """The facts of a whole file that its groups depend on."""
+    """The properties of a whole file that its groups depend on."""
 
     metadata: Mapping[str, str]
     peft: PeftConfig | None
@@ -79,7 +79,7 @@ class Context:
 
 
 class ModuleParts:
-    """One group being taken apart, as algorithms see it (`inweave.adapter.contract.Parts`); made entries collect."""
+    """The view of one group for algorithms (`inweave.adapter.contract.Parts`), which collects entries and problems."""
 
     def __init__(self, group: Group, context: Context) -> None:
         self.group = group
@@ -99,7 +99,7 @@ class ModuleParts:
 
     @property
     def rslora(self) -> bool:
-        """Whether the metadata says rs-LoRA."""
+        """Whether the metadata specifies rs-LoRA."""
         metadata = self.context.metadata
         return is_true(network_args(metadata).get("rs_lora")) or is_true(metadata.get("rs_lora"))
 
@@ -131,7 +131,7 @@ class ModuleParts:
         part: int | None = None,
         inner: str = "",
     ) -> bool:
-        """Add an entry, or a problem if the shapes do not meet; return whether it was added."""
+        """Add an entry, or a problem if the shapes do not fit together; return whether it was added."""
         if wrong := factors.shape_problem():
             sizes = ", ".join(f"{role} {list(tensor.shape)}" for role, tensor in factors.tensors().items())
             self.malformed(keys, f"{wrong}: {sizes}")
@@ -184,7 +184,8 @@ class ModuleParts:
                 Problem(
                     "orphan",
                     tuple(self.group.keys.values()),
-                    f"{group.ref}: adapter_config.json has use_dora, but the file has no magnitude (lora_magnitude_vector) here",
+                    f"{group.ref}: adapter_config.json has use_dora, "
+                    "but the file has no magnitude (lora_magnitude_vector) here",
                 )
             )
         if self.has("bias_indices", "bias_values", "bias_size"):
@@ -213,7 +214,7 @@ class ModuleParts:
         return None
 
     def _magnitude(self, algorithm: type[Factors]) -> tuple[Magnitude, tuple[str, ...]] | None:
-        """Take the magnitude: PEFT's has one number per row, the shape of `dora_scale` tells (1, in) from (out, 1)."""
+        """Take the magnitude: PEFT's has one number per row; for `dora_scale` the shape is (1, in) or (out, 1)."""
         if "magnitude" in self.left:
             return Magnitude(self.left["magnitude"], "out"), self.take("magnitude")
         if "dora_scale" not in self.left:

@@ -1,9 +1,8 @@
-"""One road for every dialect: tensors -> split -> group -> classify -> Adapter.
+"""Reading of every dialect: tensors -> split -> group -> classify -> Adapter.
 
-No model is needed and no format is detected: a file may mix algorithms, ranks and spellings, so each
-key is split on its own, keys that name one module form a group, and the set of roles in a group tells
-its algorithm (`inweave.formats.classify`). Every key ends as part of an entry, as a carried tensor, or
-in a `Problem`.
+No model is needed and no format is detected: a file may mix algorithms, ranks and dialects, so each key is split
+separately, keys of the same module form a group, and the set of roles in a group determines its algorithm
+(`inweave.formats.classify`). Every key ends up in an entry, as a carried tensor, or in a `Problem`.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ _NOT_MERGEABLE = {
 #: families whose keys have no prefix
 _NO_PREFIX = ("cloneofsimo", "xlabs", "hcp", "processor", "candle")
 
-#: the metadata that decides how tensors are read; all other fields only describe the file
+#: the metadata that determines how tensors are read; all other fields only describe the file
 _DECIDING = frozenset({
-    "alpha", "lora_adapter_metadata", "rs_lora", "ss_network_args", "ss_network_dim", CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA,
+    "alpha", "lora_adapter_metadata", "rs_lora", "ss_network_args", "ss_network_dim",
+    CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA,
 })  # fmt: skip
 
 
 def deciding_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The part of a file's metadata that reading depends on; `read` looks at nothing else of it."""
+    """Return the part of a file's metadata that reading depends on; `read` uses nothing else of it."""
     return {
         name: value
         for name, value in metadata.items()
@@ -62,9 +62,9 @@ def read(
 ) -> Adapter:
     """Read named tensors into an `Adapter`.
 
-    ``name`` picks one adapter where the keys carry several PEFT adapter names. ``trainer_exact`` scales
-    kohya `split_qkv` files as their trainer did instead of as every loader does. ``alpha`` is for modules whose alpha
-    the file does not state (`inweave.formats.alphas`).
+    ``name`` selects one adapter if the keys carry several PEFT adapter names. ``trainer_exact`` scales kohya
+    `split_qkv` files as their trainer did instead of as every loader does. ``alpha`` is for modules whose alpha the
+    file does not state (`inweave.formats.alphas`).
     """
     supplied = None if alpha is None else SuppliedAlphas.of(alpha)
     every_field = dict(metadata or {})
@@ -120,7 +120,7 @@ def read(
 def read_container(
     container: Container, *, name: str | None = None, trainer_exact: bool = False, alpha: Alphas | None = None
 ) -> Adapter:
-    """The adapter in an opened file or directory; errors name its path."""
+    """Read the adapter in an opened file or directory; errors name its path."""
     options: dict[str, Any] = {"name": name, "trainer_exact": trainer_exact, "alpha": alpha}
     try:
         adapter = read(container.tensors, container.metadata, container.config, **options)
@@ -130,7 +130,7 @@ def read_container(
 
 
 def _refuse_checkpoint(keys: list[Key], tensors: Mapping[str, Tensor]) -> None:
-    """Plain weights and nothing else is a model. Under PEFT's prefix they are modules it saved whole."""
+    """Raise FormatError for a model: only plain weights, not under PEFT's prefix (which has `modules_to_save`)."""
     plain = sum(1 for key in keys if key.role in ("plain_weight", "plain_bias", "scale"))
     if plain == len(keys) > 0 and not any(name.startswith("base_model.") for name in tensors):
         raise FormatError(
@@ -163,7 +163,7 @@ def _split_all(
             continue
         twin = ".modules_to_save." in raw and raw.replace(".modules_to_save.", ".") in tensors
         passenger = raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>"
-        # PEFT repeats some modules, and saves an adapted embedding's own weight beside its factors
+        # PEFT repeats some modules, and saves an adapted embedding's own weight next to its factors
         repeated = twin or ".original_module." in raw or raw.endswith(".base_layer.weight")
         if passenger or repeated:
             carried[raw] = tensor
@@ -196,7 +196,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _located(keys: list[Key]) -> dict[str, tuple[Ref, str]]:
-    """Return the module and the prefix's dialect of each module name; other packages may know a strange prefix."""
+    """Return the module and the prefix's dialect of each module name; other packages may know an unknown prefix."""
     modules = dict.fromkeys(key.module for key in keys)
     located = {module: locate(module) for module in modules}
     strange = any(not located[key.module][1] and key.family not in _NO_PREFIX for key in keys)
@@ -214,7 +214,7 @@ def _grouped(
     groups: dict[object, Group] = {}
     candle_ids: dict[str, set[int]] = {}
     glora = _glora_modules(keys)
-    keys = sorted(keys, key=lambda key: key.raw)  # which of two spellings comes first must not depend on the file
+    keys = sorted(keys, key=lambda key: key.raw)  # the choice between duplicates must not depend on the file's order
     for key in keys:
         if key.family == "candle" and key.module not in glora:
             candle_ids.setdefault(key.module, set()).add(key.index or 0)
@@ -253,7 +253,7 @@ def _grouped(
 
 
 def _glora_modules(keys: list[Key]) -> set[str]:
-    """Modules with a1, a2, b1 and b2 but no a0: GLoRA. candle-lora counts from 0."""
+    """Return the modules with a1, a2, b1 and b2 but no a0, which are GLoRA; candle-lora counts from 0."""
     seen: dict[str, set[tuple[str, int]]] = {}
     for key in keys:
         if key.family == "candle" and key.index is not None:
@@ -285,10 +285,10 @@ def _file_warnings(
     if others:
         warnings.append(f"{len(others)} tensors of other adapters in this file are not read, only those of {chosen!r}")
     if "alpha" in metadata:
-        warnings.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which loaders ignore and inweave too")
+        warnings.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which inweave ignores, as loaders do")
     if any(key.endswith(".base_layer.weight") for key in carried):
         warnings.append(
-            "the adapter brings the weights of layers it adapts (base_layer.weight): the base's own are used"
+            "the adapter includes the weights of layers it adapts (base_layer.weight): the base's are used instead"
         )
     if is_true(network_args(metadata).get("split_qkv")):
         warnings.append(

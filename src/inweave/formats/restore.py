@@ -1,7 +1,7 @@
-"""Giving alphas back the form they had before a dialect that keeps only numbers.
+"""Restore the form that alphas had before a conversion to a dialect that stores only numbers.
 
-The record (`inweave.alpha` in the metadata) says, for all modules and for exceptions: no alpha at all, or
-the dtype and shape of the tensor it was stored in. It is believed only where it agrees with the scale.
+The record (`inweave.alpha` in the metadata) states, for all modules with exceptions, either that there was no alpha or
+the dtype and shape of its tensor. It is used only if it agrees with the scale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inweave.formats.dialects.base import CANDLE_ALPHA, STORED_ALPHA
 
 
 def restore_alphas(entries: list[Entry], metadata: Mapping[str, str], assumed: Iterable[Entry] = ()) -> list[Entry]:
-    """The entries with alphas as they were stored before the last conversion; those ``assumed`` stay open."""
+    """Return the entries with alphas as stored before the last conversion; ``assumed`` entries stay without one."""
     record = json_object(metadata.get(STORED_ALPHA))
     if not record:
         return entries
@@ -26,7 +26,7 @@ def restore_alphas(entries: list[Entry], metadata: Mapping[str, str], assumed: I
 
 
 def candle_alphas(entries: list[Entry], metadata: Mapping[str, str]) -> list[Entry]:
-    """The entries of a candle-lora file that inweave wrote, with the alpha it was written for."""
+    """Return the entries of a candle-lora file that inweave wrote, with the alpha it was written for."""
     alpha = _number(metadata.get(CANDLE_ALPHA))
     if alpha is None:
         return entries

@@ -4,9 +4,9 @@
     activate(model, {"style": 0.8, "detail": 0.5})  with disabled(model): ...
     merge(model); unmerge(model)                    bit for bit
     adapter = collect(model); eject(model)          the original modules again
-    register_layer(MyLinear, kind="linear")         layers of one's own
+    register_layer(MyLinear, kind="linear")         support for custom layer classes
 
-A layer knows one module (`LoraLayer`); the functions here do the same to every layer of a model.
+A `LoraLayer` wraps one module; the functions here apply an operation to every layer of a model.
 """
 
 from inweave.layers.algorithms import algorithm_of, branch_named
@@ -21,7 +21,7 @@ from inweave.layers.training import freeze, trainable
 from inweave.ops.kinds import LayerKind, LinearKind, register_layer
 
 __all__ = [
-    "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "activate", "algorithm_of", "attach", "branch_named", "collect", "delete",
-    "disabled", "eject", "freeze", "geometry_of", "inject", "lora_layers", "merge", "model_index",
+    "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "activate", "algorithm_of", "attach", "branch_named",
+    "collect", "delete", "disabled", "eject", "freeze", "geometry_of", "inject", "lora_layers", "merge", "model_index",
     "register_layer", "set_strength", "trainable", "unmerge",
 ]  # fmt: skip

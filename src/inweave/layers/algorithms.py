@@ -1,4 +1,4 @@
-"""The algorithms that can be layers: one `Branch` class each, named by `Factors.layer` and imported when first used."""
+"""The algorithms that can be layers: one `Branch` class each, named by `Factors.layer` and imported on first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def networks() -> list[str]:
-    """Return the names of the algorithms that can be layers, as `AdapterSpec.network` has them."""
+    """Return the names of the algorithms that can be layers, the values of `AdapterSpec.network`."""
     load_algorithms()
     return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer]
 
@@ -50,14 +50,14 @@ def obstacle(factors: Factors, geometry: Geometry) -> str | None:
 
 
 def only_lora(network: str) -> str:
-    """Return why an algorithm cannot be on an embedding."""
+    """Return the message for an algorithm that does not support embeddings."""
     return f"an embedding takes LoRA only, not {network}"
 
 
 def hidden_dropout_problem(network: str, dora: bool) -> str | None:
-    """Return why an algorithm has no dropout between its factors, or None if it has."""
+    """Return why an algorithm cannot have dropout between its factors, or None if it can."""
     if not branch_named(network).is_pair:
-        return f"{network} multiplies its factors first, so nothing is between them that could be dropped; use dropout"
+        return f"{network} multiplies its factors first, so there are no values between them to drop; use dropout"
     return "DoRA is not defined with a dropout between its factors; use dropout" if dora else None
 
 
@@ -71,7 +71,7 @@ def to_branch(
     hidden_dropout: float = 0.0,
     rank_dropout: float = 0.0,
 ) -> Branch:
-    """Return a branch with these numbers in parameters of its own, in ``dtype`` or the dtype they are stored in."""
+    """Return a branch whose parameters are copies of these factors, in ``dtype`` or their stored dtype."""
 
     def read(tensor: Tensor) -> torch.Tensor:
         own = stored if (stored := TORCH[tensor.dtype]) in _TRAINABLE else torch.float32

@@ -1,14 +1,14 @@
-"""What one adapter adds on one layer: its trained factors, and the change they make.
+"""The contribution of one adapter to one layer: its trained factors and the weight change they define.
 
     change = scale * product          product: (out, all inputs)
 
-An algorithm is one subclass, named by `Factors.layer`: `initial` gives new factors for a module, `from_factors` takes
-those of a file, and `to_factors` gives them back. The formula is the one merging uses (`Factors.formula`), on live
-parameters.
+An algorithm is one subclass, named by `Factors.layer`: `initial` creates new factors for a module, `from_factors`
+takes those of a file, and `to_factors` converts them back. The formula is the one used for merging
+(`Factors.formula`), applied to live parameters.
 
-`out` and `into` are those of the layer's weight seen as (out, into...), whichever way it is stored. A fresh branch's
-product is zero, so that the layer's output does not change yet. Its values depend on the seed and the module's name
-alone: not on torch's global generator, the device, or the order of modules.
+`out` and `into` refer to the layer's weight viewed as (out, into...), regardless of its storage layout. The product of
+a fresh branch is zero, so the layer's output is initially unchanged. Its values depend only on the seed and the
+module's name, not on torch's global generator, the device, or the order of modules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from inweave.ops.tensors.decode import Reader, encode
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Of the layer that a branch goes on."""
+    """The shape of the layer that a branch is added to."""
 
     out: int
     into: tuple[int, ...]
@@ -51,7 +51,7 @@ class Geometry:
 
 
 class Scaling(TypedDict, total=False):
-    """What every branch may have besides its factors; see `inweave.adapter.factors`."""
+    """The optional properties that any branch may have besides its factors; see `inweave.adapter.factors`."""
 
     magnitude: torch.Tensor | None
     alpha: float | None
@@ -65,11 +65,11 @@ class Scaling(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a fresh branch is made from: the layer, its rank there, and where the parameters will be."""
+    """The inputs for a fresh branch: the layer, the rank on it, and the device and dtype of the parameters."""
 
     geometry: Geometry
     rank: int
-    usual_rank: int  # of the adapter as a whole
+    usual_rank: int  # the adapter's rank, without rank_pattern
     spec: AdapterSpec
     name: str
     device: torch.device
@@ -77,20 +77,20 @@ class Start:
 
 
 class Branch(nn.Module, ABC):
-    """Parameters by role, and where the adapter has one a `magnitude`; with their scaling."""
+    """Parameters by role with their scaling, and a `magnitude` if the adapter has one (DoRA)."""
 
     magnitude: nn.Parameter | None
     #: the same algorithm as data
     factors_type: ClassVar[type[Factors]]
-    #: its product of factors, passed by role
+    #: the product of the factors, which are passed by role
     formula: ClassVar[Callable[..., torch.Tensor]]
-    #: whether it can look up rows of a table
+    #: whether it supports embeddings
     takes_embeddings: ClassVar[bool] = False
     #: whether it is a low-rank pair `up` and `down`, applied in two steps
     is_pair: ClassVar[bool] = False
-    #: the values of the training setting `network` that make such branches; empty: the algorithm's name alone
+    #: the values of the training setting `network` that create such branches; empty: only the algorithm's name
     variants: ClassVar[tuple[str, ...]] = ()
-    #: the fields of `AdapterSpec` that only this algorithm has
+    #: the fields of `AdapterSpec` that only this algorithm uses
     options: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
@@ -108,60 +108,60 @@ class Branch(nn.Module, ABC):
         self.hidden_dropout = scaling.get("hidden_dropout", 0.0)
         self.rank_dropout = scaling.get("rank_dropout", 0.0)
         self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
-        self.layer_number: int | torch.Tensor = 0  # of the layer it is on
-        self.rounded: Mapping[str, Rounded] = {}  # by role, while a training step computes; see `inweave.layers.fused`
+        self.layer_number: int | torch.Tensor = 0  # of the layer that has this branch
+        self.rounded: Mapping[str, Rounded] = {}  # by role, during a training step; see `inweave.layers.fused`
         self.stored_alpha = _owned(scaling.get("stored_alpha"))
         self.stored_scale = _owned(scaling.get("stored_scale"))
         explicit = None if self.stored_scale is None else self.stored_scale.item()
         self.scale = scale(self.alpha, rank, rslora=self.rslora, explicit=explicit)
 
-    # where it comes from
+    # construction
 
     @classmethod
     @abstractmethod
     def initial(cls, start: Start, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """New factors by role, in float32 on the CPU."""
+        """Return new factors by role, in float32 on the CPU."""
 
     @classmethod
     def fresh(cls, start: Start, **scaling: Unpack[Scaling]) -> Self:
-        """A new branch for a module."""
+        """Return a new branch for a module."""
         values = cls.initial(start, seeded(start.spec.seed, start.name))
         roles: dict[str, Any] = {role: value.to(start.device, start.dtype) for role, value in values.items()}
         return cls(**roles, **scaling)
 
     @classmethod
     def from_factors(cls, factors: Factors, geometry: Geometry, read: Reader, **scaling: Unpack[Scaling]) -> Self:
-        """A branch with a file's numbers; the factors fit the layer, see `obstacle`."""
+        """Return a branch with the values of a file; the factors must fit the layer (`obstacle`)."""
         roles: dict[str, Any] = {role: read(tensor) for role, tensor in factors.tensors().items()}
         return cls(**roles, **scaling)
 
     @classmethod
     def obstacle(cls, factors: Factors, geometry: Geometry) -> str | None:
-        """Why these factors do not fit the layer, or None if they do. The formula itself is tried, without data."""
+        """Return why these factors do not fit the layer, or None if they do; runs the formula on meta tensors."""
         try:
             roles = {role: torch.empty(tensor.shape, device="meta") for role, tensor in factors.tensors().items()}
             shape = cls.formula(**roles).flatten(1).shape
         except (TargetError, RuntimeError, IndexError) as error:
-            return f"its factors do not meet ({str(error).splitlines()[0]})"
+            return f"its factors do not fit together ({str(error).splitlines()[0]})"
         return changes_another_shape(shape, geometry)
 
-    # what it is
+    # description
 
     @classmethod
     def network(cls) -> str:
-        """The name of the algorithm, as a file's metadata and `AdapterSpec.network` have it."""
+        """Return the name of the algorithm, as used in a file's metadata and in `AdapterSpec.network`."""
         return cls.factors_type.kind
 
     def variant(self) -> str:
-        """The value of the training setting `network` that makes such a branch: an algorithm may have several."""
+        """Return the value of the training setting `network` for such a branch; an algorithm may have several."""
         return self.network()
 
     def roles(self) -> dict[str, nn.Parameter]:
-        """The factors it has, without the magnitude."""
+        """Return the factors by role, without the magnitude."""
         return {role: value for role, value in self._parameters.items() if value is not None and role != "magnitude"}
 
     def to_factors(self, *, transposed: bool, embedding: bool = False) -> Factors:
-        """The same numbers as data, with the parameters' own bits."""
+        """Return the branch as canonical factors, bit-identical to the parameters."""
         return self.factors_type(
             **{role: encode(value) for role, value in self.roles().items()},  # type: ignore[arg-type]
             **self.further_fields(embedding),
@@ -174,23 +174,23 @@ class Branch(nn.Module, ABC):
         )
 
     def further_fields(self, embedding: bool) -> dict[str, Any]:
-        """Fields of the canonical factors that are no tensors."""
+        """Return the fields of the canonical factors that are not tensors."""
         return {}
 
-    # what it computes
+    # computation
 
     def product(self) -> torch.Tensor:
-        """(out, all inputs), in float32 (float64 where the factors are), with a gradient."""
+        """Return the product as (out, all inputs), in float32 (float64 for float64 factors), differentiable."""
         return type(self).formula(**{role: exact(value) for role, value in self.roles().items()}).flatten(1)
 
     def product_norm(self) -> torch.Tensor:
-        """The Frobenius norm of the product."""
+        """Return the Frobenius norm of the product."""
         norm: torch.Tensor = torch.linalg.vector_norm(self.product())
         return norm
 
     @property
     def drops_hidden(self) -> bool:
-        """Whether it has a dropout between its factors, which a low-rank pair alone can have: `hidden_dropout_problem`."""
+        """Whether it has a dropout between its factors; only a low-rank pair can (`hidden_dropout_problem`)."""
         return bool(self.hidden_dropout or self.rank_dropout)
 
     @property
@@ -201,9 +201,9 @@ class Branch(nn.Module, ABC):
     def output(
         self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype, training: bool = False
     ) -> torch.Tensor:
-        """What it adds to the module's output, before the scale; the product is rounded once to ``dtype``.
+        """Return the addition to the module's output, before scaling; the product is rounded once to ``dtype``.
 
-        ``training``: whether a dropout inside of it acts; that of ``x`` is the layer's.
+        ``training`` enables dropout between the factors; the layer itself applies the dropout of ``x``.
         """
         out, into = kind.shape(module.weight)  # type: ignore[arg-type]
         return kind.apply(module, x, self.product().to(dtype).reshape(out, *into))
@@ -216,12 +216,13 @@ class Branch(nn.Module, ABC):
 
 
 def changes_another_shape(shape: tuple[int, ...], geometry: Geometry) -> str | None:
+    """Return a message if a change of this shape does not fit the layer, else None."""
     expected = (geometry.out, geometry.columns)
     return None if tuple(shape) == expected else f"it changes {list(shape)}, the layer has {list(expected)}"
 
 
 def exact(tensor: torch.Tensor) -> torch.Tensor:
-    """In the dtype products are made in: at least float32."""
+    """Return the tensor in the dtype that products are computed in: at least float32."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -231,11 +232,11 @@ def seeded(seed: int, name: str) -> torch.Generator:
 
 
 def kaiming(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Uniform within 1 / sqrt(fan in): kaiming with a = sqrt 5, as torch initializes its own layers."""
+    """Return values uniform within 1 / sqrt(fan in): Kaiming with a = sqrt(5), torch's default for its layers."""
     bound = 1 / math.sqrt(math.prod(shape[1:]))
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 def _owned(tensor: Tensor | None) -> Tensor | None:
-    """Without a view into a mapped file, so that a model with adapters can be copied and sent elsewhere."""
+    """Return a copy that is not a view of a mapped file, so that a model with adapters can be copied and pickled."""
     return None if tensor is None else Tensor(tensor.dtype, tensor.shape, bytes(tensor.data))

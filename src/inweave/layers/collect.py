@@ -1,11 +1,12 @@
-"""An adapter of a live model as an `Adapter`, ready to be saved in any dialect.
+"""Read an adapter of a live model into an `Adapter`, ready to be saved in any dialect.
 
-    entry: Ref(component, dotted module name), factors with the parameters' own bits
+    entry: Ref(component, dotted module name), factors bit-identical to the parameters
 
-    and for each module that `trainable` chose: Ref(component, module), every parameter of it whole, which replaces the base's
+    and for each module that `trainable` chose: Ref(component, module), each of its parameters whole,
+    replacing the base's
 
-A shared module gives one entry, under its first name. The tensors are listed under PEFT's keys (LyCORIS' where PEFT
-has none), so that reports can name them; each dialect writes its own.
+A shared module gives one entry, under its first name. Tensors are listed under PEFT's keys (LyCORIS' where PEFT has
+none) so that reports can name them; each dialect writes its own keys.
 """
 
 from __future__ import annotations
@@ -23,11 +24,21 @@ from inweave.ops.tensors.decode import encode
 
 
 def collect(model: nn.Module, name: str = "default", *, component: str = "") -> Adapter:
-    """The adapter called ``name`` as it is in the layers of ``model`` now, ready for `save`.
+    """Return the current values of an adapter in the layers of a model, ready for `save`.
 
-    Modules that `trainable` chose are part of it, whole; `save` refuses them where the dialect cannot hold them.
+    Modules that `trainable` chose are included whole; `save` refuses them if the dialect cannot hold them.
 
-    ``component``: which network of a diffusion model this is ("unet", "te1", ...), for dialects that name it.
+    Args:
+        model: a model with LoRA layers.
+        name: the adapter's name.
+        component: the network of a diffusion model that this is ("unet", "te1", ...), for dialects that name it.
+
+    Returns:
+        The adapter, bit-identical to the parameters.
+
+    Raises:
+        ConfigError: no adapter has this name.
+        TargetError: a trained module cannot be stored in an adapter file.
     """
     expect("name", name, str)
     expect("component", component, str)
@@ -58,9 +69,9 @@ def collect(model: nn.Module, name: str = "default", *, component: str = "") -> 
 
 
 def _whole_module(site: Site) -> dict[str, nn.Parameter]:
-    """The parameters of a module of which `trainable` chose some: all of them, as PEFT saves and expects modules.
+    """Return every parameter of a module of which `trainable` chose some, as PEFT saves and loads whole modules.
 
-    Of a layer with adapters only the chosen ones: the others are the base's.
+    For a layer with adapters, only the chosen ones: the rest belong to the base.
     """
     module, leaves = site.module, trained_leaves(site.module)
     if not leaves:
@@ -69,15 +80,15 @@ def _whole_module(site: Site) -> dict[str, nn.Parameter]:
     if odd := sorted(leaves - {"weight", "bias"}) or (module._modules and not isinstance(module, LoraLayer)):
         what = odd[0] if isinstance(odd, list) else "a weight of a module with modules inside"
         raise TargetError(
-            f"{label}: {what} was made trainable, and adapter files hold the weights and biases of whole layers only; save "
-            "the model itself"
+            f"{label}: {what} was made trainable, and adapter files hold the weights and biases of whole layers only; "
+            "save the model itself"
         )
     if not isinstance(module, LoraLayer):
         leaves = set(module._parameters)
         buffers = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
         if buffers:
             raise TargetError(
-                f"{label}: it was made trainable, but also has {', '.join(buffers)}, which no adapter file holds; freeze it "
-                "from the start, or save the model itself"
+                f"{label}: it was made trainable, but also has {', '.join(buffers)}, which no adapter file holds; "
+                "freeze it from the start, or save the model itself"
             )
     return {leaf: value for leaf, value in module._parameters.items() if leaf in leaves and value is not None}

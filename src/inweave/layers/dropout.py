@@ -1,15 +1,16 @@
-"""Dropout, from torch's generator or from seeds of the rows.
+"""Dropout with masks from torch's generator or from per-row seeds.
 
-    functional.dropout     one mask for the whole batch: another batch size has other masks
-    row_seeds (B, 2)       the mask of a row is a hash of (its seeds, the layer, the place in the row): a batch has the masks
-                           of its rows, however it is split, on every device, and again when activations are recomputed
+    functional.dropout     one mask for the whole batch; it depends on the batch size
+    row_seeds (B, 2)       the mask of a row is a hash of (its seeds, the layer, the position in the row), so it does
+                           not depend on batch splitting or device, and recomputed activations get the same mask
 
     hash(n) = mix(mix(n * golden + seed_0 + layer) ^ seed_1)        on 32 bits; kept where it is at least p * 2**32
 
-The first axis of x may be a multiple of B, if the rows of an example lie together (chunks of a text, tokens). Rows that belong to
-no example (tokens that are sent to experts) have one mask for all, from the sum of the seeds: nothing reads torch's generator.
+The first axis of x may be a multiple of B if the rows of an example are contiguous (chunks of a text, tokens). Rows
+that belong to no single example (tokens routed to experts) share one mask, derived from the sum of the seeds: torch's
+generator is never read.
 
-An adapter has up to three of them, with masks of their own. Where h = down(x) are the rank's values of a LoRA:
+An adapter has up to three dropouts with independent masks. With h = down(x), the hidden values of a LoRA:
 
     dropout          of x                                        as PEFT's lora_dropout
     hidden_dropout   of h                                        as kohya's network_dropout
@@ -26,7 +27,7 @@ from torch.nn import functional
 
 _BITS = 0xFFFFFFFF
 _GOLDEN, _MIX = 0x1E3779B1, 0x45D9F3B  # products of 32 bits with these stay below 2**63
-#: added to a layer's number, so that what is dropped there inside of the adapter does not follow what is dropped of x
+#: added to a layer's number, so that masks between the factors are independent of the mask of x
 HIDDEN, RANKS = (zlib.crc32(name) for name in (b"hidden_dropout", b"rank_dropout"))
 
 
@@ -38,10 +39,11 @@ def dropout(
     layer: int | torch.Tensor,
     shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """``x`` with a share ``p`` of its values set to zero and the others scaled by 1 / (1 - p), in training.
+    """Set a fraction ``p`` of the values of ``x`` to zero in training and scale the rest by 1 / (1 - p).
 
-    ``layer``: `layer_number` of its name, as a number or on the device: blocks that differ in a tensor compile alike.
-    ``shape``: of the mask, where values share it: that of ``x`` with some axes of 1.
+    ``layer``: the layer's `layer_number`, as an int or a tensor on the device; with a tensor, compiled code is shared
+    between blocks.
+    ``shape``: the shape of the mask if values share it: that of ``x`` with some axes of 1.
     """
     if not training or not p:
         return x
@@ -64,9 +66,9 @@ def rank_dropout(
     row_seeds: torch.Tensor | None,
     layer: int | torch.Tensor,
 ) -> torch.Tensor:
-    """``hidden`` without a share ``p`` of the ranks of each row, the others scaled by 1 / (1 - p).
+    """Drop a fraction ``p`` of the ranks of each row of ``hidden`` and scale the rest by 1 / (1 - p).
 
-    Along ``axis`` it has ``rank`` values, or as many for each group of a convolution, which lose the same ranks.
+    ``axis`` has ``rank`` values, or ``rank`` values per group of a convolution; all groups drop the same ranks.
     """
     axis %= hidden.dim()
     grouped = hidden.reshape(*hidden.shape[:axis], -1, rank, *hidden.shape[axis + 1 :])
@@ -78,13 +80,13 @@ def rank_dropout(
 
 
 def layer_number(name: str) -> int:
-    """What tells the masks of this layer from those of others."""
+    """Return the number that makes the masks of this layer differ from those of other layers."""
     return zlib.crc32(name.encode())
 
 
 @torch.no_grad()
 def row_mask(row_seeds: torch.Tensor, shape: tuple[int, ...], p: float, layer: int | torch.Tensor) -> torch.Tensor:
-    """True where a value is kept."""
+    """Return a mask that is True where a value is kept."""
     rows = len(row_seeds)
     first, second = ((row_seeds[:, column : column + 1] & _BITS) for column in (0, 1))
     place = torch.arange(math.prod(shape) // rows, device=row_seeds.device)

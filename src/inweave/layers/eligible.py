@@ -1,8 +1,8 @@
-"""Which modules can carry adapters, and the reason where one cannot.
+"""Checks whether modules can carry adapters, with the reason if one cannot.
 
-A module that overrides `forward` is tried on a small input once, unless its class is registered: only if it computes
-what its kind computes do merged and unmerged adapters agree. A registered class is believed, and tried before its
-first merge.
+A module that overrides `forward` is run once on a small input, unless its class is registered: merged and unmerged
+adapters agree only if it computes the same function as its kind. A registered class is trusted here, and tested before
+its first merge.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _KINDS = "Linear, Conv1d, Conv2d, Conv3d, Embedding, transformers' Conv1D"
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
-    """The kind of a module, or of the one a LoRA layer stands for."""
+    """Return the kind of a module, or of the module that a LoRA layer wraps."""
     return module.kind if isinstance(module, LoraLayer) else kind_of(module)
 
 
 def geometry_of(module: nn.Module) -> Geometry:
-    """Of an eligible module, with or without adapters."""
+    """Return the geometry of an eligible module, with or without adapters."""
     if isinstance(module, LoraLayer):
         return module.geometry
     kind = kind_of(module)
@@ -34,12 +34,15 @@ def geometry_of(module: nn.Module) -> Geometry:
 
 
 def ineligible(module: nn.Module) -> str | None:
-    """Why a module cannot carry adapters, or None if it can."""
+    """Return why a module cannot carry adapters, or None if it can."""
     if isinstance(module, LoraLayer):
         return None
     kind, own = kind_of(module), type(module).__name__
     if kind is None:
-        return f"{own} is no kind of layer that takes LoRA ({_KINDS}); inweave.register_layer({own}, kind=...) adds a class"
+        return (
+            f"{own} is not a layer that takes LoRA ({_KINDS}); "
+            f"inweave.register_layer({own}, kind=...) adds support for a class"
+        )
     registered = registered_kind(module) is not None
     weight = module._parameters.get("weight")
     if registered and weight is None and "parametrizations" not in module._modules:
@@ -59,6 +62,6 @@ def ineligible(module: nn.Module) -> str | None:
     if registered or type(module).forward in STANDARD_FORWARDS or (reason := departure(module, kind)) is None:
         return None
     return (
-        f"{own} overrides forward and computes something else than its kind ({reason}); if a change of its weight is "
-        f"only added to its output, inweave.register_layer({own}, kind=...) says so"
+        f"{own} overrides forward and computes something else than its kind ({reason}); if a change of its weight only "
+        f"adds to its output, declare that with inweave.register_layer({own}, kind=...)"
     )

@@ -1,13 +1,13 @@
-"""An adapter's factors, one set per module of a live model.
+"""Assign an adapter's factors to the modules of a live model, one set per module.
 
     resolve(adapter, names and shapes of the model)  ->  placements  ->  [(site, factors)]
 
-    source rows   some rows of a fused change belong here: `Factors.rows`
-    target rows   several parts make up one fused weight: `inweave.adapter.join`, zeros where no part is
+    source rows   this module gets some rows of a fused change: `Factors.rows`
+    target rows   several parts make up one fused weight: `inweave.adapter.join`, zeros for missing parts
     swap          halves exchanged: `Factors.swapped`
 
-Whether a weight is stored as (in, out) is known from the module: PEFT's `fan_in_fan_out` speaks of the whole model.
-What cannot be a layer is refused with every module's name, and can be merged instead.
+Whether a weight is stored as (in, out) is determined from the module, since PEFT's `fan_in_fan_out` applies to the
+whole model. Factors that cannot be layers are refused in one error that lists the modules; they can be merged instead.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LISTED = 5
 
 
 def model_index(model: nn.Module) -> ModelIndex:
-    """The names of a live model, as adapters are resolved on them; LoRA layers do not appear."""
+    """Return the index of a live model's names that adapters are resolved against; adapters in it are left out."""
     return _index(model)[0]
 
 
 def factors_by_site(
     model: nn.Module, adapter: Adapter, all_sites: list[Site], component: str | None
 ) -> list[tuple[Site, Factors]]:
-    """What each module of ``model`` receives from ``adapter``."""
+    """Return the factors that each module of ``model`` receives from ``adapter``."""
     index, own = _index(model, logical=True)
     chosen = adapter if component is None else _of_component(adapter, component)
     try:
@@ -65,13 +65,14 @@ def factors_by_site(
             received.append((site, factors))
     if problems:
         more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
-        head = f"{len(problems)} of {len(problems) + len(received)} weights cannot take this adapter as layers; merge it instead:"
+        total = len(problems) + len(received)
+        head = f"{len(problems)} of {total} weights cannot take this adapter as layers; merge it instead:"
         raise TargetError("\n  ".join([head, *problems[:_LISTED], *more]))
     return received
 
 
 def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Factors | str:
-    """What a module receives, or why it cannot."""
+    """Return the factors for a module, or the reason why it cannot take them."""
     if site is None or leaf != "weight":
         return "only the weights of modules take LoRA"
     if reason := ineligible(site.module) or site.unused():
@@ -95,7 +96,7 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Facto
 
 
 def _part(placement: Placement) -> Factors | str:
-    """The factors of one placement's own rows."""
+    """Return the factors of one placement's rows, or the reason why there are none."""
     factors: Factors | None = placement.factors
     if placement.creates or placement.widen is not None:
         return "it creates or widens a weight"
@@ -111,7 +112,7 @@ def _part(placement: Placement) -> Factors | str:
 
 
 def _joined(parts: list[tuple[Placement, Factors]]) -> Factors | None:
-    """One set of factors for a fused weight; rows that no part names stay as they are."""
+    """Return one set of factors for a fused weight; rows without a part are unchanged."""
     slots: list[Factors | None] = []
     sizes: list[int] = []
     end, total = 0, parts[0][0].shape[0]
@@ -131,7 +132,7 @@ def _joined(parts: list[tuple[Placement, Factors]]) -> Factors | None:
 
 
 def _of_component(adapter: Adapter, component: str) -> Adapter:
-    """The entries of one network; "te1" also takes entries that are for "te", no number given."""
+    """Return the adapter with the entries of one network; "te1" also takes those of an unnumbered "te"."""
     names = {component, ""} | ({"te"} if component.startswith("te") else set())
     entries = tuple(entry for entry in adapter if entry.ref.component in names)
     if not entries:
@@ -143,9 +144,9 @@ def _of_component(adapter: Adapter, component: str) -> Adapter:
 
 
 def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict[str, str]]:
-    """The index, and where its names differ from the model's: {name in the index: the model's own}.
+    """Return the index, and {name in the index: name in the model} for names that differ.
 
-    ``logical``: weights that a registered module stores as (in, out) have the shape (out, in), as files expect it.
+    ``logical``: weights that a registered module stores as (in, out) get the shape (out, in), as files expect it.
     """
     hidden = tuple(
         f"{name}.adapters." for site in sites(model) if isinstance(site.module, LoraLayer) for name in site.names
@@ -159,12 +160,12 @@ def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict
     if logical:
         shapes |= {name: shapes[name][::-1] for name in _transposed_weights(model) if name in shapes}
     if "embeddings.token_embedding.weight" in shapes and not any(name.startswith("text_model.") for name in shapes):
-        own = {f"text_model.{name}": name for name in shapes}  # CLIP has it in its files, but not in memory
+        own = {f"text_model.{name}": name for name in shapes}  # CLIP has this prefix in files, but not in memory
         return index_from_names({disk: shapes[name] for disk, name in own.items()}), own
     return index_from_names(shapes), {}
 
 
 def _transposed_weights(model: nn.Module) -> list[str]:
-    """The weights that registered modules, with or without adapters, store as (in, out)."""
+    """Return the names of weights that registered modules, with or without adapters, store as (in, out)."""
     modules = ((site, site.module.base if isinstance(site.module, LoraLayer) else site.module) for site in sites(model))
     return [f"{name}.weight" for site, module in modules if stored_transposed(module) for name in site.names]

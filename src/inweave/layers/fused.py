@@ -1,16 +1,17 @@
-"""A plain linear layer and its LoRAs as one operation: the formula of `LoraLayer` without its intermediate results.
+"""A plain linear layer and its LoRAs as one operation: the formula of `LoraLayer` without intermediate results.
 
     y = x W^T + b + c S up^T,  S = x down^T          c = strength * scale          `inweave.ops.linear`
 
-    several LoRAs   their ranks side by side:  down = [down_1; down_2; ...],  up = [c_1 up_1 / c, c_2 up_2 / c, ...],  c = max |c_i|
-                    float16 has no digits left for  c_i up_i  where an alpha is a small part of its rank
+    several LoRAs   concatenated along the rank:
+                    down = [down_1; down_2; ...],  up = [c_1 up_1 / c, c_2 up_2 / c, ...],  c = max |c_i|
+                    because  c_i up_i  underflows in float16 if an alpha is a small fraction of its rank
 
-Only where nothing else may happen: torch's own forward of nn.Linear without hooks, a frozen weight of the input's dtype,
-LoRA without Tucker core, blocks, magnitude and acting dropout, and no autocast. Everything else takes the general path.
+Conditions: torch's own forward of nn.Linear without hooks, a frozen weight of the input's dtype, LoRA without Tucker
+core, blocks, magnitude or active dropout, and no autocast. Everything else takes the general path.
 
-In inference what a pass has found is kept for the next ones (`inweave.layers.plan`).
+In inference the checked state is cached between forward passes (`inweave.layers.plan`).
 
-In a training step the factors are float32 and their rounded copies are all made at once, at its start (`Branch.rounded`).
+In a training step the factors are float32, and all rounded copies are made together at its start (`Branch.rounded`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from inweave.ops.kinds import LayerKind, LinearKind, registered_kind
 from inweave.ops.linear import Rounded, Weight, lora_linear
 from inweave.ops.quantized import QuantizedLinear
 
-#: kinds of devices whose linear layers are computed this way
+#: device types whose linear layers are computed this way
 DEVICES = frozenset({"cuda"})
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -38,7 +39,7 @@ Loras = tuple[tuple[LoraBranch, float], ...]
 
 
 def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
-    """Whether the module computes x W^T + b and nothing else, as far as its class says."""
+    """Return whether the module's class computes exactly x W^T + b."""
     return (
         type(kind) is LinearKind
         and not kind.transposed
@@ -48,19 +49,19 @@ def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
 
 
 class FusedLinear:
-    """The operation for one module and whatever adapters act on it; ``plan``: what is kept of them for inference."""
+    """The operation for one module and its acting adapters; ``plan`` caches their state for inference."""
 
     def __init__(self, base: nn.Module) -> None:
         self.base = base
         self.plan: InferencePlan | None = None
-        self.may_train = False  # it has computed with gradients
+        self.may_train = False  # whether it has ever computed with gradients
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "plan": None}  # a copy of the layer has other parameters
 
     def output(self, x: torch.Tensor, acting: Acting, training: bool) -> torch.Tensor | None:
-        """The layer's output; None where the general path has to be taken. At least one adapter acts."""
-        # a compiled block would be compiled again for another plan, or another value of may_train: neither is read there
+        """Return the layer's output, or None to take the general path. At least one adapter acts."""
+        # compiled code must not read the plan or may_train: their changes would trigger recompilation
         gradients = torch.is_grad_enabled()
         if not gradients and not is_compiling():
             plan = self.plan
@@ -101,7 +102,7 @@ class FusedLinear:
     def _new_plan(
         self, x: torch.Tensor, acting: Loras, down: torch.Tensor, up: torch.Tensor, scale: float
     ) -> InferencePlan | None:
-        """For the next passes, of what this one computes with; None where nothing may be kept."""
+        """Return a plan for the next passes from the tensors of this one, or None if they must not be cached."""
         are_copies = down is not acting[0][0].down or up is not acting[0][0].up
         factors = [factor for branch, _ in acting for factor in (branch.down, branch.up)]
         if (are_copies and self.may_train) or any(branch.rounded for branch, _ in acting):
@@ -126,9 +127,10 @@ class FusedLinear:
         )
 
     def _added(self, x: torch.Tensor, acting: Loras) -> torch.Tensor | None:
-        """On a layer that was quantized since (`inweave.ops.quantized`): its own output, and the LoRAs added in place, by a product.
+        """Return the output of a layer quantized since injection, with the LoRAs added in place by a product.
 
-        Not where a compiler fuses the addition with what follows, or where selective checkpointing has stored that output.
+        None while compiling, where the compiler fuses the addition with the operations that follow, and under
+        selective checkpointing, which may have stored the layer's output. See `inweave.ops.quantized`.
         """
         if is_compiling() or is_in_torch_dispatch_mode():
             return None
@@ -140,7 +142,7 @@ class FusedLinear:
 
 
 def _inference_factors(acting: Loras, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """(down, up, scale) in this dtype: the factors of one LoRA themselves where they have it."""
+    """Return (down, up, scale) in this dtype; the factors of a single LoRA are not copied if they have it."""
     down, up, scale = _stacked(acting)
     if len(acting) == 1 and not (down.dtype is dtype and up.dtype is dtype):
         down_copy, up_copy = rounded_copies(acting[0][0], dtype)
@@ -160,7 +162,7 @@ def _with_gradients(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, 
 
 
 def rounded_copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | None, Rounded | None]:
-    """Copies of `down` and `up` in this dtype; None where a training step has made none."""
+    """Return the training step's copies of `down` and `up` in this dtype, None for each that does not exist."""
     down, up = branch.rounded.get("down"), branch.rounded.get("up")
     return (
         None if down is None or down.values.dtype != dtype else down,
@@ -169,20 +171,20 @@ def rounded_copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | No
 
 
 def is_unchanged(base: nn.Module) -> bool:
-    """Whether calling the module does what its class says."""
+    """Return whether the module has no hooks and no overridden forward on the instance."""
     hooks = base._forward_hooks or base._forward_pre_hooks or base._backward_hooks or base._backward_pre_hooks
     return not hooks and "forward" not in base.__dict__ and "_conv_forward" not in base.__dict__
 
 
 def is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
-    """Whether there is none, or a plain one that gets no gradient."""
+    """Return whether the parameter is None, or a plain parameter of this dtype that requires no gradient."""
     return parameter is None or (
         type(parameter) is nn.Parameter and parameter.dtype is dtype and not parameter.requires_grad
     )
 
 
 def is_plain_lora(branch: Branch, training: bool) -> bool:
-    """Whether it adds  scale * up(down(x))  and nothing else."""
+    """Return whether the branch adds exactly  scale * up(down(x))."""
     if type(branch) is not LoraBranch or (training and branch.drops):
         return False
     roles = branch._parameters
@@ -201,7 +203,7 @@ def _scales(acting: Loras) -> list[float]:
 
 
 def _stacked(acting: Loras) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The factors side by side, in the widest dtype that they have, with a gradient."""
+    """Return the factors concatenated along the rank, in the widest of their dtypes, differentiable."""
     if len(acting) == 1:
         ((branch, strength),) = acting
         return branch.down, branch.up, strength * branch.scale

@@ -1,9 +1,10 @@
 """A plain 2D convolution and its LoRA as one operation in training (`inweave.ops.linear.conv`).
 
-Only where nothing else may happen, as for linear layers (`inweave.layers.fused`): torch's own forward of nn.Conv2d without hooks,
-zeros as padding, one group, a frozen weight of the input's dtype, one LoRA without Tucker core, blocks, magnitude and acting
-dropout, no autocast, and channels-last memory, which training gives a denoiser on a GPU. Not in a compiled region, whose compiler
-fuses the sum with what follows, and not where selective checkpointing stores the convolution's output, which is added to in place.
+Conditions, as for linear layers (`inweave.layers.fused`): torch's own forward of nn.Conv2d without hooks, zero padding,
+one group, a frozen weight of the input's dtype, one LoRA without Tucker core, blocks, magnitude or active dropout, no
+autocast, and channels-last memory, which training uses for a denoiser on a GPU. Not in a compiled region, where the
+compiler fuses the sum with the operations that follow, and not under selective checkpointing, which stores the
+convolution's output while this adds to it in place.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from inweave.ops.linear.conv import Window, lora_conv2d
 
 
 def is_plain_conv(base: nn.Module, kind: LayerKind) -> bool:
-    """Whether the module is a 2D convolution and nothing else, as far as its class and settings say."""
+    """Return whether the module's class and settings are those of a plain 2D convolution."""
     return (
         type(kind) is ConvKind
         and registered_kind(base) is None
@@ -40,13 +41,13 @@ def _pads_zeros(base: nn.Conv2d) -> bool:
 
 
 class FusedConv:
-    """The operation for one module, whatever adapter acts on it."""
+    """The operation for one module and its acting adapter."""
 
     def __init__(self, base: nn.Module) -> None:
         self.base = cast("nn.Conv2d", base)
 
     def output(self, x: torch.Tensor, acting: tuple[tuple[Branch, float], ...], training: bool) -> torch.Tensor | None:
-        """The layer's output; None where the general path has to be taken. At least one adapter acts."""
+        """Return the layer's output, or None to take the general path. At least one adapter acts."""
         base, kind, dtype = self.base, x.device.type, x.dtype
         if (
             kind not in fused.DEVICES
@@ -64,7 +65,7 @@ class FusedConv:
         ((branch, strength),) = acting
         if (
             weight is None
-            or not _pads_zeros(base)  # set on live models, for images that tile
+            or not _pads_zeros(base)  # padding_mode can change on a live model, for tiling images
             or not is_unchanged(base)
             or not is_frozen(weight, dtype)
             or not is_frozen(bias, dtype)

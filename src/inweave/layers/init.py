@@ -1,10 +1,10 @@
-"""A new adapter: on which modules, of which rank and scale, starting from which values.
+"""New adapters: their modules, ranks, scales and initial values.
 
-rank, alpha   of a module: the first of the patterns that matches its name, else the general one
+rank, alpha   of a module: from the first pattern that matches its name, else the adapter's
 scale         alpha / rank, alpha / sqrt(rank) with rslora, 1 without alpha
               1 on a LoKr module where both factors are full: it has no rank to divide by (`inweave.adapter.scale`)
-magnitude     with dora: the norms of the weight's rows, so that the layer's output does not change yet
-network       which algorithm is trained, see `inweave.layers.algorithms`
+magnitude     with dora: the norms of the weight's rows, so that the layer's output is initially unchanged
+network       the algorithm, see `inweave.layers.algorithms`
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inweave.layers.sites import Site
 from inweave.layers.spec import DROPOUTS, AdapterSpec
 
 _MAX_RANK = 2**20
-#: attribute of a model -> what the model's class is called after
+#: attribute of a model -> words in the name of the model's class
 _HEADS = {
     "classifier": ("SequenceClassification", "TokenClassification", "ImageClassification", "AudioClassification"),
     "score": ("SequenceClassification", "TokenClassification"),
@@ -36,12 +36,12 @@ _HEADS = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `inject` was called with."""
+    """The arguments of an `inject` call."""
 
     rank: int
     alpha: float | None
     spec: AdapterSpec
-    rules: PeftConfig  # the rank and alpha of a module, by PEFT's own rule
+    rules: PeftConfig  # the rank and alpha of each module, by PEFT's rules
 
     @classmethod
     def of(cls, rank: int, alpha: float | None, spec: AdapterSpec) -> Request:
@@ -49,7 +49,7 @@ class Request:
         return cls(rank, alpha, spec, rules)
 
     def problems(self) -> list[str]:
-        """Everything wrong with it, whatever the model."""
+        """Return every problem that does not depend on the model."""
         spec = self.spec
         ranks = (self.rank, *spec.rank_pattern.values())
         alphas = (self.alpha, *spec.alpha_pattern.values())
@@ -89,7 +89,7 @@ class Request:
 
 
 def _foreign_options(spec: AdapterSpec) -> list[str]:
-    """Options of another algorithm than the chosen one."""
+    """Return a message for each option that was set but belongs to another algorithm."""
     changed = {each.name for each in fields(spec) if getattr(spec, each.name) != getattr(AdapterSpec(), each.name)}
     return [
         f"{' and '.join(sorted(options))} belong to {network}; {spec.network} does not use them"
@@ -99,7 +99,7 @@ def _foreign_options(spec: AdapterSpec) -> list[str]:
 
 
 def check_common(dropouts: Mapping[str, float], dtype: torch.dtype | None) -> list[str]:
-    """What is wrong with the options that new adapters and those of files share."""
+    """Return the problems of options that new and loaded adapters have in common."""
     problems = [
         f"{name} must be at least 0 and below 1, got {rate!r}"
         for name, rate in dropouts.items()
@@ -111,7 +111,7 @@ def check_common(dropouts: Mapping[str, float], dtype: torch.dtype | None) -> li
 
 
 def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, request: Request) -> list[Site]:
-    """The sites that ``targets`` names, in the model's order; raises with everything wrong about the request."""
+    """Return the sites that ``targets`` names, in the model's order; raise ConfigError with all problems."""
     problems = request.problems()
     able = [site for site in all_sites if site.parents and layer_kind(site.module) is not None]
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
@@ -123,9 +123,8 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
             for site in able
             if _is_linear(site)
             and id(site.module) not in left_out
-            and (
-                site.unused() is None or site.compiled() or site.fused()
-            )  # these two are the user's to undo: refused later
+            # compiled or fused modules are refused later, since the user can undo both
+            and (site.unused() is None or site.compiled() or site.fused())
         ]
         if not chosen:
             problems.append("'all-linear' matches no Linear layer in this model; name the targets instead")
@@ -152,9 +151,10 @@ def _is_linear(site: Site) -> bool:
 
 
 def classification_head(model: nn.Module) -> nn.Module | None:
-    """The head of a transformers model for classification or question answering: fresh, so it is trained whole.
+    """Return the head of a transformers model for classification or question answering, or None.
 
-    "all-linear" leaves it alone, and `inject` makes it trainable, as PEFT does with `modules_to_save`.
+    It is newly initialized, so "all-linear" skips it and `inject` trains it whole, as PEFT does with
+    `modules_to_save`.
     """
     kinds = [kind.__name__ for kind in type(model).__mro__] + [type(getattr(model, "_orig_mod", model)).__name__]
     for name, words in _HEADS.items():
@@ -165,7 +165,7 @@ def classification_head(model: nn.Module) -> nn.Module | None:
 
 
 def unreachable_experts(model: nn.Module) -> list[str]:
-    """Parameters of fused experts (experts, out, in), which are no layers: "all-linear" does not reach them."""
+    """Return the parameters of fused experts (experts, out, in), which are not layers: "all-linear" skips them."""
     return [
         name
         for name, parameter in model.named_parameters()
@@ -174,14 +174,14 @@ def unreachable_experts(model: nn.Module) -> list[str]:
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:
-    """The last layer of a transformers model: "all-linear" leaves it alone, as PEFT does."""
+    """Return the output layer of a transformers model, which "all-linear" skips, as PEFT does, or None."""
     method = getattr(model, "get_output_embeddings", None)
     head = method() if callable(method) else None
     return head if isinstance(head, nn.Module) else None
 
 
 def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
-    """A new adapter's branch on ``layer``; its values are drawn for the module's first name."""
+    """Return a new adapter's branch for ``layer``; its values are seeded by the module's first name."""
     name, weight, spec, rules = layer.names[0], layer.weight.detach(), request.spec, request.rules
     rank = rules.rank_of(name)
     assert rank is not None

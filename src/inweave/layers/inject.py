@@ -1,11 +1,11 @@
-"""Put LoRA, LoHa or LoKr layers into a live model, and take them out again.
+"""Insert LoRA, LoHa or LoKr layers into a live model, and remove them again.
 
     inject(model, rank, alpha, targets)   new adapters on the targets (`inweave.layers.init`)
     attach(model, adapter)                a loaded adapter, placed by its names (`inweave.layers.from_adapter`)
     eject(model)                          the original modules, the same objects, back where they were
 
-Everything is checked before the model is touched. The base is frozen; what then requires a gradient is the
-adapters' parameters. `eject` gives every parameter back the `requires_grad` it had.
+Everything is checked before the model is touched. The base is frozen, so that only the adapters' parameters require
+gradients. `eject` restores the `requires_grad` of every parameter.
 """
 
 from __future__ import annotations
@@ -58,20 +58,33 @@ def inject(
     freeze: bool = True,
     **options: Unpack[SpecOptions],
 ) -> Model:
-    """Add a new adapter called ``name`` to the targets in ``model``, and return the model.
+    """Add a new adapter to the target modules of a model.
 
-    ``rank``, ``alpha``  of the adapter, which is scaled by alpha / rank; without ``alpha`` the scale is 1
-    ``targets``      names of modules or the ends of their names, a regular expression, or "all-linear": every linear layer
-                     but the output layer; a classification head is left out too, and trained and saved whole
-    ``spec``         the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
-    ``options``      fields of the spec by themselves: ``inject(model, 16, dora=True)``; they override ``spec``
-    ``allow_tied``   adapt a module whose weight another module also holds: only the named one changes,
-                     and a merge gives it a weight of its own
-    ``freeze``       stop training the base
+    Args:
+        model: any torch module.
+        rank: the adapter's rank.
+        alpha: the adapter is scaled by alpha / rank; None: by 1.
+        targets: names of modules or the ends of their names, a regular expression, or "all-linear": every linear layer
+            except the output layer and a classification head; such a head is trained and saved whole.
+        name: the adapter's name.
+        spec: the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
+        allow_tied: adapt a module whose weight another module also holds; only the named module changes, and a merge
+            gives it a separate weight.
+        freeze: stop training the base.
+        options: single fields of the spec, which override ``spec``: ``inject(model, 16, dora=True)``.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: an argument is invalid, a target matches nothing, or the name is taken; lists every problem.
+        TargetError: a target cannot carry adapters.
+        MergeStateError: adapters are merged into the model.
     """
     if isinstance(rank, Adapter | str | os.PathLike):
         raise ConfigError(
-            f"rank must be a positive whole number, got {type(rank).__name__}; attach(model, adapter) adds an existing adapter"
+            f"rank must be a positive whole number, got {type(rank).__name__}; "
+            "attach(model, adapter) adds an existing adapter"
         )
     if not isinstance(spec, AdapterSpec):
         raise ConfigError(f"spec: expected an AdapterSpec, got {type(spec).__name__}")
@@ -93,7 +106,7 @@ def inject(
             trainable(model, [site.names[0] for site in all_sites if id(site.module) in owners])
         if experts := unreachable_experts(model):
             warnings.warn(
-                f"'all-linear' does not reach {len(experts)} fused expert weights, which are parameters and no layers "
+                f"'all-linear' skips {len(experts)} fused expert weights, which are parameters, not layers "
                 f"({', '.join(experts[:3])}{', ...' if len(experts) > 3 else ''}): they are not adapted",
                 stacklevel=2,
             )
@@ -113,13 +126,28 @@ def attach(
     allow_tied: bool = False,
     freeze: bool = True,
 ) -> Model:
-    """Add an adapter that was loaded, or the file it is in, to ``model`` as layers, and return the model.
+    """Add an existing adapter to a model as layers, with its own targets, algorithms, ranks and scales.
 
-    It brings its own modules, algorithms, ranks and scales.
+    Args:
+        model: any torch module.
+        adapter: a loaded adapter, or the path of its file.
+        name: the name of the adapter in the model.
+        component: the network to use of an adapter for several: "unet", "te1", ...
+        dropout: dropout of the adapter's input in training.
+        hidden_dropout: dropout of the values between the two factors of a LoRA.
+        rank_dropout: dropout of whole ranks of each row.
+        dtype: dtype of the parameters; None: the dtype stored in the adapter.
+        allow_tied: as in `inject`.
+        freeze: as in `inject`.
 
-    ``component``    one network of an adapter made for several: "unet", "te1", ...
-    ``dtype``        of the parameters; by default as the adapter stores them
-    ``allow_tied``, ``freeze``: as in `inject`
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: an argument is invalid, or the name is taken.
+        FormatError: the file cannot be read.
+        TargetError: the adapter does not fit the model, or a weight cannot take it as a layer.
+        MergeStateError: adapters are merged into the model.
     """
     _check_name(model, name)
     expect("component", component, str, type(None))
@@ -141,11 +169,19 @@ def attach(
 
 
 def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -> Model:
-    """Remove all adapter layers and return the model with its original modules.
+    """Remove adapters and put the original modules back.
 
-    ``name``: remove only this adapter; layers that have another one stay, and nothing else changes.
-    ``keep_merged``: what is merged stays in the weights for good; otherwise a model with merged adapters is refused with
-    `MergeStateError`: `unmerge` first.
+    Args:
+        model: a model with LoRA layers.
+        name: remove only this adapter; layers with other adapters stay, and the base stays frozen. None: all adapters.
+        keep_merged: leave merged adapters in the weights permanently.
+
+    Returns:
+        The model, or the original module if ``model`` is itself a LoRA layer.
+
+    Raises:
+        ConfigError: the model has no LoRA layers, or no adapter of this name.
+        MergeStateError: adapters are merged; call `unmerge` first, or pass ``keep_merged``.
     """
     if name is not None:
         delete(model, name)
@@ -170,7 +206,7 @@ def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -
 
 def _check_name(model: nn.Module, name: str) -> None:
     if not isinstance(name, str) or not name or "." in name or hasattr(nn.ModuleDict, name):
-        raise ConfigError(f"{name!r} cannot be an adapter's name: any word without dots will do")
+        raise ConfigError(f"{name!r} cannot be an adapter's name: use a word without dots")
     for site in sites(model):
         if isinstance(site.module, LoraLayer):
             site.module.require_unmerged("add an adapter")
@@ -182,7 +218,7 @@ def _check_name(model: nn.Module, name: str) -> None:
 
 
 def _wrap(chosen: list[Site], all_sites: list[Site], allow_tied: bool, network: str = "lora") -> list[LoraLayer]:
-    """The layer of each site, not yet in the model; raises with every module that cannot have one."""
+    """Return the layer of each site, not yet in the model; raise TargetError for all modules that cannot have one."""
     tied, problems = ties(all_sites), []
     targets = {id(site.module) for site in chosen}
     for site in chosen:
@@ -192,11 +228,11 @@ def _wrap(chosen: list[Site], all_sites: list[Site], allow_tied: bool, network: 
         elif kind is not None and kind.embedding and not branch_named(network).takes_embeddings:
             problems.append(f"{label}: {only_lora(network)}")
         elif any(id(child) in targets for child in site.module.modules() if child is not site.module):
-            problems.append(f"{label}: modules inside of it are targets too; choose it or them")
+            problems.append(f"{label}: modules inside it are targets too; target either it or them")
         elif (others := tied.get(id(site.module))) and not allow_tied:
             problems.append(
-                f"{label}: its weight is also that of {', '.join(others)}, which would not be adapted; leave it out, or "
-                "use allow_tied=True"
+                f"{label}: its weight is also that of {', '.join(others)}, which would not be adapted; leave it out, "
+                "or use allow_tied=True"
             )
     if problems:
         raise TargetError("\n".join(problems))
@@ -212,7 +248,7 @@ def _layer(site: Site, *, tied: bool) -> LoraLayer:
 
 
 def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch]) -> None:
-    """Refuse it where nothing is between two factors."""
+    """Raise ConfigError if a branch has dropout between its factors but does not apply them in two steps."""
     problems = []
     for layer, branch in zip(layers, branches, strict=True):
         reason = hidden_dropout_problem(branch.network(), branch.magnitude is not None)
@@ -227,7 +263,7 @@ def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch
 def _add(
     model: Model, all_sites: list[Site], layers: Sequence[LoraLayer], name: str, branches: list[Branch], freeze: bool
 ) -> Model:
-    """Put the layers into the model, and one branch on each."""
+    """Put the layers into the model and add one branch to each."""
     _check_hidden_dropout(layers, branches)
     if freeze:
         freeze_base(model)

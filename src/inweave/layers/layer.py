@@ -1,25 +1,25 @@
-"""A module with adapters: the state of one layer, and the one forward formula.
+"""A module with adapters: the state of one layer and its forward formula.
 
     y = base(x) + sum over the live adapters of  strength * scale * apply(dropout(x), product)
 
-    live:  active, of a strength other than 0, and the layer neither merged nor disabled
-    apply: the layer's own function with another weight and no bias (`LayerKind.apply`); a low-rank pair goes in two
-           steps, up(down(x)), and its product is never made (`LayerKind.apply_low_rank`)
+    live:  active, with nonzero strength, in a layer that is neither merged nor disabled
+    apply: the layer's own function with another weight and no bias (`LayerKind.apply`); a low-rank pair is applied in
+           two steps, up(down(x)), without computing its product (`LayerKind.apply_low_rank`)
     DoRA:  V = W + scale * product;  c = magnitude / |V|      |V| over the inputs, no gradient through it
            y = base(x) + strength * ((c - 1) * apply(x, W) + c * scale * apply(dropout(x), product))
-           where apply(x, W) = base(x) - bias, unless the module's class is registered and has a forward of its own
+           where apply(x, W) = base(x) - bias, unless the module's class is registered and overrides forward
 
-On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), and in training a convolution and its LoRA
-(`inweave.layers.fused_conv`): the same formula with fewer roundings.
+On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), and so are a convolution and its LoRA
+in training (`inweave.layers.fused_conv`): the same formula with fewer roundings.
 
-The base output is never scaled, and with nothing live the base is called and that is all. Dropout is on the input
-for every algorithm: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it; a LoRA may drop what is
-between its factors too (`inweave.layers.dropout`). LoHa's and LoKr's products
-are computed again in each forward, in float32, and rounded once to the input's dtype.
+The base output is never scaled, and with no live adapters the layer just calls the base. Dropout applies to the input
+for every algorithm, as in LoRA (LyCORIS has none for LoHa and LoKr); a LoRA may also have dropout between its factors
+(`inweave.layers.dropout`). The products of LoHa and LoKr are recomputed in each forward pass in float32, and rounded
+once to the input's dtype.
 
-A layer takes its module's place in the model and shares its parameter table: the same `Parameter` objects under
-the same names (`<module>.weight`), so nothing is copied and a state dict of the base loads and saves as before.
-An adapter's own parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_a`, ... by role.
+A layer takes its module's place in the model and shares its parameter table: the same `Parameter` objects under the
+same names (`<module>.weight`), so nothing is copied, and the base's state dict loads and saves as before. Adapter
+parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_a`, ... by role.
 
     merge    W <- round(W + sum of the changes), computed from the original W in float32; in place, one rounding
     unmerge  W <- the saved bits; nothing is ever subtracted
@@ -46,10 +46,13 @@ from inweave.ops.merge import all_usable, usable_numbers
 
 
 class LoraLayer(nn.Module):
-    """Stands for a module of any kind (`inweave.ops.kinds`); holds any number of named adapters.
+    """A wrapper for a module of any kind (`inweave.ops.kinds`) that holds any number of named adapters.
 
-    ``names``: where the module is in the model; several for a shared module.
-    ``tied``: the weight is also another module's; a merge then gives this one a weight of its own.
+    Args:
+        base: the wrapped module.
+        kind: its kind.
+        names: the module's names in the model; several for a shared module.
+        tied: another module holds the same weight, so a merge gives this one a separate weight.
     """
 
     base: nn.Module
@@ -57,7 +60,7 @@ class LoraLayer(nn.Module):
 
     def __init__(self, base: nn.Module, kind: LayerKind, names: Iterable[str] = (), *, tied: bool = False) -> None:
         super().__init__()
-        self.__dict__["base"] = base  # not a child: its parameters are ours
+        self.__dict__["base"] = base  # not a child: the layer shares its parameters
         self._parameters = base._parameters
         self._buffers = base._buffers
         self._non_persistent_buffers_set = base._non_persistent_buffers_set
@@ -79,14 +82,14 @@ class LoraLayer(nn.Module):
         self._merged = False
         self._pristine: torch.Tensor | None = None
         self._live: tuple[str, ...] = ()
-        self._acting: tuple[tuple[Branch, float], ...] = ()  # the same, looked up: forward asks no dictionary
+        self._acting: tuple[tuple[Branch, float], ...] = ()  # the same with branches: saves lookups in forward
         self.out, self.into = kind.shape(self.weight)
 
-    # what it is put on
+    # the wrapped module
 
     @property
     def device(self) -> torch.device:
-        """Where adapters belong: with the weight; on the CPU while the model has no data yet."""
+        """The device for adapters: the weight's, or the CPU for a weight on the meta device."""
         device: torch.device = self.weight.device
         return torch.device("cpu") if device.type == "meta" else device
 
@@ -100,7 +103,7 @@ class LoraLayer(nn.Module):
         return Geometry(self.out, self.into, self.kind.groups(self.base), self.kind.embedding)
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """A stored weight as (out, all inputs)."""
+        """Return a stored weight as (out, all inputs)."""
         return weight.T if self.kind.transposed else weight.flatten(1)
 
     @property
@@ -132,7 +135,7 @@ class LoraLayer(nn.Module):
         return result
 
     def _decomposed(self, x: torch.Tensor, plain: torch.Tensor, added: torch.Tensor, branch: Branch) -> torch.Tensor:
-        """(c - 1) * apply(x, W) + c * scale * added"""
+        """Return (c - 1) * apply(x, W) + c * scale * added."""
         assert branch.magnitude is not None
         factor = self.kind.along_outputs(self.base, branch.magnitude / self.norms(branch))
         if self._custom:
@@ -144,7 +147,7 @@ class LoraLayer(nn.Module):
 
     @torch.no_grad()
     def norms(self, branch: Branch) -> torch.Tensor:
-        """|W + scale * product| over the inputs, one per row, in float32."""
+        """Return |W + scale * product| over the inputs, one per row, in float32."""
         changed = branch.product() * branch.scale
         norm: torch.Tensor = torch.linalg.vector_norm(changed + self.rows(self.weight).to(changed.dtype), dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -156,15 +159,15 @@ class LoraLayer(nn.Module):
         return " = ".join(self.names) or type(self).__name__
 
     def branch(self, name: str) -> Branch:
-        """What the adapter called ``name`` adds here."""
+        """Return the branch of the adapter called ``name``."""
         return cast("Branch", self.adapters[name])
 
     def factors(self, name: str) -> Factors:
-        """The same as data."""
+        """Return the canonical factors of the adapter called ``name``."""
         return self.branch(name).to_factors(transposed=self.kind.transposed, embedding=self.kind.embedding)
 
     def add(self, name: str, branch: Branch, strength: float = 1.0) -> None:
-        """A new adapter, active from the start."""
+        """Add a new adapter and activate it."""
         self.require_unmerged("add an adapter")
         if name in self.adapters:
             raise ConfigError(f"{self.label}: an adapter {name!r} already exists; eject it or choose another name")
@@ -182,7 +185,7 @@ class LoraLayer(nn.Module):
         self._refresh()
 
     def activate(self, names: Iterable[str] | Mapping[str, float]) -> None:
-        """Exactly these adapters act, together; a mapping also sets their strengths."""
+        """Make exactly these adapters active; a mapping also sets their strengths."""
         self.require_unmerged("switch adapters")
         chosen = tuple(dict.fromkeys(names))
         self._require_known(chosen)
@@ -208,13 +211,13 @@ class LoraLayer(nn.Module):
 
     def _refresh(self) -> None:
         stopped = self._off or self._merged
-        # by name: a sum has the same bits in whatever order adapters were activated
+        # sorted, so that the bits of the sum do not depend on the order of activation
         self._live = () if stopped else tuple(name for name in sorted(self.active) if self.strengths[name] != 0)
         self._acting = tuple((self.branch(name), self.strengths[name]) for name in self._live)
         self._drop_plan()
 
     def _drop_plan(self) -> None:
-        """Forget what is kept of the adapters for inference, and with it their memory."""
+        """Drop the inference plan, which holds the memory of the adapters."""
         if isinstance(self._fused, FusedLinear):
             self._fused.plan = None
 
@@ -236,25 +239,26 @@ class LoraLayer(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Put the live adapters into the weight; the layer then costs what the base costs."""
+        """Merge the live adapters into the weight; the layer then runs at the speed of the base."""
         if self._merged:
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
         if "weight" not in self._parameters:
             raise MergeStateError(
-                f"{self.label}: its weight is quantized for training; load the model again to merge into the original weight"
+                f"{self.label}: its weight is quantized for training; "
+                "load the model again to merge into the original weight"
             )
         woven = None
         if self._live:
             if self._custom and not adds_to_output(self.base, self.kind):
                 raise TargetError(
-                    f"{self.label}: {type(self.base).__name__} does more with its weight than its registered kind, so a "
-                    "merge would give another output than the adapter; leave it unmerged, or register a LayerKind whose "
-                    "apply computes what a change of the weight adds"
+                    f"{self.label}: {type(self.base).__name__} does more with its weight than its registered kind, so "
+                    "merging would change the output; leave it unmerged, or register a LayerKind whose apply computes "
+                    "the effect of a weight change"
                 )
             weight = self.weight
-            wide = weight.detach().float() if weight.dtype.itemsize == 1 else weight.detach()  # eight bits cannot add
+            wide = weight.detach().float() if weight.dtype.itemsize == 1 else weight.detach()  # fp8 has no addition
             woven = self._woven(wide).to(weight.dtype)
             if not all_usable(woven) and bool((~usable_numbers(woven) & usable_numbers(weight)).any()):
                 raise TargetError(
@@ -262,7 +266,7 @@ class LoraLayer(nn.Module):
                     "nothing was changed"
                 )
             self._pristine = weight if self.tied else weight.detach().clone()
-        self._merged = True  # from here on unmerge restores, whatever happens
+        self._merged = True  # set first, so that unmerge restores the weight even if the next lines raise
         if self.tied and woven is not None:
             self._parameters["weight"] = nn.Parameter(woven, requires_grad=self.weight.requires_grad)
         elif woven is not None:
@@ -271,7 +275,7 @@ class LoraLayer(nn.Module):
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """Put the saved bits back."""
+        """Restore the saved weight, bit for bit."""
         if not self._merged:
             raise NotMerged(f"{self.label}: nothing is merged")
         if isinstance(self._pristine, nn.Parameter):
@@ -288,20 +292,20 @@ class LoraLayer(nn.Module):
             total += change(self.factors(name), weight, self.strengths[name])
         return total
 
-    # being the module it stands for
+    # behaving like the wrapped module
 
     def train(self, mode: bool = True) -> LoraLayer:
         self.base.train(mode)
         return super().train(mode)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoraLayer:
-        """What `.to`, `.half`, `.cpu` and their like do."""
+        """Convert the parameters: the implementation of `.to`, `.half`, `.cpu` and the like."""
         self._drop_plan()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """`in_features`, `kernel_size`, ... are the base's."""
+        """Look up `in_features`, `kernel_size`, ... in the base."""
         try:
             return super().__getattr__(name)
         except AttributeError:

@@ -1,8 +1,8 @@
-"""LoHa: two low-rank products, multiplied number by number. Its rank reaches rank^2 with twice LoRA's parameters.
+"""LoHa: the elementwise product of two low-rank products. It reaches rank^2 with twice LoRA's parameters.
 
 product   `inweave.ops.delta.loha`         w*_a (out, rank)    w*_b (rank, all inputs)
 
-A fresh branch starts as in LyCORIS: w1_b and w2_b normal, w1_a normal with standard deviation 0.1, w2_a zero.
+A fresh branch is initialized as in LyCORIS: w1_b and w2_b normal, w1_a normal with standard deviation 0.1, w2_a zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inweave.layers.branch import Branch, Scaling, Start
 
 
 class LohaBranch(Branch):
-    """Parameters `w1_a`, `w1_b`, `w2_a`, `w2_b`, and where the adapter has them `t1` and `t2`."""
+    """Parameters `w1_a`, `w1_b`, `w2_a`, `w2_b`, and optional Tucker cores `t1` and `t2`."""
 
     w1_a: nn.Parameter
     w1_b: nn.Parameter

@@ -6,9 +6,9 @@
 
 The weight of a layer with g groups is (out, in/g, k...), and so is the product.
 
-out = a * b and in = c * d are split by `split_factors`, the smaller part first. As in LyCORIS, a factor is low-rank where
-that is smaller, rank < max(rows, columns) / 2: w2 always, w1 only with `decompose_both`. A fresh branch starts as there:
-uniform within 1 / sqrt(fan in), and w2 (or w2_b) zero.
+out = a * b and in = c * d are split by `split_factors`, the smaller part first. As in LyCORIS, a factor is low-rank if
+that is smaller, rank < max(rows, columns) / 2: w2 always, w1 only with `decompose_both`. A fresh branch is initialized
+as in LyCORIS: uniform within 1 / sqrt(fan in), and w2 (or w2_b) zero.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inweave.ops.tensors.decode import Reader
 
 
 class LokrBranch(Branch):
-    """Parameters `w1` or `w1_a` and `w1_b`; `w2` or `w2_a` and `w2_b`, with a core `t2` where there is one."""
+    """Parameters `w1` or `w1_a` and `w1_b`; `w2` or `w2_a` and `w2_b`, with an optional Tucker core `t2`."""
 
     w1: nn.Parameter | None
     w1_a: nn.Parameter | None
@@ -73,7 +73,7 @@ class LokrBranch(Branch):
         if scaling.get("alpha") is None:  # the same scale; LyCORIS cannot read a file without alpha
             scaling["alpha"] = float(start.rank)
         branch = super().fresh(start, **scaling)
-        if branch.rank is None:  # scale 1 whatever alpha says; to say it, LyCORIS stores the network's rank
+        if branch.rank is None:  # the scale is 1 for any alpha; LyCORIS stores the network's rank to indicate that
             branch.alpha = float(start.usual_rank)
         return branch
 
@@ -93,10 +93,10 @@ class LokrBranch(Branch):
 
 
 def split_factors(size: int, factor: int = -1) -> tuple[int, int]:
-    """(small, large) with small * large = ``size``.
+    """Return (small, large) with small * large = ``size``.
 
-    ``factor`` itself where it divides the size; else the largest divisor up to it that is not above the square
-    root, -1 for no limit: 250 -> (10, 25), with 5 (5, 50), with 4 (2, 125); a prime 127 -> (1, 127).
+    One part is ``factor`` if it divides the size, else the largest divisor up to ``factor`` and the square root; -1 is
+    no limit: 250 -> (10, 25), with 5 (5, 50), with 4 (2, 125); a prime 127 -> (1, 127).
     """
     if factor > 0 and size % factor == 0:
         small = factor

@@ -1,13 +1,13 @@
 """LoRA: two factors, or three with a Tucker core.
 
     product   `inweave.ops.delta.lora`         down (rank, into...)    up (out, rank, 1...)
-    output    up(down(x)), in two steps: the product is never made
+    output    up(down(x)), in two steps, without computing the product
               in training up(rank_dropout(hidden_dropout(down(x))))            `inweave.layers.dropout`
     with `mid` (Tucker): down is (rank, in, 1...), and mid @ down takes its place
-    with fewer columns in `up` than rows in `down`: that many diagonal blocks (see `inweave.adapter.lora`)
+    with fewer columns in `up` than rows in `down`: diagonal blocks, rows / columns of them (`inweave.adapter.lora`)
 
-A fresh branch starts as the field starts it: down uniform within 1 / sqrt(fan in), up zero; on an embedding down
-zero, up normal.
+A fresh branch has the usual initialization: down uniform within 1 / sqrt(fan in), up zero; on an embedding down zero,
+up normal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inweave.ops.tensors.decode import Reader
 
 
 class LoraBranch(Branch):
-    """Parameters `down`, `up`, and where the adapter has one `mid`."""
+    """Parameters `down`, `up`, and an optional `mid` (Tucker core)."""
 
     down: nn.Parameter
     up: nn.Parameter
@@ -52,7 +52,7 @@ class LoraBranch(Branch):
 
     @classmethod
     def from_factors(cls, factors: Factors, geometry: Geometry, read: Reader, **scaling: Unpack[Scaling]) -> Self:
-        """The factors get the axes of the layer: a file may have a matrix for a convolution, and the reverse."""
+        """Return a branch with the layer's axes: a file may have a matrix for a convolution, and vice versa."""
         assert isinstance(factors, Lora)
         into, ones = geometry.into, [1] * (len(geometry.into) - 1)
         rank, columns = factors.down.shape[0], factors.up.shape[1]
@@ -70,14 +70,14 @@ class LoraBranch(Branch):
             return reason
         if factors.mid is not None:
             ranks = (factors.up.shape[1], factors.down.shape[0])
-            return None if factors.mid.shape[:2] == ranks else f"its core {factors.mid.shape} does not meet {ranks}"
+            return None if factors.mid.shape[:2] == ranks else f"its core {factors.mid.shape} does not fit {ranks}"
         if factors.groups not in ((1, geometry.groups) if geometry.groups > 1 else range(1, factors.rank + 1)):
-            return f"its {factors.groups} blocks do not meet the layer's {geometry.groups} groups"
+            return f"its {factors.groups} blocks do not fit the layer's {geometry.groups} groups"
         return None
 
     @property
     def blocks(self) -> int:
-        """How many diagonal blocks the product has."""
+        """The number of diagonal blocks in the product."""
         return self.rank // self.up.shape[1] if self.mid is None else 1
 
     def variant(self) -> str:
@@ -90,13 +90,13 @@ class LoraBranch(Branch):
         return {"embedding": embedding}
 
     def effective_down(self) -> torch.Tensor:
-        """`down` with the layer's own kernel: mid @ down where there is a Tucker core."""
+        """Return `down` with the layer's kernel: mid @ down if there is a Tucker core."""
         if self.mid is None:
             return self.down
         return torch.einsum("ab...,bi->ai...", self.mid, self.down.flatten(1))
 
     def product_norm(self) -> torch.Tensor:
-        """|up down|^2 = sum of (up^T up) * (down down^T): two small matrices in place of the product."""
+        """Return the norm by |up down|^2 = sum of (up^T up) * (down down^T), without computing the product."""
         if self.mid is not None or self.blocks > 1:
             return super().product_norm()
         up, down = exact(self.up).flatten(1), exact(self.down).flatten(1)

@@ -1,12 +1,12 @@
-"""Which modules a target names: the rules PEFT users know.
+"""Matching of targets with module names, by PEFT's rules.
 
-    targets = "all-linear"        every Linear and Conv1D but the model's output head
+    targets = "all-linear"        every Linear and Conv1D except the model's output head
             | "regex" | Pattern   the whole dotted name must match; a plain name is also tried as a list entry
             | [entry, ...]        entry: the whole dotted name, or its end after a dot; a Pattern as above
 
     rank_pattern, alpha_pattern   {regex: number}; `(.*\\.)?(regex)$` on the dotted name, the first match wins
 
-An entry or a pattern that matches nothing is an error that names the closest module names.
+An entry or a pattern that matches nothing is an error that suggests the closest module names.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from inweave.patterns import PatternTable, Work, regex
 Targets = str | re.Pattern[str] | Iterable[str | re.Pattern[str]]
 ALL_LINEAR = "all-linear"
 _LISTED = 10  # problems of one kind
-_COMPARED = 2000  # names that a misspelled one is compared with
+_COMPARED = 2000  # names that a misspelled name is compared with
 
 
 def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Those of ``names`` that ``targets`` matches, in their order; ``known``: what to suggest from."""
+    """Return the ``names`` that ``targets`` matches, in their order; errors suggest names from ``known``."""
     names = list(names)
     if isinstance(targets, Mapping):
         raise ConfigError(
@@ -61,7 +61,7 @@ def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> li
 
 
 def check_patterns(field: str, patterns: Mapping[str, object], names: Iterable[str]) -> list[str]:
-    """What is wrong with a pattern table: no regular expression, or nothing it applies to."""
+    """Return the problems of a pattern table: invalid regular expressions, and patterns that match no name."""
     names = list(names)
     if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
         return [f"{field}: a regular expression must be text, got {type(wrong[0]).__name__}"]
@@ -75,7 +75,7 @@ def check_patterns(field: str, patterns: Mapping[str, object], names: Iterable[s
 
 
 def _nothing(entries: Sequence[str | re.Pattern[str]], known: Iterable[str], field: str) -> list[str]:
-    """One message for each of the first entries that match nothing; the search for near names is not cheap."""
+    """Return a message for each of the first entries without a match; searching for similar names is expensive."""
     known = list(known)
     problems: list[str] = []
     for entry in entries[:_LISTED]:
@@ -87,7 +87,7 @@ def _nothing(entries: Sequence[str | re.Pattern[str]], known: Iterable[str], fie
 
 
 def nearest(text: str, names: Iterable[str], limit: int = 4) -> list[str]:
-    """Names, or ends of names, that look like ``text``."""
+    """Return names, or ends of names, that are similar to ``text``."""
     tails: dict[str, None] = {}
     depth = text.count(".") + 1
     for name in names:

@@ -1,22 +1,23 @@
-"""What a linear layer and its LoRAs compute with in inference, kept from one forward pass to the next.
+"""A cache of the tensors that a linear layer and its LoRAs use in inference, kept between forward passes.
 
     y = x W^T + b,  y += c (x down^T) up^T           `inweave.layers.fused`
 
-A GPU waits for the hundreds of layers that are called one after the other, and what each of them asks costs as much as its
-products. So a plan holds what an earlier pass has found: down^T and up^T, which are views of the factors of one LoRA, or copies
-of what was stacked and rounded. Each pass asks whether all that they were found from is still the same, and nothing else:
+Per-layer Python checks cost as much as the matmuls, so their results are cached between forward passes. A plan holds
+down^T and up^T: views of the factors of a single LoRA, or copies if factors were concatenated or rounded. Each pass
+only checks that the inputs of the plan are unchanged:
 
-    the call     gradients, autocast, dtype and device of x, an acting dropout
-    the base     its weight and bias, whether they are frozen, hooks, a forward of its own
-    the LoRAs    which they are and how strong, their parameters, and of down and up the address, the size and the version
+    the call     gradients, autocast, dtype and device of x, active dropout
+    the base     its weight and bias, whether they are frozen, hooks, an overridden forward
+    the LoRAs    which ones and their strengths, their parameters, and address, size and version of down and up
 
-A weight of another dtype or on another device needs no question: torch refuses the first product, as it does on the general path.
-Every in-place operation advances a version, but neither a write through `.data` nor a replayed CUDA graph does. Views show such a
-write. Copies would not, so none is kept of factors that are views of a larger buffer, of a layer that has computed with gradients
-(what is being trained is read again in every pass), or while a CUDA graph is being recorded, which computes nothing yet.
+The weight's dtype and device are not checked: torch raises on a mismatch in the first matmul, as on the general path.
+Every in-place operation advances a version, but a write through `.data` and a replayed CUDA graph do not. Views reflect
+such a write and copies do not, so copies are not kept if the factors are views of a larger buffer, if the layer has
+computed with gradients (factors in training are read in every pass), or during CUDA graph capture, when nothing is
+computed yet.
 
-The memory of the factors is held as long as the plan, so that no other tensor can come to lie at their address. A plan is dropped
-when adapters change or the layer is moved, and a copy of the layer starts without one.
+A plan keeps the factors' memory alive, so that no other tensor can be allocated at their address. It is dropped when
+adapters change or the layer is moved, and a copy of the layer starts without one.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ Source = tuple[dict[str, Any], float, nn.Parameter, nn.Parameter, tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class InferencePlan:
-    """Of one layer: its base, its adapters, and their factors as they were."""
+    """The cached state of one layer: its base, its adapters, and their factors."""
 
     base: dict[str, Any]  # the attributes of the module
     weight: nn.Parameter
     bias: nn.Parameter | None
     acting: Acting
     sources: tuple[Source, ...]
-    memory: tuple[torch.Tensor, ...]  # of their factors
-    kinds: frozenset[str]  # of devices that are computed this way
+    memory: tuple[torch.Tensor, ...]  # keeps the factors' memory alive
+    kinds: frozenset[str]  # device types that are computed this way
     device: torch.device
     dtype: torch.dtype
     down: torch.Tensor  # transposed, as is up
@@ -57,7 +58,7 @@ class InferencePlan:
     are_copies: bool
 
     def output(self, x: torch.Tensor, acting: Acting, training: bool) -> torch.Tensor | None:
-        """The layer's output without gradients; None where the plan does not hold."""
+        """Return the layer's output without gradients, or None if the plan is out of date."""
         base = self.base
         parameters = base["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias")
@@ -95,7 +96,7 @@ class InferencePlan:
 
 
 def may_be_kept(factors: Iterable[nn.Parameter], are_copies: bool) -> bool:
-    """Whether the tensors of this pass outlive it, and every change of the factors can be seen."""
+    """Return whether the tensors of this pass may be cached and every change of the factors can be detected."""
     if is_in_torch_dispatch_mode() or torch._C._are_functorch_transforms_active():
         return False
     for factor in factors:
@@ -105,21 +106,21 @@ def may_be_kept(factors: Iterable[nn.Parameter], are_copies: bool) -> bool:
 
 
 def source_of(branch: LoraBranch) -> Source:
-    """The adapter as it is now."""
+    """Return the current state of the adapter."""
     down, up = branch.down, branch.up
     versions = None if down.is_inference() or up.is_inference() else (down._version, up._version)
     return branch.__dict__, branch.scale, down, up, (down.data_ptr(), down.numel(), up.data_ptr(), up.numel()), versions
 
 
 def _is_part(factor: torch.Tensor) -> bool:
-    """Whether it is a view of a larger buffer."""
+    """Return whether the factor is a view of a larger buffer."""
     return factor.untyped_storage().nbytes() != factor.numel() * factor.itemsize
 
 
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """x W^T + b + scale (x down) up"""
+    """Return x W^T + b + scale (x down) up."""
     shape = x.shape
     axes = len(shape)
     rows = x if axes == 2 else x.reshape(-1, shape[-1])
@@ -127,5 +128,5 @@ def product(
     y.addmm_(rows.mm(down), up, alpha=scale)
     if axes == 2:
         return y
-    # slices of shapes are slow, and nearly all inputs have three axes
+    # slicing shapes is slow, and nearly all inputs have three axes
     return y.view(shape[0], shape[1], y.shape[1]) if axes == 3 else y.view(*shape[:-1], y.shape[1])

@@ -1,10 +1,11 @@
-"""LoRA layers of one input as one product: queries, keys and values, or all projections of a text.
+"""LoRA layers that share an input, computed as one product: queries, keys and values, or all projections of a text.
 
     [y_1 | y_2 | ...] = x W^T + b + s S up^T       W, b, down and up of all layers by rows       `inweave.ops.linear`
 
-The layers keep their parameters and names: frozen weights become views of the one matrix, so that nothing is stored twice, and
-the factors are views of the flat buffer of a training run, where they lie side by side (`inweave.training.adapters.order`).
-They are there while a training step computes (`inweave.training.optim.rounding`). Without them every layer computes for itself.
+The layers keep their parameters and names: frozen weights become views of one matrix, so that nothing is stored twice,
+and the factors are views of a training run's flat buffer, where they are contiguous
+(`inweave.training.adapters.order`). The factors are set during a training step (`inweave.training.optim.rounding`);
+without them every layer is computed separately.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from inweave.ops.quantized import QuantizedLinear, joint_weight
 
 
 class SiblingFactors(NamedTuple):
-    """Factors of all layers by rows: trained tensors, and their copies in the dtype of the inputs."""
+    """Factors of all layers, concatenated by rows: trained tensors, and their copies in the dtype of the inputs."""
 
     down: torch.Tensor
     up: torch.Tensor
@@ -34,7 +35,7 @@ class SiblingFactors(NamedTuple):
 
 
 class Siblings:
-    """Layers of one input, width and rank; ``factors``: while a training step computes."""
+    """Layers with the same input, width and rank; ``factors`` is set during a training step."""
 
     def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         self.layers = layers
@@ -44,12 +45,12 @@ class Siblings:
         self.factors: SiblingFactors | None = None
 
     def loras(self) -> tuple[list[LoraBranch], float] | None:
-        """The one LoRA of each layer, and the factor that they share; None where each layer has to compute for itself."""
+        """Return each layer's only LoRA and their common scale, or None if the layers cannot be computed together."""
         branches: list[Branch] = []
         scales = set()
         for at, layer in enumerate(self.layers):
             acting = layer.acting
-            # as in training, whatever the mode is now: the answer is kept while these adapters act, and dropout acts in steps
+            # training=True in either mode: the result is cached while these adapters act, and steps apply dropout
             if len(acting) != 1 or not is_plain_lora(acting[0][0], training=True):
                 return None
             if not is_unchanged(layer) or not is_unchanged(layer.base):
@@ -61,7 +62,7 @@ class Siblings:
         return (cast("list[LoraBranch]", branches), scales.pop()) if len(scales) == 1 else None
 
     def _is_part(self, layer: LoraLayer, at: int) -> bool:
-        """Whether the layer has its part of the one matrix as its weight."""
+        """Return whether the layer's weight is still its part of the joint matrix."""
         whole = self.weight if isinstance(self.weight, torch.Tensor) else self.weight[0]
         base = layer.base
         own = base.quantized[0] if isinstance(base, QuantizedLinear) else layer._parameters.get("weight")
@@ -69,12 +70,12 @@ class Siblings:
         return own is not None and own.data_ptr() == part.data_ptr() and own.dtype == part.dtype
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """What the layers give for ``x``, as columns of one matrix; None where each layer has to compute for itself."""
+        """Return the layers' outputs as columns of one matrix, or None if they cannot be computed together."""
         y = self.product(x)
         return None if y is None else y.unbind(-2)
 
     def product(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The same in one tensor (..., layers, columns)."""
+        """Return the outputs in one tensor (..., layers, columns), or None."""
         factors = self.factors
         if factors is None or x.dtype != self.dtype or torch.is_autocast_enabled(x.device.type):
             return None
@@ -86,11 +87,11 @@ class Siblings:
 
 
 class SharedSiblings(Siblings):
-    """Layers in many places that read one tensor: their outputs are made once, before the first of them is called."""
+    """Layers across a model that read the same tensor: all outputs are computed before the first layer is called."""
 
     def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__(layers, weight, bias)
-        # the tensor that was read, and the outputs for it: one attribute, which another thread sees whole
+        # the input and its outputs: a single attribute, so that another thread sees both or neither
         self._shared: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
     def share(self, x: torch.Tensor) -> None:
@@ -101,7 +102,7 @@ class SharedSiblings(Siblings):
         self._shared = None
 
     def output(self, x: torch.Tensor, at: int) -> torch.Tensor | None:
-        """The output of layer ``at`` for this very tensor; None if there is none."""
+        """Return the output of layer ``at`` for this tensor object, or None if there is none."""
         shared = self._shared
         return shared[1][at] if shared is not None and shared[0] is x else None
 
@@ -111,7 +112,9 @@ S = TypeVar("S", bound=Siblings)
 
 @torch.no_grad()
 def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
-    """One product for these modules, if they are plain frozen linear layers of one shape that have adapters."""
+    """Return the joint product of these modules, or None unless they are plain frozen linear layers of one shape
+    with adapters.
+    """
     layers = tuple(module for module in modules if isinstance(module, LoraLayer))
     biases = [layer._parameters.get("bias") for layer in layers]
     if len(layers) < max(2, len(modules)) or not (_alike(biases) or all(bias is None for bias in biases)):
@@ -129,7 +132,7 @@ def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
 
 
 def _alike(parameters: Sequence[nn.Parameter | None]) -> bool:
-    """Whether these are frozen, different parameters with the same shape, dtype and device."""
+    """Return whether these are distinct frozen parameters with the same shape, dtype and device."""
     kinds = {None if p is None else (type(p), p.shape, p.dtype, p.device, p.requires_grad) for p in parameters}
     first = parameters[0]
     return (
@@ -142,7 +145,7 @@ def _alike(parameters: Sequence[nn.Parameter | None]) -> bool:
 
 
 def _one_matrix(parameters: list[nn.Parameter]) -> torch.Tensor:
-    """All of them by rows; they become views of it, one after the other, so that memory holds one of them twice at most."""
+    """Concatenate the parameters by rows and make them views of the result, one at a time to limit peak memory."""
     rows = parameters[0].shape[0]
     whole = parameters[0].new_empty(rows * len(parameters), *parameters[0].shape[1:])
     for part, parameter in zip(torch.split(whole, rows), parameters, strict=True):

@@ -1,8 +1,8 @@
-"""The sites of a model: every module once, with all its names and parents; taking one out, putting one in.
+"""The sites of a model: every module once, with all its names and parents, and how to replace it.
 
-A module used in several places is one site with several names: its weight exists once, so it is adapted once,
-everywhere. A weight that two *different* modules hold (an embedding and the output head) is tied. Modules that only wrap
-another one (torch.compile, DDP, FSDP, activation checkpointing) have no part in names: files are for the plain model.
+A module used in several places is one site with several names: its weight exists once, so adapting it affects all of
+them. A weight that two *different* modules hold (an embedding and the output head) is tied. Wrapper modules
+(torch.compile, DDP, FSDP, activation checkpointing) do not appear in names, since files are for the unwrapped model.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ class Site:
     parents: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def replace(self, module: nn.Module) -> None:
-        """Put ``module`` wherever this one was."""
+        """Put ``module`` in every place of this one."""
         for parent, leaf in self.parents:
             parent.register_module(leaf, module)
 
     def unused(self) -> str | None:
-        """Why the forward of a module here is never called, where torch is known to read the weight instead."""
+        """Return why a module here would never be called, or None; torch may read its weight directly instead."""
         if any(isinstance(parent, nn.MultiheadAttention) for parent, _ in self.parents):
             return "torch's MultiheadAttention reads this weight and never calls the module"
         return self.compiled() or self.fused()
 
     def fused(self) -> str | None:
-        """Why a layer in the place of a projection that diffusers fused with others would not be called."""
+        """Return why a layer here would not be called if diffusers fused the projection with others, or None."""
         for parent, leaf in self.parents:
             if _computes_fused(parent):
                 for whole, parts in FUSED:
                     if leaf in parts and isinstance(getattr(parent, whole, None), nn.Module):
-                        return f"the model computes with {whole} instead and never calls it; unfuse_qkv_projections() first"
+                        return f"the model computes with {whole} and never calls it; unfuse_qkv_projections() first"
         return None
 
     def compiled(self) -> str | None:
-        """Why a layer in a compiled module's place would not be called."""
+        """Return why a layer in place of a compiled module would not be called, or None."""
         if any(leaf == "_orig_mod" for _, leaf in self.parents):
-            return "torch.compile keeps this very module and would not call a layer in its place; inject first, then compile"
+            return (
+                "torch.compile keeps the original module and would not call a replacement; inject first, then compile"
+            )
         return None
 
 
 def _computes_fused(attention: nn.Module) -> bool:
-    """Whether diffusers' attention uses its fused projections: unfusing the older class changes its processor alone."""
+    """Return whether diffusers' attention uses its fused projections; unfusing the older class sets its processor."""
     if not getattr(attention, "fused_projections", False):
         return False
     processor = type(getattr(attention, "processor", None)).__name__
@@ -62,7 +64,7 @@ def _computes_fused(attention: nn.Module) -> bool:
 
 
 def sites(model: nn.Module) -> list[Site]:
-    """All modules below ``model``, and itself first; the inside of a LoRA layer is not looked into."""
+    """Return ``model`` and all modules below it, except those inside LoRA layers."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"expected a torch module, got {type(model).__name__}")
     by_id: dict[int, Site] = {id(model): Site(model, [""])}
@@ -85,7 +87,7 @@ def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tu
 
 
 def unwrapped_names(model: nn.Module) -> dict[str, str]:
-    """name in `state_dict` -> the same without the names of wrappers."""
+    """Return {name in `state_dict`: the name without wrappers}."""
     wrappers = [
         f"{name}.{leaf}." if name else f"{leaf}."
         for name, module in model.named_modules()
@@ -106,7 +108,7 @@ def unwrapped_names(model: nn.Module) -> dict[str, str]:
 
 
 def ties(all_sites: list[Site]) -> dict[int, list[str]]:
-    """id of a module -> the names of whatever else holds its weight, or a part of it: modules, parameters, buffers."""
+    """Return {id of a module: names of the modules, parameters and buffers that share memory with its weight}."""
     tensors, names = dict[tuple[int, str], torch.Tensor](), dict[tuple[int, str], str]()
     for site in all_sites:
         for leaf, tensor in (*site.module._parameters.items(), *site.module._buffers.items()):
@@ -119,7 +121,7 @@ def ties(all_sites: list[Site]) -> dict[int, list[str]]:
 
 
 def keep_called(all_sites: list[Site]) -> None:
-    """torch's TransformerEncoderLayer has a fast path that reads its linear layers' weights; a hook turns it off."""
+    """Disable the fast path of torch's TransformerEncoderLayer, which reads weights directly, by adding a hook."""
     for site in all_sites:
         if isinstance(site.module, nn.TransformerEncoderLayer):
             for child in site.module._modules.values():

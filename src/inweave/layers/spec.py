@@ -1,4 +1,4 @@
-"""The choices about a new adapter that usually keep their defaults, in one value: `AdapterSpec`."""
+"""`AdapterSpec`: the options of a new adapter that rarely differ from their defaults."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ class SpecOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """What `inject` creates, beside its rank, alpha, targets and name.
+    """Options of a new adapter besides its rank, alpha, targets and name.
 
-    ``network``       "lora", "loha" or "lokr", as LyCORIS names and initializes them; the last two not on embeddings
-    ``dora``          train a magnitude for each output as well (DoRA)
-    ``rslora``        scale by alpha / sqrt(rank) instead of alpha / rank
-    ``dropout``       on the input of the adapter, during training
-    ``hidden_dropout``  of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's network_dropout
-    ``rank_dropout``  the same for whole ranks of each row of the input; both not with DoRA
-    ``rank_pattern``  {regular expression: rank} for some modules, as PEFT matches them; the first match wins
-    ``alpha_pattern`` the same for alpha
-    ``factor``        LoKr: the size of the small factor, where it divides; -1 splits each axis most evenly
-    ``decompose_both``  LoKr: the small factor too is low-rank where that is smaller. Where both factors come out full,
-                      alpha has nothing to be divided by and the scale is 1
-    ``seed``          of the initial values, together with each module's name
-    ``dtype``         of the new parameters; by default float32, or float64 where the base is
+    Args:
+        network: "lora", "loha" or "lokr", as named and initialized by LyCORIS; only "lora" supports embeddings.
+        dora: also train a magnitude for each output (DoRA).
+        rslora: scale by alpha / sqrt(rank) instead of alpha / rank.
+        dropout: dropout of the adapter's input in training.
+        hidden_dropout: dropout of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's
+            network_dropout; not with DoRA.
+        rank_dropout: dropout of whole ranks of each row of the input; not with DoRA.
+        rank_pattern: {regular expression: rank} for some modules, matched as in PEFT; the first match wins.
+        alpha_pattern: {regular expression: alpha}, likewise.
+        factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.
+        decompose_both: for LoKr: also make the small factor low-rank if that is smaller. If both factors are full,
+            there is no rank to divide alpha by, and the scale is 1.
+        seed: the seed of the initial values, combined with each module's name.
+        dtype: dtype of the new parameters; None: float32, or float64 if the base is float64.
     """
 
     network: str = "lora"
@@ -65,7 +67,7 @@ class AdapterSpec:
     dtype: torch.dtype | None = None
 
     def with_options(self, **options: Unpack[SpecOptions]) -> AdapterSpec:
-        """The same with some fields replaced; `ConfigError` for a name that is no field."""
+        """Return a copy with some fields replaced; raise ConfigError for an unknown field."""
         known = [each.name for each in fields(self)]
         for name in options:
             if name not in known:

@@ -1,7 +1,7 @@
-"""Operations on a whole model: which adapters act, how strongly, merged or not.
+"""Operations on a whole model: activating, scaling, disabling, merging and deleting adapters.
 
-Each function takes any module that contains LoRA layers (or is one) and does the same to all of them, or to none:
-everything is checked before the first layer is touched, and a merge that fails is undone.
+Each function takes any module that contains LoRA layers (or is one) and changes all of its layers or none: everything
+is checked before the first layer is touched, and a failed merge is undone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from inweave.layers.sites import sites
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
-    """Every LoRA layer by its (first) name; shared modules are listed once, see `LoraLayer.names`."""
+    """Return every LoRA layer by its (first) name; shared modules are listed once, see `LoraLayer.names`."""
     return {site.names[0]: site.module for site in sites(model) if isinstance(site.module, LoraLayer)}
 
 
 def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float]) -> None:
-    """Make exactly these adapters active; their outputs add up.
+    """Make exactly these adapters active; their outputs are summed.
 
-    ``names``: one name, several, or {name: strength}; `[]` activates none.
+    Args:
+        model: a model with LoRA layers.
+        names: one name, several, or {name: strength}; `[]` activates none.
+
+    Raises:
+        ConfigError: no adapter has one of these names, a strength is not a finite number, or there are no LoRA layers.
+        MergeStateError: adapters are merged.
     """
     if not isinstance(names, Iterable):
         raise ConfigError(f"names: expected names of adapters, got {type(names).__name__}")
@@ -48,7 +54,17 @@ def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float])
 
 
 def set_strength(model: nn.Module, name: str, strength: float) -> None:
-    """Set the strength of an adapter in every layer that has it; any finite number, 0 switches it off."""
+    """Set the strength of an adapter in every layer that has it.
+
+    Args:
+        model: a model with LoRA layers.
+        name: the adapter's name.
+        strength: any finite number; 0 turns the adapter off.
+
+    Raises:
+        ConfigError: no adapter has this name, the strength is not a finite number, or there are no LoRA layers.
+        MergeStateError: adapters are merged.
+    """
     expect("name", name, str)
     finite_strength(strength)
     layers = _layers(model, "change a strength")
@@ -70,10 +86,20 @@ def delete(model: nn.Module, name: str) -> None:
 
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
-    """A context manager: inside it the model computes like the base, afterwards everything is as before.
+    """Turn all adapters off inside a `with` block, and restore their state afterwards.
 
-    with inweave.disabled(model):
-        base_output = model(x)
+        with inweave.disabled(model):
+            base_output = model(x)
+
+    Args:
+        model: a model with LoRA layers.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ConfigError: the model has no LoRA layers.
+        MergeStateError: adapters are merged.
     """
     layers = _layers(model, "disable adapters")
     before = [layer.enabled for layer in layers]
@@ -89,7 +115,16 @@ def disabled(model: nn.Module) -> Iterator[None]:
 def merge(model: nn.Module) -> None:
     """Merge the active adapters into the weights at their strengths; the model then runs at the speed of the base.
 
-    Raises `AlreadyMerged` if adapters are merged; `unmerge` restores the original weights.
+    `unmerge` restores the original weights. If a layer cannot be merged, all of them are restored.
+
+    Args:
+        model: a model with LoRA layers.
+
+    Raises:
+        AlreadyMerged: adapters are merged already.
+        MergeStateError: adapters are disabled, or the weights were quantized for training.
+        TargetError: a merged weight would overflow its dtype, or a custom layer does not match its registered kind.
+        ConfigError: the model has no LoRA layers.
     """
     layers = all_layers(model)
     if merged := [layer for layer in layers if layer.merged]:
@@ -105,7 +140,15 @@ def merge(model: nn.Module) -> None:
 
 
 def unmerge(model: nn.Module) -> None:
-    """Restore the bits that every weight had before `merge`. Raises `NotMerged` if nothing is merged."""
+    """Restore every weight to its value before `merge`, bit for bit.
+
+    Args:
+        model: a model with merged LoRA layers.
+
+    Raises:
+        NotMerged: no layer is merged.
+        ConfigError: the model has no LoRA layers.
+    """
     merged = [layer for layer in all_layers(model) if layer.merged]
     if not merged:
         raise NotMerged("no layer of this model is merged")
@@ -114,7 +157,7 @@ def unmerge(model: nn.Module) -> None:
 
 
 def all_layers(model: nn.Module) -> list[LoraLayer]:
-    """Every LoRA layer; a model without any is an error."""
+    """Return every LoRA layer; raise ConfigError if there are none."""
     layers = list(lora_layers(model).values())
     if not layers:
         raise ConfigError(f"this {type(model).__name__} has no LoRA layers; inject some first")

@@ -1,11 +1,12 @@
-"""Which weights are trained: the adapters' alone, or chosen weights of the base along with them.
+"""Choice of the trained weights: only the adapters, or some weights of the base as well.
 
-    trainable(model, pattern)   the chosen weights become the model's own copies and require a gradient; `collect` saves them
-    freeze(model, pattern)      they no longer require one
-    freeze_base, thaw_base      what `inject` and `eject` do: the base's own state, saved and restored
+    trainable(model, pattern)   make the chosen weights owned copies that require gradients; `collect` saves them
+    freeze(model, pattern)      stop requiring gradients
+    freeze_base, thaw_base      save and restore the base's state, for `inject` and `eject`
 
-A pattern is what `inject` takes as targets, compared with the names of parameters (`lm_head.weight`) and of the
-modules they are in (`norm1`). A frozen weight may be a view of a mapped file; what is trained is always owned.
+Patterns have the syntax of `inject`'s targets, and are compared with the names of parameters (`lm_head.weight`) and of
+the modules that contain them (`norm1`). A frozen weight may be a view of a mapped file; trained weights are always
+owned.
 """
 
 from __future__ import annotations
@@ -23,17 +24,30 @@ from inweave.layers.match import Targets, matching
 from inweave.layers.sites import sites
 from inweave.ops.kinds.wrappers import is_wrapper
 
-_FROZEN = "_inweave_frozen"  # where a model keeps the names of the parameters that inject froze
-_TRAINED = "_inweave_trained"  # where a module keeps the names of its own parameters that `trainable` chose
+_FROZEN = "_inweave_frozen"  # attribute of a model: names of the parameters that `inject` froze
+_TRAINED = "_inweave_trained"  # attribute of a module: names of its parameters that `trainable` chose
 
 Homes = dict[str, list[tuple[nn.Module, str]]]
 
 
 def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None = None) -> list[str]:
-    """Make the parameters that match ``pattern`` trainable, in ``dtype`` if given, and return their names.
+    """Make the parameters that match a pattern trainable.
 
-    Parameters that were tied to each other stay tied. `collect` returns the modules that hold them whole, beside the
-    adapter, also after `freeze`: they are no longer the base's.
+    Parameters that were tied to each other stay tied. `collect` includes the modules that contain them whole, even
+    after `freeze`, since they may differ from the base.
+
+    Args:
+        model: any torch module.
+        pattern: names of parameters or modules, with the syntax of `inject`'s targets.
+        dtype: convert the parameters to this dtype; None: keep theirs.
+
+    Returns:
+        The names of the parameters.
+
+    Raises:
+        ConfigError: an argument is invalid, or the pattern matches nothing.
+        TargetError: a parameter does not have a floating-point dtype.
+        MergeStateError: adapters are merged into one of the weights.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"expected a torch module, got {type(model).__name__}")
@@ -61,18 +75,18 @@ def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None =
 
 
 def trained_leaves(module: nn.Module) -> set[str]:
-    """The parameters of a module itself that `trainable` chose."""
+    """Return the names of a module's direct parameters that `trainable` chose."""
     leaves: set[str] = _base(module).__dict__.get(_TRAINED, set())
     return leaves
 
 
 def _base(module: nn.Module) -> nn.Module:
-    """The module that a LoRA layer stands for: its marks outlive the layer."""
+    """Return the module that a LoRA layer wraps, whose attributes outlive the layer, or the module itself."""
     return module.base if isinstance(module, LoraLayer) else module
 
 
 def freeze(model: nn.Module, pattern: Targets | None = None) -> list[str]:
-    """Stop training the chosen parameters; without a pattern all of the base, never the adapters."""
+    """Stop training the chosen parameters, or without a pattern the whole base, and return their names."""
     homes = _homes(model)
     names = _base_names(model, homes) if pattern is None else _chosen(homes, pattern)
     for name in names:
@@ -81,7 +95,7 @@ def freeze(model: nn.Module, pattern: Targets | None = None) -> list[str]:
 
 
 def freeze_base(model: nn.Module) -> None:
-    """Freeze the base, and remember in the model what was not frozen before."""
+    """Freeze the base, and record in the model which parameters required gradients."""
     homes = _homes(model)
     names = [name for name in _base_names(model, homes) if _parameter(homes, name).requires_grad]
     for name in names:
@@ -90,7 +104,7 @@ def freeze_base(model: nn.Module) -> None:
 
 
 def thaw_base(model: nn.Module) -> None:
-    """Let everything require a gradient again that did before `freeze_base`, on this model or a part of it."""
+    """Undo `freeze_base` on this model and its parts."""
     for site in sites(model):
         if names := site.module.__dict__.pop(_FROZEN, ()):
             homes = _homes(site.module)
@@ -100,7 +114,7 @@ def thaw_base(model: nn.Module) -> None:
 
 
 def _homes(model: nn.Module) -> Homes:
-    """parameter name -> every (module, leaf) that holds that very parameter."""
+    """Return {parameter name: every (module, leaf) that holds the same parameter object}."""
     holders: Homes = {}
     first: dict[int, str] = {}
     for prefix, module in _named_modules(model, "", set()):
@@ -113,7 +127,7 @@ def _homes(model: nn.Module) -> Homes:
 
 
 def _named_modules(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """Every module once, with its name as files have it: without those of wrappers."""
+    """Yield every module once with its name in files, which excludes wrappers."""
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -142,7 +156,9 @@ def _base_names(model: nn.Module, homes: Homes) -> list[str]:
 
 
 def _chosen(homes: Homes, pattern: Targets) -> list[str]:
-    """The parameters that a pattern names: by themselves, by their module, or by one around it, which has no adapters' own."""
+    """Return the parameters that match a pattern: by their own name, that of their module, or that of an enclosing
+    module, except adapters' parameters in the last case.
+    """
     owners = {name: name.rpartition(".")[0] for name in homes}
     around = {
         name: list(accumulate(owner.split(".")[:-1], "{}.{}".format))

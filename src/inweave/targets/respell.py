@@ -1,7 +1,7 @@
-"""The same adapter in the other naming: fused modules cut apart, or parts joined, and renamed.
+"""Convert an adapter to the other naming: fused modules are cut apart, or parts joined, and renamed.
 
-Every entry is first located on the model; its new name is that of the parts (diffusers naming) or of the
-tensor they lie in (original naming). Nothing needs the model's weights.
+Every entry is first located in the model; its new name is that of the parts (diffusers naming) or of the tensor that
+contains them (original naming). The model's weights are not needed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from inweave.targets.links import Naming, Shape
 from inweave.targets.locate import Locator, is_saved_module
 from inweave.targets.plan import Finding
 
-#: metadata that lets a joined file be cut again exactly as it was
+#: metadata that allows cutting a joined file exactly as it was
 BLOCKS = "inweave.blocks"
 
 
 @dataclass(slots=True)
 class Respelling:
-    """``lost``: what cannot be renamed; ``duplicates``: entries for rows that a finer entry of the file covers
-    already.
+    """The renamed entries. ``lost``: entries that cannot be renamed; ``duplicates``: entries for rows that a finer
+    entry of the file already covers.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -37,30 +37,30 @@ class Respelling:
 
 @dataclass(frozen=True, slots=True)
 class _Located:
-    """An entry, the parts of the model it changes, and its factors as they fit there."""
+    """An entry, the parts of the model it changes, and its factors adjusted to their shapes."""
 
     entry: Entry
     component: Component
     uses: tuple[Use, ...]
     factors: Factors
-    original: bool  # named as in the original model
+    original: bool  # has the original model's naming
 
     def coarseness(self) -> tuple[int, bool, tuple[str, ...]]:
-        """Of two entries for the same rows, the one with the smaller value stays, as in `resolve`."""
+        """Return the sort key of entries for the same rows: the smallest one stays, as in `resolve`."""
         rows = sum((self.component.parts.get(use.part) or (1,))[0] for use in self.uses)
         return rows, self.original, self.entry.keys
 
 
 @dataclass(slots=True)
 class _Item:
-    """One part's factors, in that part's own row order."""
+    """The factors of one part, in the part's row order."""
 
     entry: Entry
     factors: Factors
 
 
 def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> Respelling:
-    """Rename every entry to the naming ``naming_of`` chooses for its component; names become dotted."""
+    """Rename every entry to the naming that ``naming_of`` returns for its component; names become dotted."""
     result = Respelling()
     adapter = name_layers(adapter, index)
     locator = Locator(adapter, index)
@@ -70,7 +70,7 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
     every: list[_Located] = []
     for entry in adapter.entries:
         if entry.param.endswith("?"):
-            continue  # made again by whoever reads the weight's entry
+            continue  # readers create it again from the weight's entry
         located = _located(entry, locator)
         if isinstance(located, str) and is_saved_module(entry):
             whole.append(replace(entry, ref=replace(entry.ref, component=next(iter(index.components)))))
@@ -98,7 +98,7 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
 
 
 def _without_duplicates(every: list[_Located], result: Respelling) -> list[_Located]:
-    """Drop what lands on parts that another entry covers: a file may hold the same module under two names."""
+    """Drop entries whose parts another entry covers: a file may hold the same module under two names."""
     owners: dict[tuple[str, str], Entry] = {}
     dropped: set[int] = set()
     for number, each in sorted(enumerate(every), key=lambda pair: pair[1].coarseness()):
@@ -143,7 +143,7 @@ def _located(entry: Entry, locator: Locator) -> _Located | str:
 
 
 def _with_axes(factors: Factors, shape: Shape) -> Factors:
-    """Return factors whose magnitude has as many axes as the weight, where they keep its kernel in their columns."""
+    """Return factors whose magnitude has as many axes as the weight, if they store its kernel in their columns."""
     magnitude = factors.magnitude
     if magnitude is None or not factors.kernel_in_columns or len(shape) < 3:
         return factors
@@ -156,7 +156,7 @@ def _with_axes(factors: Factors, shape: Shape) -> Factors:
 def _unsplit(
     entry: Entry, factors: Factors, component: Component, uses: tuple[Use, ...], naming: Naming
 ) -> Entry | None:
-    """The entry under its new name, where its rows are exactly those of the module in that naming."""
+    """Return the entry under its new name if its rows are exactly those of the module in that naming."""
     tiles = _tiles(component, uses[0].part, naming)
     if factors.numbers_parts and len(uses) == 1 and len(tiles) > 1:
         number = next(i for i, tile in enumerate(tiles) if tile.part == uses[0].part)
@@ -173,14 +173,14 @@ def _unsplit(
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One part as some rows of a tensor in the naming that is written."""
+    """One part as some rows of a tensor in the target naming."""
 
     part: str
     tensor: str
     shape: Shape
     swap: bool = False
     transpose: bool = False
-    reshaped: bool = False  # the other naming keeps the same values in other axes
+    reshaped: bool = False  # the other naming stores the same values in another shape
 
     @property
     def rows(self) -> int:
@@ -188,9 +188,9 @@ class _Tile:
 
 
 def _tiles(component: Component, part: str, naming: Naming) -> list[_Tile]:
-    """All parts of the tensor that ``part`` lies in, in row order."""
+    """Return all parts of the tensor that contains ``part``, in row order."""
     by_part = component.link_of
-    if part not in by_part:  # a bias the base does not have: the weight's layout, renamed
+    if part not in by_part:  # a bias that the base does not have: use the weight's layout, renamed
         weight = part.removesuffix("bias") + "weight"
         return [
             replace(tile, part=_as_bias(tile.part), tensor=_as_bias(tile.tensor), shape=tile.shape[:1])
@@ -213,7 +213,7 @@ def _as_bias(tensor: str) -> str:
 
 
 def _name(tile: _Tile, naming: Naming) -> tuple[str, str]:
-    """(module, param) of the tensor; diffusers calls a norm's scale its weight."""
+    """Return (module, param) of the tensor; diffusers calls a norm's scale its weight."""
     module, param = module_of(tile.tensor)
     return module, "weight" if naming == "diffusers" and param == "scale" else param
 
@@ -225,9 +225,9 @@ def _to_parts(
     recorded: Mapping[str, Blocks],
     parts: dict[tuple[str, str], _Item],
 ) -> str:
-    """Cut an entry into parts; the reason if it cannot be."""
+    """Cut an entry into parts; return the reason if that is impossible."""
     if any(use.transpose for use in uses):
-        return "the other naming stores this weight transposed, and its factors cannot be"
+        return "the other naming stores this weight transposed, and its factors cannot be transposed"
     pieces: list[Factors | None] = [entry.factors]
     if len(uses) > 1:
         if not entry.factors.rows_are_local():
@@ -289,7 +289,7 @@ def _join_all(items: Mapping[str, _Item], component: Component, naming: Naming, 
 
 
 def blocks_metadata(blocks: Mapping[str, Blocks]) -> dict[str, str]:
-    """The record of joined modules, for the file's metadata; empty if none was joined."""
+    """Return the record of joined modules for the file's metadata; empty if none was joined."""
     if not blocks:
         return {}
     rows = {name: [list(b.ranks), list(b.alphas), b.shared] for name, b in blocks.items()}

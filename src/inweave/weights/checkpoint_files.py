@@ -63,7 +63,7 @@ class Pieces:
         self._files: dict[Path, BinaryIO] = {}
         for path, header in self.headers.items():
             if twice := header.spans.keys() & self._where.keys():
-                raise FormatError(f"{path}: tensor {min(twice)!r} is in an earlier shard too")
+                raise FormatError(f"{path}: tensor {min(twice)!r} is also in an earlier shard")
             self._files[path] = opened.enter_context(open_regular(path, buffering=0))
             self._where |= {name: (path, span) for name, span in header.spans.items()}
 

@@ -155,10 +155,12 @@ class MergedSource:
         self._scratch.release()
 
     def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
         self.settle()
         return self._names
 
     def spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of one tensor, without reading its data."""
         self.settle()
         items = self._items.get(name, [])
         if items and name in self._created and name not in self._base.names():
@@ -176,6 +178,7 @@ class MergedSource:
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
+        """Return one tensor; see `WeightSource.get`."""
         self.settle()
         items = self._items.get(name)
         if not items:

@@ -86,15 +86,21 @@ class WeightSource(Protocol):
 
 
 class DictSource:
-    """Tensors that are already in memory, by name."""
+    """Tensors that are already in memory.
+
+    Args:
+        tensors: The tensors by name.
+    """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
 
     def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
         return self._tensors.keys()
 
     def spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of one tensor, without reading its data."""
         tensor = _known(self._tensors, name)
         return TensorSpec(tuple(tensor.shape), tensor.dtype)
 
@@ -107,11 +113,19 @@ class DictSource:
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
+        """Return one tensor; see `WeightSource.get`."""
         return _cut(_known(self._tensors, name), rows).to(device=device, dtype=dtype, copy=owned)
 
 
 class FileSource:
-    """A safetensors file, an index of shards or a folder of them. Data is mapped and read on demand."""
+    """A safetensors file, an index of shards or a folder of them. Data is mapped and read on demand.
+
+    Args:
+        path: The file, index or folder.
+
+    Raises:
+        FormatError: A file cannot be read.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         container = open_container(as_path(path).absolute())  # it is read again later, from any working directory
@@ -122,9 +136,11 @@ class FileSource:
         self._identity = {file: _identity(file.stat()) for file in self.files}
 
     def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
         return self._tensors.keys()
 
     def spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of one tensor, without reading its data."""
         tensor = _known(self._tensors, name)
         return TensorSpec(tensor.shape, TORCH[tensor.dtype])
 
@@ -137,6 +153,7 @@ class FileSource:
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
+        """Return one tensor; see `WeightSource.get`."""
         tensor = _known(self._tensors, name)
         start, length = 0, len(tensor.data)
         if rows is not None:
@@ -209,9 +226,11 @@ class Renamed:
         self._component = component
 
     def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
         return self._component.homes.keys()
 
     def spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of one tensor, without reading its data."""
         home = _known(self._component.homes, name)
         return TensorSpec(self._component.parts[name], self._source.spec(home.tensor).dtype)
 
@@ -224,6 +243,7 @@ class Renamed:
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
+        """Return one tensor; see `WeightSource.get`."""
         home = _known(self._component.homes, name)
         span = None if home.length is None else (home.start, home.length)
         copied = owned or home.swap
@@ -243,9 +263,11 @@ class Stacked:
         self._tiles = component.tiles
 
     def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
         return self._tiles.keys()
 
     def spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of one tensor, without reading its data."""
         tiles = _known(self._tiles, name)
         first = tiles[0]
         dtype = reduce(torch.promote_types, (self._source.spec(link.part).dtype for link in tiles))
@@ -262,6 +284,7 @@ class Stacked:
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
+        """Return one tensor; see `WeightSource.get`."""
         tiles = _known(self._tiles, name)
         if len(tiles) == 1:
             return _cut(self._part(tiles[0], dtype, device, owned), rows)

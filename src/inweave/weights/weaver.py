@@ -261,7 +261,7 @@ class Weaver:
             more = f" and {len(foreign) - 1} more tensors" if len(foreign) > 1 else ""
             raise MergeStateError(
                 f"{foreign[0]}{more}: modified outside the Weaver while adapters were merged; the original weights are "
-                "lost; call apply([]) before changing weights, or make a new Weaver to take the present weights as the base"
+                "lost; call apply([]) before changing weights, or make a new Weaver to take the current weights as base"
             )
 
     def _items(self, stack: LoadedStack, blocks: Mapping[str, str] | None = None) -> dict[TensorKey, list[Item]]:

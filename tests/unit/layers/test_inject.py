@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import inweave
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError, InweaveError, TargetError
 from inweave.layers import collect, eject, inject, lora_layers, merge, unmerge
 from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, injected, layer_of
 
@@ -65,11 +65,11 @@ def test_targets(case: str) -> None:
 
 @pytest.mark.parametrize("entry", [r".*to_q", "to_.", "o_q", "blocks"])
 def test_an_entry_of_a_list_is_whole_segments_and_no_regex(entry: str) -> None:
-    with pytest.raises((ConfigError, TargetError), match=r"matches no module|no kind of layer"):
+    with pytest.raises((ConfigError, TargetError), match=r"matches no module|not a layer that takes LoRA"):
         inject(Net(), 2, targets=[entry])
 
 
-def refused(model: nn.Module, **options: object) -> ConfigError | TargetError:
+def refused(model: nn.Module, **options: object) -> InweaveError:
     """The error, after a check that the model is unchanged."""
     before = {name: id(module) for name, module in model.named_modules()}
     flags = [parameter.requires_grad for parameter in model.parameters()]
@@ -125,7 +125,7 @@ def test_all_problems_are_reported_at_once() -> None:
 def test_unsupported_kinds_are_all_named() -> None:
     error = refused(Net(), targets=["norm", "to_q"])
     assert isinstance(error, TargetError)
-    assert str(error).count("LayerNorm is no kind of layer") == 2
+    assert str(error).count("LayerNorm is not a layer that takes LoRA") == 2
     assert str(error).count("inweave.register_layer(LayerNorm, kind=...)") == 2
     assert "blocks.0.norm" in str(error) and "blocks.1.norm" in str(error)
 
@@ -354,7 +354,7 @@ def test_projections_that_diffusers_fused_are_refused(targets: Any) -> None:
     inweave.eject(unet)
     unet.fuse_qkv_projections()
     for add in (lambda: inweave.inject(unet, rank=2, targets=targets), lambda: inweave.attach(unet, adapter)):
-        with pytest.raises(TargetError, match=r"to_q?kv instead and never calls it; unfuse_qkv_projections\(\) first"):
+        with pytest.raises(TargetError, match=r"to_q?kv and never calls it; unfuse_qkv_projections\(\) first"):
             add()
     inweave.inject(unet, rank=2, targets=["attn2.to_q"])  # of cross-attention only k and v are fused
     inweave.eject(unet)

@@ -19,12 +19,11 @@ from inweave.layers.lokr import split_factors
 from inweave.ops.tensors.decode import decode, encode
 from tests.unit.layers.zoo import fill, injected, layer_of
 
-lycoris = pytest.importorskip("lycoris")
-from lycoris.functional import factorization  # noqa: E402
-from lycoris.modules.loha import LohaModule  # noqa: E402
-from lycoris.modules.lokr import LokrModule  # noqa: E402
-
-MODULES = {"loha": LohaModule, "lokr": LokrModule}
+factorization = pytest.importorskip("lycoris.functional").factorization
+MODULES = {
+    "loha": pytest.importorskip("lycoris.modules.loha").LohaModule,
+    "lokr": pytest.importorskip("lycoris.modules.lokr").LokrModule,
+}
 CASES: dict[str, dict[str, object]] = {
     "loha": {"network": "loha", "rank": 3},
     "loha-rslora": {"network": "loha", "rank": 4, "rslora": True},
@@ -49,9 +48,13 @@ def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
     base = nn.ModuleDict({"layer": make()})
     options = CASES[case]
     peer = MODULES[str(options["network"])](
-        "layer", copy.deepcopy(base["layer"]), lora_dim=options["rank"], alpha=5.0, rs_lora=options.get("rslora", False),
+        "layer",
+        copy.deepcopy(base["layer"]),
+        lora_dim=options["rank"],
+        alpha=5.0,
+        rs_lora=options.get("rslora", False),
         **{name: options[name] for name in ("factor", "decompose_both") if name in options},
-    )  # fmt: skip
+    )
     return injected(base, alpha=5.0, targets=["layer"], **options), peer, torch.randn(shape)  # type: ignore[arg-type]
 
 

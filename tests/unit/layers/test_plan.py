@@ -1,9 +1,10 @@
-"""What linear layers keep for inference: used while nothing has changed, never after that, with the bits of a first pass."""
+"""The cached plans of linear layers for inference: valid until something changes, with the bits of a first pass."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -77,11 +78,11 @@ def layer(request: pytest.FixtureRequest) -> LoraLayer:
     return layer
 
 
-def replaced(parameter: nn.Parameter) -> nn.Parameter:
+def replaced(parameter: Any) -> nn.Parameter:
     return nn.Parameter(parameter.detach() * 3, requires_grad=False)
 
 
-def last(layer: LoraLayer) -> nn.Module:
+def last(layer: LoraLayer) -> Any:
     return layer.branch(layer.active[-1])
 
 
@@ -109,7 +110,7 @@ CHANGES: dict[str, Callable[[LoraLayer], object]] = {
     "hook before backward": lambda layer: layer.base.register_full_backward_pre_hook(lambda module, dy: None),
     "other hooks": lambda layer: setattr(layer.base, "_forward_hooks", {0: lambda module, x, y: y + 1}),
     "forward": lambda layer: setattr(layer.base, "forward", type(layer.base)(INTO, OUT).requires_grad_(False).forward),
-    "8 bits": lambda layer: Fp8Linear.quantize(layer.base),
+    "8 bits": lambda layer: Fp8Linear.quantize(layer.base),  # type: ignore[arg-type]
     "down replaced": lambda layer: setattr(last(layer), "down", replaced(last(layer).down)),
     "up replaced": lambda layer: setattr(last(layer), "up", replaced(last(layer).up)),
     "other parameters": lambda layer: setattr(
@@ -318,10 +319,12 @@ def test_factors_without_memory_are_computed_with(count: int) -> None:
     layer, x = lora_layer(count), inputs()
     factors = {name: factor.detach() for name, factor in layer.named_parameters() if "adapters" in name}
     with torch.no_grad():
-        y, _ = torch.func.jvp(lambda each: torch.func.functional_call(layer, each, (x,)), (factors,), (factors,))
+        y = torch.func.jvp(lambda each: torch.func.functional_call(layer, each, (x,)), (factors,), (factors,))[0]
         assert torch.equal(y, first_output(layer, x)) and layer._fused.plan is None
         with FakeTensorMode() as fake:
-            fakes = {name: nn.Parameter(fake.from_tensor(value), False) for name, value in layer.named_parameters()}
+            fakes: dict[str, torch.Tensor] = {
+                name: nn.Parameter(fake.from_tensor(value), False) for name, value in layer.named_parameters()
+            }
             assert torch.func.functional_call(layer, fakes, (fake.from_tensor(x),)).shape == (2, 3, OUT)
         assert layer._fused.plan is None and torch.equal(layer(x), y)
 

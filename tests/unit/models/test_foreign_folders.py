@@ -73,7 +73,7 @@ def test_an_index_names_files_beside_it_and_no_pickle(shard: str, llama: Path) -
     shutil.copy(llama / "beside.safetensors", llama.parent / "outside.safetensors")
     (llama / "weights.bin").write_bytes(b"\x80\x02}.")  # a pickle: {}
     for load in (lambda: state(llama), lambda: blank_language_model(llama, torch.float32)):
-        with pytest.raises(FormatError, match="beside the index"):
+        with pytest.raises(FormatError, match="next to the index"):
             load()
 
 

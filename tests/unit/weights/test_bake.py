@@ -339,7 +339,7 @@ def test_a_shard_named_twice_is_refused(tmp_path: Path) -> None:
     index = write_shards(tmp_path / "base", {"first.weight": torch.ones(4, 3), "second.weight": torch.ones(4, 3)}, 2)
     for shard in (tmp_path / "base").glob("*.safetensors"):
         write_file(shard, {"first.weight": torch.ones(4, 3), "second.weight": torch.ones(4, 3)})
-    with pytest.raises(FormatError, match="in an earlier shard too"):
+    with pytest.raises(FormatError, match="also in an earlier shard"):
         baked(index, tmp_path / "out", [(pair("unet.first", 4, 3), Strength())])
 
 

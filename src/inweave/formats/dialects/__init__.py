@@ -1,10 +1,10 @@
-"""All dialects by name: to add one, write its file in this folder and list it here.
+"""All dialects by name. To add one, write its file in this folder and list it here.
 
     inweave.formats.dialects.<name>      one subclass of `Dialect` and its instance, DIALECT
     another package                      an instance, through the entry points `inweave.dialects`
 
-A dialect that was read is a label for reports, never a switch: nothing downstream behaves differently because of it.
-Other packages are looked for when something is met that no built-in dialect knows: a prefix, a name.
+The dialect of a file is only a label for reports: nothing downstream depends on it. Other packages are loaded only when
+a prefix or a name is unknown to the built-in dialects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUP = "inweave.dialects"
 
 #: dialects that are written, in the order in which they are offered
 WRITTEN = ("kohya", "diffusers", "peft", "comfy", "onetrainer", "bfl", "candle")
-#: dialects that are only read; those with suffixes of their own come first
+#: read-only dialects; those with unique suffixes come first
 READ = ("cloneofsimo", "xlabs", "hcp", "lycoris", "diffsynth")
 
 _outside: dict[str, Dialect] = {}
@@ -43,7 +43,7 @@ def register_dialect(dialect: Dialect) -> Dialect:
     """Add a dialect, and return it.
 
     Args:
-        dialect: an instance of a subclass of `Dialect` with a ``name`` of its own.
+        dialect: an instance of a subclass of `Dialect` with a unique ``name``.
 
     Raises:
         ConfigError: it is not such an object, or another dialect has its name or one of its prefixes.
@@ -101,7 +101,7 @@ def dialect_named(name: str) -> Dialect:
 
 
 def dialect_of(prefix: str, families: Iterable[str], name: str, has_adapter_name: bool) -> str:
-    """Return the name that reports give a module's dialect, from the dialect of its prefix and its suffixes' families."""
+    """Return the name of a module's dialect for reports, from the dialect of its prefix and its suffixes' families."""
     return _label(prefix, frozenset(families), name.partition(".")[0], has_adapter_name)
 
 

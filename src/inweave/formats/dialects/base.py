@@ -2,13 +2,13 @@
 
     key = prefix + module + "." + suffix
 
-A dialect has prefixes and a naming of modules; its suffixes are those of one of two families, in which every algorithm
-spells its own tensors (`Factors.spelled`):
+A dialect has prefixes and a naming of modules; its suffixes belong to one of two families, for which every algorithm
+defines its own suffixes (`Factors.spelled`):
 
     kohya family   lora_down.weight lora_up.weight alpha dora_scale, LyCORIS' names for the rest
     PEFT family    lora_A.weight lora_B.weight lora_magnitude_vector, no alpha in the file
 
-What a dialect cannot express comes back as `Lost`, with the reason.
+Entries that a dialect cannot express are returned as `Lost`, with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from inweave.adapter import Adapter, Entry, Form, Tensor
 
 Naming = Literal["diffusers", "original", "trained"]
 
-#: metadata keys inweave adds so that a later conversion gives back the same bits
+#: metadata keys that inweave adds so that a later conversion restores the same bits
 STORED_ALPHA = "inweave.alpha"
 CANDLE_ALPHA = "inweave.candle_alpha"
 CANDLE_MODULES = "inweave.candle_modules"
@@ -62,7 +62,7 @@ class Written:
 
 
 class Facts(NamedTuple):
-    """The facts of one module's keys that tell its dialect."""
+    """The properties of one module's keys that determine its dialect."""
 
     prefix: str  # the dialect that the prefix belongs to; empty if there is none
     families: frozenset[str]  # of its suffixes
@@ -71,7 +71,7 @@ class Facts(NamedTuple):
 
 
 class Dialect:
-    """One spelling of adapter files: how it is recognized and how it is written.
+    """One dialect of adapter files: how it is recognized and how it is written.
 
     A subclass sets ``name``, ``description`` and its prefixes. To be written it also sets ``form`` and implements
     `module`; everything else has defaults.
@@ -80,13 +80,13 @@ class Dialect:
     name: ClassVar[str]
     #: one line for lists and documentation
     description: ClassVar[str] = ""
-    #: (prefix, component) of names whose dots became underscores, and of dotted names; a component may be "" for a wrapper
+    #: (prefix, component) of names whose dots became underscores, and of dotted names; the component of a wrapper is ""
     flat_prefixes: ClassVar[tuple[tuple[str, str], ...]] = ()
     dotted_prefixes: ClassVar[tuple[tuple[str, str], ...]] = ()
 
-    #: what it can express; None if it is only read
+    #: its capabilities; None if it is read-only
     form: ClassVar[Form | None] = None
-    #: names of the denoiser's modules: diffusers', the original model's, or those that kohya trains under
+    #: naming of the denoiser's modules: diffusers', the original model's, or kohya's in training
     naming: ClassVar[Naming] = "diffusers"
     #: it can hold an adapter of any torch model
     generic: ClassVar[bool] = False
@@ -98,19 +98,19 @@ class Dialect:
     comfy_names: ClassVar[bool] = False
     #: it takes the options ``prefix`` and ``dummy_embeddings``
     has_structs: ClassVar[bool] = False
-    #: which programs read its names; empty for the usual ones
+    #: a note about the programs that read it; empty if the usual ones do
     readers: ClassVar[str] = ""
 
     # reading
 
     def claims(self, facts: Facts) -> str:
-        """Return the name that reports give a module with these facts; empty if it is of another dialect."""
+        """Return the name for reports of a module with these facts; empty if it belongs to another dialect."""
         return self.name if facts.prefix == self.name else ""
 
     # writing
 
     def write(self, adapter: Adapter, names: ModelNames) -> Written:
-        """Write entries whose names are dotted and in this dialect's naming: add prefixes and suffixes, move nothing."""
+        """Write entries with dotted names in this dialect's naming: only adds prefixes and suffixes."""
         written = Written(metadata=carried_metadata(adapter))
         entries: list[Entry] = []
         unscaled = {
@@ -138,7 +138,7 @@ class Dialect:
         return written
 
     def form_of(self, adapter: Adapter) -> Form:
-        """Return what this dialect can express of an adapter."""
+        """Return the capabilities of this dialect for an adapter."""
         assert self.form is not None
         return self.form
 
@@ -147,11 +147,11 @@ class Dialect:
         raise NotImplementedError(self.name)
 
     def suffix(self, entry: Entry, suffix: str) -> str:
-        """Return a tensor's suffix as this dialect has it."""
+        """Return a tensor's suffix in this dialect."""
         return suffix
 
     def refusal(self, entry: Entry, names: ModelNames) -> str:
-        """Return why this dialect cannot hold an entry; empty if its algorithm decides."""
+        """Return why this dialect cannot hold an entry; empty if that depends on its algorithm."""
         return ""
 
     def carries(self, key: str) -> bool:
@@ -162,16 +162,16 @@ class Dialect:
         """Add metadata and configuration; ``entries`` are those of the adapter that are written."""
 
     def notes(self, entries: Sequence[Entry], names: ModelNames) -> list[str]:
-        """Return notes about programs that read the file differently from what was written, or not at all.
+        """Return notes about programs that read the file differently or not at all.
 
-        Tried with their own loaders; the table in docs/formats.md lists which program reads which dialect.
+        Verified with their own loaders; the table in docs/formats.md lists the programs that read each dialect.
         """
         notes = [self.readers] if self.readers else []
         if self.form and self.form.family == "kohya" and any(entry.factors.magnitude is not None for entry in entries):
             notes.append(
-                "DoRA: ComfyUI and Forge divide by other norms, so that the change differs by some percent, and A1111 takes "
-                "the magnitudes for those of the inputs, which destroys the model; diffusers and PEFT read it as trained "
-                "(write diffusers or peft)"
+                "DoRA: ComfyUI and Forge divide by other norms, so that the change differs by a few percent, and A1111 "
+                "takes the magnitudes for those of the inputs, which destroys the model; diffusers and PEFT read it as "
+                "trained (write diffusers or peft)"
             )
         return notes
 
@@ -190,7 +190,7 @@ def carried_metadata(adapter: Adapter) -> dict[str, str]:
 
 
 def alpha_record(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return how alphas were stored, for dialects that keep only the number: {"": form, module: exception}."""
+    """Return how alphas were stored, for dialects that store only the number: {"": form, module: exception}."""
     forms: dict[str, object] = {}
     counts: dict[str, int] = {}
     for entry in entries:

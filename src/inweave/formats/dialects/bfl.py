@@ -1,4 +1,4 @@
-"""BFL's own spelling of Flux adapters.
+"""BFL's own names for Flux adapters.
 
 <original module>.lora_A.weight, lora_B.weight, lora_B.bias, <norm>.scale; no scaling at all
 """

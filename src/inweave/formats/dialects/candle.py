@@ -1,21 +1,23 @@
-"""candle-lora's spelling: `<path>.a<id>.weight` (down) and `<path>.b<id>.weight` (up), as its own models look them up.
+"""candle-lora's names: `<path>.a<id>.weight` (down) and `<path>.b<id>.weight` (up), as its models look them up.
 
-The path is that of the struct which holds the layer, and the id counts the struct's layers: linear, then conv1d, conv2d,
-embed. Its models name the paths each in its own way (``prefix``; without one, `lora_linear` and its kin):
+The path is that of the struct that holds the layer, and the id numbers the struct's layers: linear, then conv1d,
+conv2d, embed. Its models use different paths (``prefix``; by default `lora_linear` and the like):
 
     mistral stable_lm t5 mpt blip     <module>.traced_lora_linear | traced_lora_embed | ...
     bert bigcode starcoder resnet     <module>.lora_linear | lora_embed | lora_conv2d | lora_conv1d
-    dinov2                            <parent>.lora_<leaf>             lora_qkv, lora_proj, lora_fc1, lora_fc2, lora_head
-    falcon                            <parent>.lora_<leaf>             lora_query_key_value, lora_dense; the rest in lora_falcon
-    llama                             lora_llama                       embed_tokens, lm_head
-                                      <attention>.lora_llama_csa       q, k, v, o
-                                      <layer>.lora_llama_block         gate, up, down
+    dinov2                            <parent>.lora_<leaf>            lora_qkv, lora_proj, lora_fc1, lora_fc2, lora_head
+    falcon                            <parent>.lora_<leaf>            lora_query_key_value, lora_dense
+                                      lora_falcon                     the rest
+    llama                             lora_llama                      embed_tokens, lm_head
+                                      <attention>.lora_llama_csa      q, k, v, o
+                                      <layer>.lora_llama_block        gate, up, down
     anything else                     <module>.<prefix>
 
-Which layer an id belongs to is recorded in the metadata (`inweave.candle_modules`) where the path does not tell, so that the
-file can be read again. A Conv1d holds a (r*k, in*k) and b (out*k, r*k), whose product is the weight's change for kernels of one
-only. The format stores neither alpha nor rank; the Rust program passes them to `LoraConfig::new(rank, alpha, ..)`, once for the
-whole model. So only an adapter with one rank and one alpha can be written, and the note says which numbers to pass.
+If the path does not identify the layer of an id, the metadata records it (`inweave.candle_modules`), so that the file
+can be read again. A Conv1d has a (r*k, in*k) and b (out*k, r*k), whose product is the weight's change only for kernels
+of size one. The format stores neither alpha nor rank; the Rust program passes them to `LoraConfig::new(rank, alpha,
+..)`, once for the whole model. So only an adapter with one rank and one alpha can be written, and a note states the
+numbers to pass.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ from inweave.formats.dialects.base import (
 _TRACED = ("mistral", "stable_lm", "t5", "mpt", "blip", "traced_lora")
 _PLAIN = ("", "bert", "bigcode", "starcoder", "resnet", "lora")
 _LEAVES = {"dinov2": ("qkv", "proj", "fc1", "fc2", "head"), "falcon": ("query_key_value", "dense")}
-#: models of candle-lora whose paths are known
+#: candle-lora's models with known paths
 MODELS = (*_TRACED, *_PLAIN[1:], "dinov2", "falcon", "llama")
-#: what behind a module's name tells the module by itself
+#: path segments after a module's name that identify the module
 _TELLING = {f"{root}_{kind}" for root in ("lora", "traced_lora") for kind in ("linear", "embed", "conv1d", "conv2d")}
 _ORDER = ("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -67,7 +69,7 @@ class Candle(Dialect):
             pair = _pair(entry)
             owner = owners.setdefault(entry.ref.name, entry.ref.component)
             if owner != entry.ref.component:
-                pair = f"{owner} has a module of the same name, and candle-lora names no network"
+                pair = f"{owner} has a module of the same name, and candle-lora files do not name networks"
             if isinstance(pair, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {pair}"))
                 continue
@@ -92,7 +94,10 @@ class Candle(Dialect):
             usual = max(settings, key=lambda pair: len(settings[pair]))
             for setting, keys in settings.items():
                 if setting != usual:
-                    reason = f"rank {setting[0]} and scale {setting[1]:g}, while candle-lora has one rank and alpha for the whole model"
+                    reason = (
+                        f"rank {setting[0]} and scale {setting[1]:g}, "
+                        "while candle-lora has one rank and alpha for the whole model"
+                    )
                     written.lost.append(Lost(tuple(keys), reason))
         elif settings:
             rank, scale = next(iter(settings))
@@ -103,7 +108,7 @@ class Candle(Dialect):
 
 
 def _pair(entry: Entry) -> tuple[Tensor, Tensor] | str:
-    """The pair as candle-lora stores it, or why it cannot."""
+    """Return the pair as candle-lora stores it, or why it cannot."""
     factors = entry.factors
     if not isinstance(factors, Lora) or factors.mid or factors.magnitude or factors.residual or factors.widen:
         return "candle-lora holds plain LoRA pairs only"
@@ -112,7 +117,7 @@ def _pair(entry: Entry) -> tuple[Tensor, Tensor] | str:
     if len(factors.down.shape) != 3:
         return factors.down, factors.up
     if factors.down.shape[2] != 1 or factors.groups != 1:
-        return "candle-lora's Conv1d factors make the change of a kernel of one without groups only"
+        return "candle-lora's Conv1d factors support only kernels of size one without groups"
     return factors.down.reshaped(factors.down.shape[:2]), factors.up.reshaped(factors.up.shape[:2])
 
 
@@ -121,7 +126,7 @@ def _kind(factors: Lora) -> str:
 
 
 def struct_path(entry: Entry, prefix: str) -> str:
-    """The path under which candle-lora's model ``prefix`` looks for a module's factors."""
+    """Return the path at which candle-lora's model ``prefix`` looks up a module's factors."""
     assert isinstance(entry.factors, Lora)
     name, kind = entry.ref.name, _kind(entry.factors)
     parent, _, leaf = name.rpartition(".")
@@ -144,7 +149,7 @@ def struct_path(entry: Entry, prefix: str) -> str:
 
 
 def _number(paths: dict[str, list[tuple[Entry, Tensor, Tensor]]], written: Written) -> dict[str, str]:
-    """Give the layers of each struct their ids; returns the modules that the path does not tell, by path and id."""
+    """Number the layers of each struct; return the modules that their path does not identify, by path and id."""
     modules: dict[str, str] = {}
     several = 0
     for path, layers in paths.items():
@@ -157,14 +162,14 @@ def _number(paths: dict[str, list[tuple[Entry, Tensor, Tensor]]], written: Writt
                 modules[f"{path}.{number}"] = entry.ref.name
     if several:
         written.notes.append(
-            f"{several} structs hold several layers, numbered as {', '.join(_ORDER[1:])}; candle-lora itself numbers them in the "
-            "order of a hash map, which differs from run to run"
+            f"{several} structs hold several layers, numbered as {', '.join(_ORDER[1:])}; candle-lora itself numbers "
+            "them in the order of a hash map, which differs from run to run"
         )
     return modules
 
 
 def _rank_of(entry: Entry) -> tuple[bool, int, str]:
-    """Linear layers come before embeddings; projections in the order of the attention, everything else by name."""
+    """Return a sort key: linear layers before embeddings, attention projections in their usual order, then by name."""
     leaf = entry.ref.name.rpartition(".")[2]
     assert isinstance(entry.factors, Lora)
     return entry.factors.embedding, _ORDER.index(leaf) if leaf in _ORDER else len(_ORDER), entry.ref.name

@@ -1,4 +1,4 @@
-"""cloneofsimo's spelling: layers are numbered, `unet:0:up`."""
+"""cloneofsimo's names: layers are numbered, `unet:0:up`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inweave.formats.dialects.base import Dialect, Facts
 
 
 class CloneOfSimo(Dialect):
-    """cloneofsimo/lora's names, which are only read."""
+    """cloneofsimo/lora's names (read-only)."""
 
     name = "cloneofsimo"
     description = "cloneofsimo/lora"

@@ -1,4 +1,4 @@
-"""ComfyUI's generic spelling: dotted names of the original model, kohya's suffixes.
+"""ComfyUI's generic names: dotted names of the original model, kohya's suffixes.
 
 diffusion_model.<original module>.lora_down.weight | lora_up.weight | alpha | diff | diff_b | set_weight
 text_encoders.<clip_l|clip_g|clip_h|t5xxl>.transformer.<module>....
@@ -27,7 +27,10 @@ class Comfy(Dialect):
     form: ClassVar[Form | None] = Form("kohya", replaces=True, widens=True)
     naming = "original"
     comfy_names = True
-    readers = "these names are read by ComfyUI and Forge; A1111, sd-scripts and diffusers do not read them: for those write kohya"
+    readers = (
+        "these names are read by ComfyUI and Forge; A1111, sd-scripts and diffusers do not read them: "
+        "for those write kohya"
+    )
 
     def refusal(self, entry: Entry, names: ModelNames) -> str:
         numbered = entry.ref.part is not None

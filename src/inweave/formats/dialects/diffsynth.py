@@ -1,4 +1,4 @@
-"""DiffSynth's spelling: PEFT's suffixes with the adapter's name, under `pipe.dit.`."""
+"""DiffSynth's names: PEFT's suffixes with the adapter's name, under `pipe.dit.`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inweave.formats.dialects.base import Dialect, Facts
 
 
 class DiffSynth(Dialect):
-    """DiffSynth-Studio's names, which are only read."""
+    """DiffSynth-Studio's names (read-only)."""
 
     name = "diffsynth"
     description = "DiffSynth-Studio"

@@ -1,4 +1,4 @@
-"""diffusers' spelling, and the older ones of its attention processors.
+"""diffusers' names, and the older ones of its attention processors.
 
 unet.|transformer.|text_encoder[_2].<diffusers module>.lora_A.weight, lora_B.weight
 scaling other than 1 is in the metadata (`lora_adapter_metadata`)
@@ -65,8 +65,8 @@ class Diffusers(Dialect):
         if factors:
             listed = ", ".join(f"{scale:g}" for scale in factors[:3]) + (", ..." if len(factors) > 3 else "")
             notes.append(
-                f"the scale (alpha / rank = {listed}) is in the metadata alone, which diffusers reads; ComfyUI and others "
-                "ignore it and apply the file at scale 1: for them write kohya or comfy"
+                f"the scale (alpha / rank = {listed}) is in the metadata alone, which diffusers reads; ComfyUI and "
+                "others ignore it and apply the file at scale 1: for them write kohya or comfy"
             )
         return notes
 

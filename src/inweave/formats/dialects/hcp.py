@@ -1,4 +1,4 @@
-"""HCP-Diffusion's spelling: `<module>.___.layer.W_down`."""
+"""HCP-Diffusion's names: `<module>.___.layer.W_down`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inweave.formats.dialects.base import Dialect, Facts
 
 
 class Hcp(Dialect):
-    """HCP-Diffusion's names, which are only read."""
+    """HCP-Diffusion's names (read-only)."""
 
     name = "hcp"
     description = "HCP-Diffusion"

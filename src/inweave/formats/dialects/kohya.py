@@ -1,4 +1,4 @@
-"""kohya's spelling, which most programs read.
+"""kohya's names, which most programs read.
 
     lora_unet_<flat> lora_te_<flat>|lora_te1_.. + lora_down.weight lora_up.weight alpha
 

@@ -1,4 +1,4 @@
-"""LyCORIS' spelling: kohya's suffixes and its own, under `lycoris_`."""
+"""LyCORIS' names: kohya's suffixes and its own, under `lycoris_`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inweave.formats.dialects.base import Dialect, Facts
 
 
 class Lycoris(Dialect):
-    """LyCORIS's names, which are only read."""
+    """LyCORIS's names (read-only)."""
 
     name = "lycoris"
     description = "LyCORIS"

@@ -1,6 +1,6 @@
-"""OneTrainer's spelling: kohya's with other prefixes, for a few algorithms.
+"""OneTrainer's names: kohya's with other prefixes, for a few algorithms.
 
-lora_unet_|lora_transformer_<flat>; T5 behind Flux is lora_te2_
+lora_unet_|lora_transformer_<flat>; the T5 of Flux is lora_te2_
 """
 
 from __future__ import annotations

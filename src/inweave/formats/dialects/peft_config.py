@@ -1,4 +1,6 @@
-"""The configuration that gives a written adapter its scale: PEFT's fields, for diffusers' metadata and PEFT's directories."""
+"""The configuration that defines a written adapter's scale: PEFT's fields, in diffusers' metadata or PEFT's
+directories.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from inweave.formats.config import PeftConfig
 
 
 def scales(entry: Entry) -> bool:
-    """Return whether an entry needs a configuration to get its scale."""
+    """Return whether an entry needs a configuration for its scale."""
     return bool(entry.factors.peft_type) and entry.factors.scale != 1.0
 
 
 def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -> bool:
-    """Return whether a configuration kept from an earlier form still gives every module its scale."""
+    """Return whether a configuration preserved from an earlier conversion still defines every module's scale."""
     for entry in entries:
         factors = entry.factors
         config = configs.get(entry.ref.component) or configs.get("")
@@ -30,7 +32,7 @@ def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) ->
 
 
 def patterns(entries: Iterable[Entry]) -> dict[str, object]:
-    """Return r, lora_alpha and the exceptions; alpha = rank where the file had none."""
+    """Return r, lora_alpha and the exceptions; alpha = rank if the file had none."""
     rows = {config_name(e): e.factors for e in entries if e.factors.peft_type}
     ranks = {name: f.rank or 0 for name, f in rows.items()}
     alphas = {name: f.alpha or f.scale * (ranks[name] ** 0.5 if f.rslora else ranks[name]) for name, f in rows.items()}
@@ -55,12 +57,12 @@ def _whole(value: float) -> float:
 
 
 def _anchored(name: str, names: Iterable[str]) -> str:
-    """Return the pattern of a name, anchored where a longer path ends with it."""
+    """Return the pattern of a name, anchored if a longer path ends with it."""
     return f"^{name}" if any(other.endswith(f".{name}") for other in names) else name
 
 
 def lora_config(entries: list[Entry]) -> dict[str, object]:
-    """Return the PEFT fields that give these entries their scale."""
+    """Return the PEFT fields that define the scale of these entries."""
     loras = [entry for entry in entries if entry.factors.peft_type == "LORA"]
     return {
         **patterns(loras),

@@ -1,4 +1,4 @@
-"""XLabs' spelling of Flux adapters: `...processor.qkv_lora1.down.weight`."""
+"""XLabs' names for Flux adapters: `...processor.qkv_lora1.down.weight`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inweave.formats.dialects.base import Dialect, Facts
 
 
 class XLabs(Dialect):
-    """XLabs's names, which are only read."""
+    """XLabs's names (read-only)."""
 
     name = "xlabs"
     description = "XLabs"

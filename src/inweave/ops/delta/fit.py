@@ -1,8 +1,7 @@
-"""Shapes: what fits a weight, how it is laid on it, and the error when it does not.
+"""Shapes: whether a change fits a weight, how it is reshaped, and the error if it does not fit.
 
-A change fits a weight that has as many rows and as many numbers per row: a matrix may be laid on
-a convolution and a convolution on a matrix. Between equal numbers of axes every axis must agree, and
-a vector takes only a vector.
+A change fits a weight with the same number of rows and of values per row: a matrix may be added to a convolution and
+vice versa. With equal numbers of axes every axis must agree, and a vector fits only a vector.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from inweave.errors import TargetError
 
 
 def misfit(kind: str, what: str, expected: object, actual: object) -> TargetError:
+    """Return the error for shapes that do not fit."""
     return TargetError(f"{kind}: {what}: expected {_described(expected)}, got {_described(actual)}")
 
 
 def fitted(kind: str, change: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
-    """``change`` in the shape of the weight; as it is where no weight is known."""
+    """Return ``change`` in the shape of the weight, or unchanged if the shape is None."""
     if shape is None or change.shape == torch.Size(shape):
         return change
     flat_equal = change.shape[:1] == torch.Size(shape[:1]) and change.numel() == math.prod(shape)
@@ -30,14 +30,14 @@ def fitted(kind: str, change: torch.Tensor, shape: Sequence[int] | None) -> torc
 
 
 def flat(kind: str, tensor: torch.Tensor) -> torch.Tensor:
-    """(first axis, all others): how the formulas see a weight."""
+    """Return a tensor as (first axis, all others), as used in the formulas."""
     if tensor.dim() < 2:
         raise misfit(kind, "a factor must be a matrix or a convolution", "2 axes or more", tensor)
     return tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:]))
 
 
 def along(kind: str, vector: torch.Tensor, weight: torch.Tensor, axis: int) -> torch.Tensor:
-    """``vector``, however it is laid out, so that it broadcasts along one axis of ``weight`` only."""
+    """Reshape a vector of any layout so that it broadcasts along one axis of ``weight``."""
     if axis >= weight.dim():
         raise misfit(kind, f"the weight has no axis {axis}", f"{axis + 1} axes or more", weight)
     if vector.numel() != weight.shape[axis]:
@@ -46,7 +46,7 @@ def along(kind: str, vector: torch.Tensor, weight: torch.Tensor, axis: int) -> t
 
 
 def padded(weight: torch.Tensor, widen: Sequence[int] | None) -> torch.Tensor:
-    """``weight`` with zeros after the end of each axis up to ``widen``; itself without one."""
+    """Return ``weight`` padded with zeros at the end of each axis to ``widen``, or itself if that is None."""
     if widen is None or weight.shape == torch.Size(widen):
         return weight
     if len(widen) != weight.dim() or any(new < old for new, old in zip(widen, weight.shape, strict=True)):

@@ -30,7 +30,7 @@ def token_rows(factors: TokenRows, read: Reader, base: torch.Tensor, strength: f
     if base.dim() != 2 or value.shape != (len(factors.indices), base.shape[1]):
         raise misfit(factors.kind, "one row per token", (len(factors.indices), base.shape[-1]), value)
     if max(factors.indices, default=0) >= base.shape[0]:
-        raise misfit(factors.kind, "a token id lies outside", f"below {base.shape[0]}", max(factors.indices))
+        raise misfit(factors.kind, "a token id is out of range", f"below {base.shape[0]}", max(factors.indices))
     places = torch.tensor(factors.indices, device=base.device)
     result = torch.zeros_like(base)
     result[places] = value - base[places]

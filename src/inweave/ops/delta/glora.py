@@ -1,4 +1,4 @@
-"""GLoRA's product, which depends on the weight it changes.
+"""GLoRA's product, which depends on the base weight.
 
 W.a1.a2 + b1 @ b2, or W.a2.a1 + b2 @ b1 in the old layout;   W.a contracts W's axis 1
 with `bm` the b part is LoRA's sum with `bm` as `mid`
@@ -24,7 +24,7 @@ def product(
     layout: Literal["new", "old"],
     weight: torch.Tensor,
 ) -> torch.Tensor:
-    """In the shape of ``weight``."""
+    """Return the product in the shape of ``weight``."""
     a, b = (a1, a2), (b1, b2)
     if layout == "old":
         a, b = a[::-1], b[::-1]

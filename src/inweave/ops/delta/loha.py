@@ -1,4 +1,4 @@
-"""LoHa's product, for merging and for layers, with a gradient that keeps no large tensor.
+"""LoHa's product, for merging and for layers, with a backward pass that saves no large tensor.
 
 (w1_a @ w1_b) * (w2_a @ w2_b)
 each half [o,i,...] = sum_ab w_a[a,o] * t[a,b,...] * w_b[b,i]             with `t1` and `t2`
@@ -25,7 +25,7 @@ def product(
     t1: torch.Tensor | None = None,
     t2: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(out, all inputs); (out, in, kernel...) with cores."""
+    """Return the product as (out, all inputs), or (out, in, kernel...) with cores."""
     if t1 is not None or t2 is not None:
         left, right = factor("loha", w1_a, w1_b, t1), factor("loha", w2_a, w2_b, t2)
         if left.shape != right.shape:
@@ -39,8 +39,9 @@ def product(
 
 
 class _Product(torch.autograd.Function):
-    """Computes both halves again in the backward pass: each is as large as the layer's weight, and kept from every
-    layer of a model until then they would be the largest part of its memory."""
+    """Recomputes both halves in the backward pass: each is as large as the layer's weight, and saved for every layer
+    they would dominate activation memory.
+    """
 
     @staticmethod
     def forward(w1_a: torch.Tensor, w1_b: torch.Tensor, w2_a: torch.Tensor, w2_b: torch.Tensor) -> torch.Tensor:

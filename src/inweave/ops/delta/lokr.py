@@ -3,8 +3,8 @@
     kron(w1, w2);   w1 = w1 | w1_a @ w1_b
                     w2 = w2 | w2_a @ w2_b | sum_ab t2[a,b,...] * w2_a[a,o] * w2_b[b,i]
 
-It is computed on flattened factors: a kernel lies innermost, in w2's columns. Where both factors carry a part of the
-kernel, the reshape to the weight's own shape (`fit.fitted`) completes the formula.
+It is computed on flattened factors: a kernel is innermost, in w2's columns. If both factors contain a part of the
+kernel, the reshape to the weight's shape (`fit.fitted`) completes the formula.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def product(
     w2_b: torch.Tensor | None = None,
     t2: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(out, in, kernel...), with the kernel that w2 has."""
+    """Return the product as (out, in, kernel...), with w2's kernel."""
     left = flat("lokr", _whole("w1", w1, w1_a, w1_b, None))
     right = _whole("w2", w2, w2_a, w2_b, t2)
     if right.dim() < 2:

@@ -1,4 +1,4 @@
-"""The two low-rank products that the algorithms are made of, with shapes checked before any arithmetic.
+"""The two low-rank products that the algorithms are built from, with shapes checked before any arithmetic.
 
 matmul   flat(left) @ flat(right)
 tucker   [o,i,...] = sum_ab left[a,o] * core[a,b,...] * right[b,i]
@@ -17,7 +17,7 @@ def matmul(kind: str, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def matrices(kind: str, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both factors flattened, once it is known that they can be multiplied."""
+    """Return both factors flattened; raise TargetError if they cannot be multiplied."""
     left, right = flat(kind, left), flat(kind, right)
     if left.shape[1] != right.shape[0]:
         raise misfit(kind, f"{tuple(left.shape)} cannot multiply", f"({left.shape[1]}, ...)", right)
@@ -33,5 +33,5 @@ def tucker(kind: str, core: torch.Tensor, left: torch.Tensor, right: torch.Tenso
 
 
 def factor(kind: str, a: torch.Tensor, b: torch.Tensor, core: torch.Tensor | None) -> torch.Tensor:
-    """One half of LoHa, or one side of LoKr: ``a`` is stored transposed where there is a core."""
+    """Return one half of LoHa, or one side of LoKr; with a core, ``a`` is stored transposed."""
     return matmul(kind, a, b) if core is None else tucker(kind, core, a, b)

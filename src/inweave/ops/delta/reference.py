@@ -2,15 +2,15 @@
 
     adding       change = m * delta,  delta = scale * (product + dense(residual))      product: `Factors.formula`
     magnitude    V = W + delta;  change = m * (V * magnitude / |V| - W)                DoRA
-                 |V| over all axes but the rows (axis "out"), or all but the inputs (axis "in")
+                 |V| over all axes except the rows (axis "out"), or except the inputs (axis "in")
     replacing    change = new weight - W                                               `Factors.replacement`
 
-`transposed`: W is stored (in, out, ...); everything happens on W with its first two axes swapped, and
-the result is swapped back. `widen`: W is zero-padded to that shape first, and the change has the
-padded shape: W' = padded(W, widen) + change.
+`transposed`: W is stored as (in, out, ...); the computation uses W with its first two axes swapped, and the result is
+swapped back. `widen`: W is zero-padded to that shape first, and the change has the padded shape:
+W' = padded(W, widen) + change.
 
-All in float32, or in float64 where the weight is float64. An algorithm that only adds needs no
-numbers of the weight: None or a meta tensor will do.
+Everything is computed in float32, or in float64 if the weight is float64. An algorithm that only adds does not need the
+values of the weight, which may be None or a meta tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inweave.ops.tensors.decode import Reader, decode
 
 
 def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0) -> torch.Tensor:
-    """Return what to add to ``weight`` (padded to ``factors.widen``) at a strength, in its shape."""
+    """Return the change to add to ``weight`` (padded to ``factors.widen``) at a strength."""
     dtype = torch.float64 if weight is not None and weight.dtype == torch.float64 else torch.float32
     shape: Sequence[int] | None = factors.widen
     base, device = None, None
@@ -58,7 +58,7 @@ def delta(factors: Factors, weight: torch.Tensor | None = None) -> torch.Tensor:
 def _from_base(factors: Factors, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
     if factors.replaces:
         if factors.magnitude is not None or factors.residual is not None:
-            raise TargetError(f"{factors.kind}: a magnitude or a residual needs an algorithm that adds")
+            raise TargetError(f"{factors.kind}: a magnitude or a residual requires an additive algorithm")
         changed: torch.Tensor = imported(factors.replacement)(factors, read, base, strength)
         return changed
     added = _added(factors, read, base.shape, base)
@@ -70,7 +70,7 @@ def _from_base(factors: Factors, read: Reader, base: torch.Tensor, strength: flo
 def _added(factors: Factors, read: Reader, shape: Sequence[int] | None, base: torch.Tensor | None) -> torch.Tensor:
     """Return delta = scale * (product + residual)."""
     if not factors.formula:
-        raise TargetError(f"{factors.kind}: {type(factors).__name__} names no formula")
+        raise TargetError(f"{factors.kind}: {type(factors).__name__} has no formula")
     tensors = {role: read(tensor) for role, tensor in factors.tensors().items()}
     product = imported(factors.formula)(**tensors, **factors.formula_options(shape, base))
     total = fitted(factors.kind, product, shape)
@@ -80,7 +80,7 @@ def _added(factors: Factors, read: Reader, shape: Sequence[int] | None, base: to
 
 
 def _dense(kind: str, residual: Residual, read: Reader) -> torch.Tensor:
-    """Return the sparse remainder as a matrix; entries of the same place add up."""
+    """Return the sparse remainder as a matrix; duplicate entries are summed."""
     values = read(residual.values).flatten()
     places = decode(residual.indices, dtype=torch.int64, device=values.device)
     size = decode(residual.size, dtype=torch.int64).flatten().tolist()
@@ -88,12 +88,12 @@ def _dense(kind: str, residual: Residual, read: Reader) -> torch.Tensor:
         raise misfit(kind, f"residual of size {size}: one (row, column) per value", (2, values.numel()), places)
     limit = torch.tensor(size, device=values.device)[:, None]
     if bool(((places < 0) | (places >= limit)).any()):
-        raise misfit(kind, "residual: an index lies outside", f"below {size}", places.amax(1).tolist())
+        raise misfit(kind, "residual: an index is out of range", f"below {size}", places.amax(1).tolist())
     return values.new_zeros(size).index_put_((places[0], places[1]), values, accumulate=True)
 
 
 def _decomposed(kind: str, changed: torch.Tensor, magnitude: Magnitude, read: Reader) -> torch.Tensor:
-    """Scale each row (or input column) of V to its magnitude, as DoRA does; a zero one stays zero."""
+    """Scale each row (or input column) of V to its magnitude, as in DoRA; zeros stay zero."""
     axis = 0 if magnitude.axis == "out" else 1
     target = along(f"{kind} magnitude", read(magnitude.tensor), changed, axis)
     others = [i for i in range(changed.dim()) if i != axis]

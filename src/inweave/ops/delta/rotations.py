@@ -1,4 +1,4 @@
-"""Orthogonal fine-tuning: W' = rotation of W. Four families, each with its own convention.
+"""Orthogonal fine-tuning: W' = rotation of W. Four families with different conventions.
 
     cayley(Q) = (I + Q)(I - Q)^-1
 
@@ -7,7 +7,7 @@
             `solved` blocks are R before the strength m
     Boft    the same R in M stages; stage s sees rows (c, 2, h), h = 2^s * b/2, as (c, h, 2), in blocks
             of b, and multiplies block j by R[s,j] from the left
-    both    then rows times `rescale`, which the strength does not soften (no trainer does)
+    both    then rows times `rescale`, which is not scaled by the strength (no trainer does that)
     OftIn   Q from its upper triangle, divided by 2 * sqrt(b - 1) with `spread`
             R = cayley(-Q), or PEFT's series with t = `neumann_terms`:
                 I + 2Q + 2Q^2 + ... + 2Q^(t-2) + Q^(t-1)        t >= 4; t = 3 counts as 4
@@ -16,7 +16,7 @@
     BoftIn  Q = (B - B^T) / 2, R = cayley(-Q), W' = (S_{M-1} ... S_0 flat(W)^T)^T * out_scale
             S_s sees inputs (c, 2, 2^s, b/2) as (c, 2^s, 2, b/2), in blocks of b, times blockdiag(R[s])
 
-The last two have no strength of their own: W + m * (W' - W).
+The last two have no built-in strength: W + m * (W' - W).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from inweave.ops.delta.fit import flat, misfit
 def product(
     lambda_b: torch.Tensor, lambda_d: torch.Tensor, down: torch.Tensor, up: torch.Tensor, *, columns: int | None
 ) -> torch.Tensor:
-    """(out, ``columns``); all of the shared pair's columns where none are given."""
+    """Return the product as (out, ``columns``), with all columns of the shared pair by default."""
     into, out = lambda_d.flatten(), lambda_b.flatten()
     up, down = flat("vera", up), flat("vera", down)
     columns = down.shape[1] if columns is None else columns

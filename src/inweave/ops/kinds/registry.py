@@ -37,8 +37,7 @@ def register_layer(layer: type[nn.Module], kind: str | LayerKind) -> None:
     Args:
         layer: the class; the registration holds for its subclasses too.
         kind: "linear", "conv1d", "conv2d", "conv3d" or "embedding" if a change of the weight acts as in that layer, or
-        a
-            `LayerKind`.
+            a `LayerKind`.
 
     Raises:
         ConfigError: if ``layer`` is not a class of modules, the kind is unknown, or the class does not fit the kind.

@@ -1,1 +1,1 @@
-"""Which modules are trained, and the adapters on them."""
+"""Selection of the trained modules, and the adapters on them."""

@@ -1,11 +1,12 @@
-"""Attaching adapters to live networks: fresh ones, or the one to start from.
+"""Attach adapters to live networks: fresh ones, or the one to start from.
 
-    rank      the rule's, else conv_rank for convolutions wider than 1x1, else rank
-    alpha     the rule's; its rank where the rule names one; conv_alpha, or conv_rank, for those convolutions; else alpha
-    start_from: the adapter brings its own kind, ranks, alphas and modules; a setting that contradicts it is an error, and
-              rules may only set learning rates
-    learning rate   the rule's, else text_encoder_learning_rate for text encoders, else learning_rate; the factors `up` (B)
-              train at loraplus_lr_ratio times that: Hayou et al., "LoRA+", arXiv 2402.12354
+    rank            the rule's, else conv_rank for convolutions wider than 1x1, else rank
+    alpha           the rule's, or the rule's rank if it has one; conv_alpha, or conv_rank, for those convolutions;
+                    else alpha
+    start_from      the adapter defines kind, ranks, alphas and modules; a setting that contradicts it is an error, and
+                    rules may only set learning rates
+    learning rate   the rule's, else text_encoder_learning_rate for text encoders, else learning_rate; the factors `up`
+                    (B) train at loraplus_lr_ratio times that: Hayou et al., "LoRA+", arXiv 2402.12354
 
 All parameters are fp32 master weights, named `<component>.<module>.<factor>`.
 """
@@ -35,25 +36,25 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
 NAME = "trained"
-DIALECTS = ("kohya", "onetrainer", "diffusers", "peft")  # of the setting, those that most programs read first
+DIALECTS = ("kohya", "onetrainer", "diffusers", "peft")  # fallbacks for the setting, the most widely read first
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainableSet:
-    """The trainable parameters, the learning-rate multiplier of each, and how they will be written."""
+    """The trainable parameters, their learning-rate multipliers, and the dialect they will be written in."""
 
     parameters: dict[str, nn.Parameter]
     multipliers: dict[str, float]
     modules: int
-    dialect: str = ""  # that the adapter can be written in; empty where nobody asked
+    dialect: str = ""  # a dialect that can hold the adapter; empty if it was not determined
     notes: tuple[str, ...] = ()  # about the file that will be written
 
 
 def attach_adapters(
     networks: Mapping[str, nn.Module], config: TrainConfig, index: ModelIndex | None = None
 ) -> TrainableSet:
-    """Put a fresh adapter on every network, or the one to start from; ``index``: the base, under the names of files."""
+    """Attach a fresh adapter to every network, or the one to start from; ``index``: the base with names as in files."""
     fresh, targeted = dict(networks), set[str]()
     if config.start_from is not None:
         if "targets" in config.explicit_fields:
@@ -71,7 +72,7 @@ def attach_adapters(
     if not any(lora_layers(network) for network in networks.values()):
         raise ConfigError(f"rules: nothing of {', '.join(networks)} is left to train, every module is skipped")
     if not fresh and (problems := conflicts(shape_of(networks, NAME), config, targeted)):
-        raise ConfigError(problems)  # where something is fresh, the settings describe that
+        raise ConfigError(problems)  # if some networks get fresh adapters, the settings describe those
     parameters: dict[str, nn.Parameter] = {}
     multipliers: dict[str, float] = {}
     modules: list[str] = []
@@ -124,9 +125,10 @@ def collect_adapters(networks: Mapping[str, nn.Module]) -> Adapter:
 def _choose_dialect(
     networks: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter], config: TrainConfig, index: ModelIndex
 ) -> tuple[str, tuple[str, ...]]:
-    """(the dialect to write, notes about it): the configured one, or one that can hold the network where none was chosen.
+    """Return (the dialect to write, notes): the configured one, or by default one that can hold the adapter.
 
-    kohya's names fuse the projections of transformers: LoHa and LoKr then have no common factors. Before the first step.
+    kohya's names fuse the projections of transformers, for which LoHa and LoKr have no common factors. This is checked
+    before the first step.
     """
     if "model" in index.components and config.dialect not in GENERIC:
         raise ConfigError(
@@ -135,7 +137,7 @@ def _choose_dialect(
     original = {name: parameter.clone() for name, parameter in parameters.items()}
     generator = torch.Generator().manual_seed(0)
     try:
-        for parameter in parameters.values():  # fresh ones are zeros, which fuse where trained values do not
+        for parameter in parameters.values():  # fresh ones are zeros, which can be fused even if trained values cannot
             parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
         adapter = collect_adapters(networks)
         written = rewrite(adapter, config.dialect, index)
@@ -164,7 +166,7 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         if rule is None or not rule.skip:
             ranks[name], alphas[name] = _rank_and_alpha(network.get_submodule(name), rule, config)
     if not ranks:
-        return  # such as one of two text encoders
+        return  # for example, one of two text encoders
     default = config.alpha if config.alpha is not None else float(config.rank)
     spec = AdapterSpec(
         network=algorithm_of(config.network),
@@ -202,7 +204,7 @@ def _patterns(values: Mapping[str, N], default: N) -> dict[str, N]:
 def _start_from(
     networks: Mapping[str, nn.Module], config: TrainConfig, index: ModelIndex | None
 ) -> dict[str, nn.Module]:
-    """Attach an adapter file of any dialect; returns the networks it has nothing for."""
+    """Attach an adapter file of any dialect; return the networks that it does not adapt."""
     path = str(config.start_from)
     if sized := [rule.pattern for rule in config.rules if rule.skip or rule.rank or rule.alpha]:
         raise ConfigError(
@@ -210,7 +212,7 @@ def _start_from(
         )
     adapter = load(path)
     if index is not None:
-        resolve(adapter, index)  # raises where a tensor has no target
+        resolve(adapter, index)  # raises if a tensor has no target
         renamed = respell(adapter, index, lambda component: "diffusers")
         if renamed.lost:
             reasons = [f"{finding.module}: {finding.reason}" for finding in renamed.lost[:5]]

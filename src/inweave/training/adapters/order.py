@@ -1,10 +1,10 @@
-"""In which order trained factors lie in memory: those of layers that read one input are side by side, by role.
+"""The memory order of trained factors: those of layers with the same input are contiguous, by role.
 
     down of q, down of k, down of v, up of q, up of k, up of v        one block's attention
     all down of cross attention's k and v, then all their up          one width of a UNet: all of them read the text
 
-So one product can serve several layers (`inweave.layers.siblings`). The order is that of names and shapes alone: a run has the same
-one on every device, whether or not it is made use of.
+This allows one product for several layers (`inweave.layers.siblings`). The order depends only on names and shapes, so
+it is the same on every device, whether or not joint products are used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CROSS_ATTENTION, _OF_TEXT = "attn2", frozenset({"to_k", "to_v"})
 
 
 def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """The same parameters, named `<component>.<module>.<factor>`, in this order."""
+    """Return the parameters, named `<component>.<module>.<factor>`, in memory order."""
     modules: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in parameters.items():
         module, _, role = name.rpartition(".")
@@ -45,7 +45,7 @@ def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Paramet
 
 
 def projections(modules: Iterable[str]) -> list[tuple[str, ...]]:
-    """Of these modules, the queries, keys and values of each attention that has all three; every other one by itself."""
+    """Group queries, keys and values of each attention that has all three; other modules form groups of one."""
     names = dict.fromkeys(modules)
     result: list[tuple[str, ...]] = []
     for name in names:
@@ -60,7 +60,7 @@ def projections(modules: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 class _Attention(NamedTuple):
-    """Of one module: its projections in this order, whichever one the model lists them in."""
+    """The key of an attention's group; its projections are ordered as in ``names``, not as in the model."""
 
     parent: str
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""What kind of adapter is attached to networks, read from the layers: an adapter to start from brings its own.
+"""A summary of the adapters attached to networks, read from the layers: an adapter to start from defines its own.
 
 network   lora, locon (LoRA on a convolution wider than 1x1), dora, loha, lokr; several are joined by "+"
-rank      the most frequent one of all but such convolutions; conv_rank: of those; alphas likewise
+rank      the most frequent one except on such convolutions; conv_rank: on those; alphas likewise
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inweave.training.config.schema import TrainConfig
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How often each kind, rank and alpha occurs; ``wide``: on convolutions wider than 1x1."""
+    """Counts of each kind, rank and alpha; ``wide``: on convolutions wider than 1x1."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     ranks: Counter[Any] = field(default_factory=Counter)
@@ -37,7 +37,7 @@ class Shape:
         return "locon" if set(self.kinds) == {"lora", "locon"} else "+".join(sorted(self.kinds))
 
     def usual(self, numbers: str) -> Any:
-        """Return the most frequent one of ``ranks``, ``alphas``, ...; None where there is none."""
+        """Return the most frequent value of ``ranks``, ``alphas``, ...; None if there are none."""
         most = getattr(self, numbers).most_common(1)
         return most[0][0] if most else None
 

@@ -1,14 +1,14 @@
-"""Which networks and modules are trained: presets, names, patterns and rules.
+"""Selection of the trained networks and modules: presets, names, patterns and rules.
 
     targets   attention       the projections of attention
               attention-mlp   those and the feed-forward layers
               all             every linear layer and convolution inside the blocks
               names, regexes  a whole dotted name, its end after a dot, or a regular expression for all of it
     locon     adds the convolutions of the residual blocks to any of them
-    rules     the first whose pattern matches somewhere in `<component>.<module>` sets its rank, alpha or learning rate,
-              or skips it
+    rules     the first one whose pattern matches anywhere in `<component>.<module>` sets its rank, alpha or learning
+              rate, or skips it
 
-A target or a pattern that matches nothing is an error. Only names are needed, so all of it can be checked on the meta
+A target or a pattern that matches nothing is an error. Only names are needed, so everything can be checked on the meta
 device before any weight is read (`check_selection`).
 """
 
@@ -32,7 +32,7 @@ from inweave.training.config.presets import TARGETS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
-#: of text encoders and language models; those of denoisers belong to their families
+#: for text encoders and language models; the families define those of denoisers
 _TEXT_ATTENTION = (
     r"[qkv]_proj", "out_proj", "o_proj", r"SelfAttention\.[qkvo]", "c_attn", r"attn\.c_proj", "query_key_value",
     r"attention\.dense", "query", "key", "value",
@@ -64,15 +64,16 @@ def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
-    """Return the networks that get adapters, by the component names adapters use; frozen encoders get none."""
+    """Return the networks that get adapters, by component name; frozen encoders get none."""
     if model.inpaints:
         raise ConfigError(
-            f"{model.name}: an inpainting model takes a mask and a masked image beside the latents, which training does not "
-            "make; train on the model it was made from (an adapter for that one fits this one too)"
+            f"{model.name}: an inpainting model takes a mask and a masked image besides the latents, which training "
+            "does not provide; train on the model it was made from (an adapter for that one fits this one too)"
         )
     if config.train_text_encoders and not model.family.trainable_encoders:
         raise ConfigError(
-            f"train_text_encoders: the text encoder of {model.name} is too large to train; set train_text_encoders = false"
+            f"train_text_encoders: the text encoder of {model.name} is too large to train; "
+            "set train_text_encoders = false"
         )
     networks = {
         component: model.networks[folder]
@@ -107,7 +108,7 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
 
 
 def token_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """The modules of attention and feed-forward parts, which see every token, by name; those with adapters as they were."""
+    """Return the modules of attention and feed-forward parts, which process every token, by name and unwrapped."""
     pairs = (
         (name, module.base if isinstance(module, LoraLayer) else module) for name, module in network.named_modules()
     )
@@ -115,7 +116,7 @@ def token_layers(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
-    """Refuse an entry of `targets` that matches no module of any network."""
+    """Raise ConfigError if an entry of `targets` matches no module of any network."""
     names = [name for network in networks.values() for name in [*_adaptable(network), *lora_layers(network)]]
     unused = [entry for entry in _entries(config) if not _matches(entry, names)]
     if unused:
@@ -128,7 +129,7 @@ def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> Non
 
 
 def check_rules(rules: tuple[Rule, ...], names: list[str]) -> None:
-    """Refuse a rule that matches no trained module, or only modules that earlier rules match."""
+    """Raise ConfigError if a rule matches no trained module, or only modules that earlier rules match."""
     problems = []
     firsts = {id(rule) for rule in first_rules(names, rules).values()}
     work = Work("rules")
@@ -145,16 +146,16 @@ def check_rules(rules: tuple[Rule, ...], names: list[str]) -> None:
 
 
 def first_rules(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, Rule | None]:
-    """Return the first rule that matches each module, or None where none does."""
+    """Return the first rule that matches each module, or None."""
     work = Work("rules")
     patterns = [(regex(rule.pattern, "rules"), rule) for rule in rules]
     return {name: next((rule for pattern, rule in patterns if pattern.search(name, work)), None) for name in names}
 
 
 def check_selection(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
-    """Refuse targets and rules of a fresh adapter that select nothing; the networks need no weights."""
+    """Raise ConfigError if targets or rules of a fresh adapter select nothing; the networks need no weights."""
     if config.start_from is not None:
-        return  # the adapter brings its own modules
+        return  # the adapter defines its own modules
     selected = {component: select_modules(component, network, config) for component, network in networks.items()}
     check_targets(networks, config)
     check_rules(config.rules, [f"{component}.{name}" for component, names in selected.items() for name in names])
@@ -173,6 +174,6 @@ def _entries(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _matches(entry: str, names: Iterable[str]) -> list[str]:
-    """The names that an entry of `targets` selects."""
+    """Return the names that an entry of `targets` selects."""
     rule, work = regex(entry, "targets"), Work("targets")
     return [name for name in names if name == entry or name.endswith(f".{entry}") or rule.fullmatch(name, work)]

@@ -129,8 +129,13 @@ def lora_pair(module: str, out: int, into: int, rank: int = 4, *, seed: int = 0,
     return pair
 
 
+def dotted_pair(module: str, out: int, into: int, seed: int = 0) -> dict[str, Tensor]:
+    """Return a PEFT-named LoRA pair of random numbers, of rank 4."""
+    return {f"{module}.lora_A.weight": random(seed, 4, into), f"{module}.lora_B.weight": random(seed + 1, out, 4)}
+
+
 @cache
-def lora_listing(name: str) -> dict[str, object]:
+def lora_listing(name: str) -> dict[str, Any]:
     """One of tests/data/lora: {base, format, metadata?, adapter_config?, tensors: {key: (dtype, shape)}}."""
     document = json.loads((DATA / "lora" / f"{name}.json").read_text())
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}

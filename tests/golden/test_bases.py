@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from inweave.targets.bases import KNOWN, find, known_index, listing
 from inweave.targets.compact import expand
 from inweave.targets.detect import detect
 from inweave.targets.index import Component, component_from_names
-from inweave.targets.links import Link, Shape
+from inweave.targets.links import Link, Naming, Shape
 from inweave.targets.resolve import resolve
 from inweave.targets.tables import SPELLINGS, TABLES
 from tests.support import DATA, hollow, lora_listing, lora_listings, random, sized, tensor, write, write_sparse
@@ -35,16 +36,16 @@ Place = tuple[str, int | None, int | None, bool, bool]  # original, first row, r
 
 
 @cache
-def key_map(name: str) -> dict[str, object]:
+def key_map(name: str) -> dict[str, Any]:
     return json.loads((DATA / "maps" / f"{name}.json").read_text())
 
 
 def places(name: str) -> dict[str, Place]:
-    """diffusers tensor -> where it lies in the original; `[a-b]` is the same number on both sides."""
+    """Return diffusers tensor -> its place in the original naming; `[a-b]` is the same number on both sides."""
     rows_by_part: dict[str, Place] = {}
     for key, row in key_map(name)["map"].items():
         row = [row] if isinstance(row, str) else row
-        rows = [value for value in row[1:] if isinstance(value, int)] or [None, None]
+        rows: list[int | None] = [value for value in row[1:] if isinstance(value, int)] or [None, None]
         for number in _numbers(key):
             part, original = (_BRACKET.sub(number, text) for text in (key, row[0]))
             rows_by_part[part] = (original, rows[0], rows[1], "swap" in row, "reshape" in row)
@@ -83,7 +84,8 @@ def test_the_table_gives_the_published_names_rows_and_shapes_from_either_side(na
         for number, original in enumerate(originals)
     }
     assert component.tensors == published
-    for shapes, naming in ((component.shapes, "diffusers"), (published, "original")):
+    sides: tuple[tuple[Mapping[str, Shape], Naming], ...] = ((component.shapes, "diffusers"), (published, "original"))
+    for shapes, naming in sides:
         links = component.table.links(shapes, naming)
         assert {link.part: place(link) for link in links if not link.tensor} == places(name)
         assert {link.original: (link.tensor, link.offset) for link in links if link.tensor} == divided
@@ -126,9 +128,11 @@ def test_a_label_of_several_bases_is_no_base_and_the_message_lists_them(label: s
 @pytest.mark.parametrize(
     ("label", "base"),
     [
-        ("wan2.2-t2v-a14b", "wan2.1-t2v-14b"), ("Qwen-Image-Edit-2509", "qwen-image"), ("FLUX.1-Redux-dev", "flux1-dev"),
-        ("FLUX.1 Kontext dev", "flux1-dev"), ("Wan2.2-I2V-A14B-Diffusers", "wan2.2-i2v-a14b"), ("Pony V7", "auraflow-0.3"),
-        ("someone/ltx-2.3 (video)", "ltx-2.3"), ("hunyuan-video/LoRA", "hunyuanvideo"), ("zai-org/CogVideoX-2b", "cogvideox-2b"),
+        ("wan2.2-t2v-a14b", "wan2.1-t2v-14b"), ("Qwen-Image-Edit-2509", "qwen-image"),
+        ("FLUX.1-Redux-dev", "flux1-dev"), ("FLUX.1 Kontext dev", "flux1-dev"),
+        ("Wan2.2-I2V-A14B-Diffusers", "wan2.2-i2v-a14b"), ("Pony V7", "auraflow-0.3"),
+        ("someone/ltx-2.3 (video)", "ltx-2.3"), ("hunyuan-video/LoRA", "hunyuanvideo"),
+        ("zai-org/CogVideoX-2b", "cogvideox-2b"),
     ],
 )  # fmt: skip
 def test_published_models_with_the_tensors_of_another_are_known_under_their_own_names(label: str, base: str) -> None:
@@ -225,3 +229,25 @@ def test_the_documentation_lists_every_base() -> None:
     assert [
         known.name for known in KNOWN if f"`{known.name}`" not in page and not known.name.startswith("inweave/")
     ] == []
+
+
+@pytest.mark.parametrize("kind", ["loha", "lokr"])
+def test_rows_that_change_places_do_so_in_every_product(kind: str) -> None:
+    """Flux stores (shift, scale) where diffusers stores (scale, shift); a round trip is the identity."""
+    torch = pytest.importorskip("torch")
+    from inweave.ops.delta import change
+
+    module = "lora_transformer_norm_out_linear"
+    factors = (
+        {"hada_w1_a": (6144, 2), "hada_w1_b": (2, 3072), "hada_w2_a": (6144, 2), "hada_w2_b": (2, 3072)}
+        if kind == "loha"
+        else {"lokr_w1": (4, 4), "lokr_w2": (1536, 768)}
+    )
+    tensors = {f"{module}.{suffix}": random(n, *shape) for n, (suffix, shape) in enumerate(factors.items())}
+    index = known_index("flux1-dev")
+    there = rewrite(read(tensors), "kohya", index)
+    assert not there.lost
+    one, two = (change(next(iter(read(t))).factors, None) for t in (tensors, there.tensors))
+    assert torch.equal(one, torch.cat(two.chunk(2)[::-1]))
+    back = rewrite(read(there.tensors, there.metadata), "onetrainer", index)
+    assert all(tensors[key].same(back.tensors[key]) for key in tensors)

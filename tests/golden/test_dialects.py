@@ -156,8 +156,13 @@ def test_onetrainer_old() -> None:
     lands("flux1-dev", "lora_transformer_single_transformer_blocks_3_proj_mlp", LINEAR1[3],
           f"{SINGLE}single_blocks.3.linear1", (9216, 12288))  # fmt: skip
     lands("flux1-dev", f"lora_te2_{T5.replace('.', '_')}", f"te2:{T5}", f"te2:text_encoders.t5xxl.transformer.{T5}")
-    lands("sd3.5-large", "lora_transformer_transformer_blocks_3_attn_add_k_proj", "unet:transformer_blocks.3.attn.add_k_proj",
-          f"{SINGLE}joint_blocks.3.context_block.attn.qkv", (2432, 2432))  # fmt: skip
+    lands(
+        "sd3.5-large",
+        "lora_transformer_transformer_blocks_3_attn_add_k_proj",
+        "unet:transformer_blocks.3.attn.add_k_proj",
+        f"{SINGLE}joint_blocks.3.context_block.attn.qkv",
+        (2432, 2432),
+    )
 
 
 def test_onetrainer_new() -> None:
@@ -253,8 +258,18 @@ def test_a_prefix_cut_too_long() -> None:
     ("base", "prefix", "module", "home"),
     [
         ("sdxl", "base_model.model.", f"down_blocks.1.attentions.0.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
-        ("sdxl", "base_model.model.unet.", f"down_blocks.1.attentions.0.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
-        ("sdxl", "unet.base_model.model.", f"down_blocks.1.attentions.0.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
+        (
+            "sdxl",
+            "base_model.model.unet.",
+            f"down_blocks.1.attentions.0.{ATTN}",
+            f"unet:down_blocks.1.attentions.0.{ATTN}",
+        ),
+        (
+            "sdxl",
+            "unet.base_model.model.",
+            f"down_blocks.1.attentions.0.{ATTN}",
+            f"unet:down_blocks.1.attentions.0.{ATTN}",
+        ),
         ("sd1.5", "base_model.model.text_encoder.", TEXT, f"te1:{TEXT}"),
         ("sd1.5", "text_encoder.base_model.model.", TEXT, f"te1:{TEXT}"),
         ("sd1.5", "base_model.model.", TEXT, f"te1:{TEXT}"),
@@ -270,7 +285,7 @@ def test_a_prefix_cut_too_long() -> None:
         ("flux1-dev", "conditional_transformer.", Q[5:], Q),
         ("sdxl", "model.diffusion_model.", f"input_blocks.4.1.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
     ],
-)  # fmt: skip
+)
 def test_wrappers(base: str, prefix: str, module: str, home: str) -> None:
     lands(base, prefix + module, home, spelling="peft", dialect="peft" if "base_model" in prefix else None)
 

@@ -1,4 +1,4 @@
-"""candle-lora's dialect: every prefix its models use, with and without the dot, and what its files do not record."""
+"""candle-lora's dialect: every prefix its models use, with and without the dot, and information its files lack."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ LLAMA = {
         f"model.layers.{n}.{name}.weight": shape
         for n in range(2)
         for name, shape in {
-            "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8), "self_attn.o_proj": (8, 8),
-            "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12), "input_layernorm": (8,),
+            "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8),
+            "self_attn.o_proj": (8, 8), "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12),
+            "input_layernorm": (8,),
         }.items()
     },
 }  # fmt: skip
@@ -27,12 +28,14 @@ CANDLE = {
     "mistral": ("model.layers.0.self_attn.q_proj.traced_lora_linear", "model.layers.0.self_attn.q_proj", (8, 6)),
     "mistral embedding": ("model.embed_tokens.traced_lora_embed", "model.embed_tokens", (9, 6)),
     "stable_lm": ("model.layers.0.mlp.gate_proj.traced_lora_linear", "model.layers.0.mlp.gate_proj", (9, 6)),
-    "t5": ("encoder.block.0.layer.0.SelfAttention.q.traced_lora_linear", "encoder.block.0.layer.0.SelfAttention.q", (8, 6)),
+    "t5": ("encoder.block.0.layer.0.SelfAttention.q.traced_lora_linear", "encoder.block.0.layer.0.SelfAttention.q",
+        (8, 6)),
     "t5 embedding": ("shared.traced_lora_embed", "shared", (9, 6)),
     "mpt": ("transformer.blocks.0.attn.Wqkv.traced_lora_linear", "transformer.blocks.0.attn.Wqkv", (9, 6)),
     "blip": ("text_decoder.bert.encoder.layer.0.attention.self.query.traced_lora_linear",
              "text_decoder.bert.encoder.layer.0.attention.self.query", (8, 6)),
-    "bert": ("bert.encoder.layer.0.attention.self.query.lora_linear", "bert.encoder.layer.0.attention.self.query", (8, 6)),
+    "bert": ("bert.encoder.layer.0.attention.self.query.lora_linear", "bert.encoder.layer.0.attention.self.query",
+        (8, 6)),
     "bert embedding": ("bert.embeddings.word_embeddings.lora_embed", "bert.embeddings.word_embeddings", (9, 6)),
     "bigcode": ("transformer.h.0.attn.c_attn.lora_linear", "transformer.h.0.attn.c_attn", (9, 6)),
     "dinov2 qkv": ("blocks.0.attn.lora_qkv", "blocks.0.attn.qkv", (18, 6)),
@@ -40,7 +43,8 @@ CANDLE = {
     "dinov2 fc1": ("blocks.0.mlp.lora_fc1", "blocks.0.mlp.fc1", (24, 6)),
     "dinov2 fc2": ("blocks.0.mlp.lora_fc2", "blocks.0.mlp.fc2", (6, 24)),
     "dinov2 head": ("lora_head", "head", (5, 6)),
-    "falcon qkv": ("transformer.h.0.self_attention.lora_query_key_value", "transformer.h.0.self_attention.query_key_value", (8, 6)),
+    "falcon qkv": ("transformer.h.0.self_attention.lora_query_key_value",
+        "transformer.h.0.self_attention.query_key_value", (8, 6)),
     "falcon dense": ("transformer.h.0.self_attention.lora_dense", "transformer.h.0.self_attention.dense", (6, 7)),
     "resnet": ("layer1.0.conv1.lora_conv2d", "layer1.0.conv1", (7, 5, 3, 3)),
     "plain path": ("net.blocks.0.proj", "net.blocks.0.proj", (8, 6)),

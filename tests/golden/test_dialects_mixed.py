@@ -1,6 +1,10 @@
-"""Several dialects in one file, tensors that only travel along, and files that are something else."""
+"""Several dialects or adapters in one file, tensors that only travel along, and files that are something else."""
 
 from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -8,8 +12,9 @@ import inweave
 from inweave.errors import FormatError
 from inweave.formats.read import read
 from inweave.targets.bases import known_index
+from inweave.targets.resolve import resolve
 from tests.golden.weave import known, lora, places
-from tests.support import DATA, base_listing, hollow, random
+from tests.support import DATA, base_listing, dotted_pair, hollow, lora_pair, random, write
 
 TEXT = "text_model.encoder.layers.5.self_attn.q_proj"
 FLAT_TEXT = TEXT.replace(".", "_")
@@ -35,9 +40,14 @@ def test_mixed_dialects_in_one_file() -> None:
         report = known("sdxl", naming).plan(adapter).report
         assert report.placed == len(tensors)
     assert set(places("sdxl", "diffusers", adapter)) == {
-        *(f"unet:{attention}.{leaf}" for leaf in ("attn1.to_k", "attn1.to_v", "attn1.to_q", "attn1.to_out.0", "attn2.to_q")),
-        "unet:conv_in", f"te1:{TEXT}", f"te2:{TEXT}",
-    }  # fmt: skip
+        *(
+            f"unet:{attention}.{leaf}"
+            for leaf in ("attn1.to_k", "attn1.to_v", "attn1.to_q", "attn1.to_out.0", "attn2.to_q")
+        ),
+        "unet:conv_in",
+        f"te1:{TEXT}",
+        f"te2:{TEXT}",
+    }
 
 
 def test_two_suffixes_in_one_flux2_file() -> None:
@@ -79,13 +89,19 @@ def test_passengers_are_carried() -> None:
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"lora_controlnet": (), "input_blocks.1.0.in_layers.2.down": (8, 320, 3, 3), "input_blocks.1.0.in_layers.2.up": (320, 8, 1, 1)},
-         "Control-LoRA"),
+        (
+            {
+                "lora_controlnet": (),
+                "input_blocks.1.0.in_layers.2.down": (8, 320, 3, 3),
+                "input_blocks.1.0.in_layers.2.up": (320, 8, 1, 1),
+            },
+            "Control-LoRA",
+        ),
         ({"lllite_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q.down.0.weight": (4, 640)}, "LLLite"),
         ({"emb_params": (4, 768)}, "textual-inversion"),
         ({"clip_l": (4, 768), "clip_g": (4, 1280)}, "textual-inversion"),
     ],
-)  # fmt: skip
+)
 def test_other_kinds_of_file_are_refused_by_name(tensors: dict[str, tuple[int, ...]], words: str) -> None:
     with pytest.raises(FormatError, match=words):
         read({name: hollow(shape) for name, shape in tensors.items()})
@@ -116,3 +132,32 @@ def test_networks_in_diffusers_names_are_refused(base: str) -> None:
     first = next(iter(known_index(base)))
     with pytest.raises(FormatError, match="checkpoint"):
         read({key: hollow(shape) for key, shape in first.tensors.items()})
+
+
+def test_duplicates_do_not_depend_on_the_order_of_keys_and_never_mix() -> None:
+    module = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    one = {f"unet.{module}.lora_A.weight": random(1, 4, 320), f"unet.{module}.lora_B.weight": random(2, 320, 4)}
+    two = {f"unet.{module}.lora.down.weight": random(3, 4, 320), f"unet.{module}.lora.up.weight": random(4, 320, 4)}
+    flat = lora_pair(f"lora_unet_{module.replace('.', '_')}", 320, 320, seed=9)
+    for other in (two, flat):
+        used = set()
+        for order in itertools.permutations(one | other):
+            plan = resolve(read({key: (one | other)[key] for key in order}), known_index("sd1.5"), strict=False)
+            used.add(frozenset(key for placement in plan.placements for key in placement.keys))
+        assert len(used) == 1
+        assert next(iter(used)) in (frozenset(one), frozenset(other))
+
+
+def test_two_names_in_one_file_can_be_inspected(tmp_path: Path) -> None:
+    from tests.e2e.test_commands import inweave as run
+
+    tensors = {
+        key.replace(".weight", f".{name}.weight"): t
+        for name in ("a", "b")
+        for key, t in dotted_pair("transformer.x_embedder", 3072, 64).items()
+    }
+    path = write(tmp_path / "two.safetensors", tensors)
+    refused = run("inspect", path)
+    assert refused.returncode == 2
+    assert "--adapter" in refused.stderr
+    assert json.loads(run("inspect", path, "--adapter", "b", "--json").stdout)["modules"] == 1

@@ -12,6 +12,7 @@ from inweave.exchange.load import open_base
 from inweave.formats.read import read
 from inweave.targets.bases import find, known_index
 from inweave.targets.detect import detect
+from inweave.targets.links import Naming
 from inweave.targets.resolve import resolve
 from tests.support import DATA, base_listing, hollow, lora_listing, lora_listings, write_sparse
 
@@ -29,7 +30,7 @@ def adapter_of(name: str) -> Adapter:
 
 @pytest.mark.parametrize("naming", ["diffusers", "original"])
 @pytest.mark.parametrize("name", PLACED)
-def test_places_completely(name: str, naming: str) -> None:
+def test_places_completely(name: str, naming: Naming) -> None:
     adapter = adapter_of(name)
     plan = resolve(adapter, known_index(lora_listing(name)["base"], naming))  # strict: raises on anything left over
     report = plan.report
@@ -77,9 +78,9 @@ def test_places_on_a_model_known_only_by_its_own_names(name: str, tmp_path: Path
 
 
 ANIMA_DOTS = (
-    ("blocks_0_", "blocks.0."), ("layers_0_", "layers.0."), ("self_attn_", "self_attn."), ("cross_attn_k", "cross_attn.k"),
-    ("cross_attn_q", "cross_attn.q"), ("cross_attn_v", "cross_attn.v"), ("cross_attn_output", "cross_attn.output"),
-    ("mlp_", "mlp."), ("cross_attn_1", "cross_attn.1"),
+    ("blocks_0_", "blocks.0."), ("layers_0_", "layers.0."), ("self_attn_", "self_attn."),
+    ("cross_attn_k", "cross_attn.k"), ("cross_attn_q", "cross_attn.q"), ("cross_attn_v", "cross_attn.v"),
+    ("cross_attn_output", "cross_attn.output"), ("mlp_", "mlp."), ("cross_attn_1", "cross_attn.1"),
 )  # fmt: skip
 
 

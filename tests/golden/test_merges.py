@@ -1,4 +1,4 @@
-"""Every golden file: what the trainers' own libraries compute from base and adapter, inweave computes too."""
+"""Every golden file: inweave merges it into the same weights as the trainers' own libraries."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from inweave.adapter import Adapter  # noqa: E402
-from inweave.formats.files import open_container  # noqa: E402
-from inweave.formats.read import read  # noqa: E402
-from inweave.ops.delta import change  # noqa: E402
-from inweave.ops.tensors.decode import decode  # noqa: E402
-from inweave.targets.index import index_from_names  # noqa: E402
-from inweave.targets.resolve import resolve  # noqa: E402
-from tests.support import DATA  # noqa: E402
+import torch
+
+from inweave.adapter import Adapter
+from inweave.formats.files import open_container
+from inweave.formats.read import read
+from inweave.ops.delta import change
+from inweave.ops.tensors.decode import decode
+from inweave.targets.index import index_from_names
+from inweave.targets.resolve import resolve
+from tests.support import DATA
 
 FILES = sorted((DATA / "golden").glob("*.safetensors"))
 
@@ -67,7 +69,7 @@ def test_strength_one(path: Path) -> None:
 
 
 def test_strength_one_half() -> None:
-    """Where the file holds it; of DoRA see below."""
+    """If the file has expected values for it; DoRA is tested below."""
     compared = 0
     for path in FILES:
         adapter, base, expected = open_golden(path)

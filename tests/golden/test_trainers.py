@@ -1,4 +1,4 @@
-"""Files as trainers name them, made for one base of every family in each of its namings: found, and placed to the last tensor."""
+"""Files as trainers name them, for one base of every family in each naming: recognized, and placed completely."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RANK = 8
 #: bases whose tensors differ in shape from every other's; one or more of every family
 BASES = (
     "anima", "auraflow-0.3", "chroma1-hd", "cogvideox-2b", "flux1-dev", "flux2-klein-4b", "flux2-klein-9b", "framepack",
-    "hidream-i1", "hunyuanimage-2.1", "hunyuanvideo", "hunyuanvideo-1.5", "kandinsky5-pro-video", "krea2", "longcat-image",
-    "ltx-2", "ltx-video-13b", "ltx-video-2b", "lumina2", "mochi-1-preview", "omnigen2", "ovis-image-7b", "pixart-sigma-1024",
-    "qwen-image", "sana-1.5-4.8b", "sana-0.6b", "stable-cascade-prior-1b", "wan2.1-i2v-14b", "wan2.1-vace-1.3b",
-    "wan2.1-vace-14b", "wan2.2-ti2v-5b", "z-image-turbo",
+    "hidream-i1", "hunyuanimage-2.1", "hunyuanvideo", "hunyuanvideo-1.5", "kandinsky5-pro-video", "krea2",
+    "longcat-image", "ltx-2", "ltx-video-13b", "ltx-video-2b", "lumina2", "mochi-1-preview", "omnigen2",
+    "ovis-image-7b", "pixart-sigma-1024", "qwen-image", "sana-1.5-4.8b", "sana-0.6b", "stable-cascade-prior-1b",
+    "wan2.1-i2v-14b", "wan2.1-vace-1.3b", "wan2.1-vace-14b", "wan2.2-ti2v-5b", "z-image-turbo",
 )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def kohya(prefix: str, *, flat: bool = True) -> Callable[[Shapes], Shapes]:
 
 
 def distilled(tensors: Shapes) -> Shapes:
-    """LoRA and, for all that is no matrix, differences: LightX2V's and Kijai's distilled models."""
+    """LoRA, and differences for every tensor that is not a matrix: LightX2V's and Kijai's distilled models."""
     made = dict(kohya("diffusion_model.", flat=False)(tensors))
     for name, shape in tensors.items():
         module, _, param = name.rpartition(".")
@@ -87,7 +87,7 @@ def linear(tensors: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def ends(tensors: Shapes) -> Shapes:
-    """What lies in the first and the last block of each stack: enough to tell how deep the model is."""
+    """Return the names in the first and the last block of each stack, which show how deep the model is."""
     last: dict[str, int] = {}
     numbered = {name: m for name in tensors if (m := re.match(r"(\D*?(?:blocks|layers|refiner))\.(\d+)\.", name))}
     for match in numbered.values():

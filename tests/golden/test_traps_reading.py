@@ -1,4 +1,4 @@
-"""Traps of reading and writing (T28, T32, T34, T40, T44, T45, T47, T48, T50): what a key or a file is at all."""
+"""Traps of reading and writing: how a key is parsed, which files are refused, and which tensors are written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -17,12 +18,12 @@ from inweave.errors import FormatError, TargetError
 from inweave.formats.read import read
 from inweave.targets.index import index_from_names
 from tests.golden.weave import Base, close, known, lora, numbers, product, torch_base
-from tests.support import random, tensor, write
+from tests.support import lora_pair, random, tensor, write
 
 BASE = torch_base({"net.proj.weight": (6, 5), "net.proj.bias": (6,), "net.square.weight": (5, 5)})
 
 
-def test_t28_a_plain_weight_is_ia3_only_next_to_on_input() -> None:
+def test_a_plain_weight_is_ia3_only_next_to_on_input() -> None:
     pair, vector = lora("lora_unet_net_proj", 6, 5, alpha=2.0), random(1, 5)
     plain = {"lora_unet_net_square.weight": vector}
     plan = BASE.plan(pair | plain, strict=False)
@@ -54,32 +55,34 @@ FLUX, BFL = "transformer_blocks.0.attn.to_out.0", "double_blocks.0.img_attn.proj
         ("qwen-image", f"base_model.model.transformer.{FLUX}", FLUX),
     ],
 )
-def test_t32_wrappers_are_stripped_until_none_is_left(base: str, module: str, home: str) -> None:
+def test_wrappers_are_stripped_until_none_is_left(base: str, module: str, home: str) -> None:
     out, into = known(base).index.denoiser.parts[f"{home}.weight"]
     plan = known(base).plan(lora(module, out, into, spelling="peft", empty=True))
     assert [p.tensor for p in plan.placements] == [f"{home}.weight"]
 
 
 @pytest.mark.parametrize("prefix", ["lora_unet_", "lora_unet__", "lora_unet_unet_"])
-def test_t32_doubled_prefixes_and_flattened_suffixes(prefix: str) -> None:
+def test_doubled_prefixes_and_flattened_suffixes(prefix: str) -> None:
     flat = prefix + ATTENTION.replace(".", "_")
     pair = {key.replace(f"{flat}.", f"{flat}_"): item for key, item in lora(flat, 640, 640).items()}
     assert f"{flat}_lora_down.weight" in pair
     close(known("sdxl").changes(pair)[f"{ATTENTION}.weight"], product(pair))
 
 
-def test_t34_adapter_names_in_the_keys() -> None:
+def test_adapter_names_in_the_keys() -> None:
     pair, magnitude = lora("net.proj", 6, 5, spelling="named"), random(1, 6)
     after = BASE.merged(pair | {"net.proj.lora_magnitude_vector.default.weight": magnitude})["net.proj.weight"]
     changed = BASE["net.proj.weight"] + product(pair)
     close(after, changed / changed.norm(dim=1, keepdim=True) * numbers(magnitude)[:, None])
 
 
-def test_t34_two_names_are_two_adapters() -> None:
+def test_two_names_are_two_adapters() -> None:
     pairs = {
-        name: {key.replace("default", name): item for key, item in lora("net.proj", 6, 5, spelling="named", seed=n).items()}
+        name: {
+            key.replace("default", name): item for key, item in lora("net.proj", 6, 5, spelling="named", seed=n).items()
+        }
         for n, name in enumerate(("first", "second"))
-    }  # fmt: skip
+    }
     both = pairs["first"] | pairs["second"]
     with pytest.raises(FormatError, match="first, second"):
         read(both)
@@ -108,7 +111,7 @@ PICKLES = {
 
 @pytest.mark.parametrize("suffix", [".pt", ".bin", ".ckpt", ".safetensors", ""])
 @pytest.mark.parametrize("kind", PICKLES)
-def test_t40_pickles_are_refused_by_content(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_pickles_are_refused_by_content(kind: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"file{suffix}"
     path.write_bytes(PICKLES[kind])
     if kind in ("protocol 0", "protocol 1") and suffix in (".safetensors", ""):
@@ -122,7 +125,7 @@ def test_t40_pickles_are_refused_by_content(kind: str, suffix: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "pytorch_lora_weights.bin"])
-def test_t40_a_directory_with_only_a_pickle(name: str, tmp_path: Path) -> None:
+def test_a_directory_with_only_a_pickle(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(PICKLES["dict"])
     with pytest.raises(FormatError, match="pickle"):
         inweave.load(tmp_path)
@@ -141,7 +144,7 @@ class Net(torch.nn.Module):
 
 
 def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.Tensor]]:
-    """A directory as PEFT writes it, its base, and the model as PEFT merges it."""
+    """Save an adapter with PEFT; return its base and the weights that PEFT merges."""
     import peft
 
     torch.manual_seed(0)
@@ -153,13 +156,13 @@ def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.
         for item in wrapped.parameters():
             if item.requires_grad:
                 item.add_(torch.randn_like(item))
-    wrapped.save_pretrained(path)
+    wrapped.save_pretrained(str(path))
     merged = {name: item.double() for name, item in wrapped.merge_and_unload().state_dict().items()}
     return Base(index_from_names({name: tuple(item.shape) for name, item in before.items()}), before), merged
 
 
 def assert_merges_alike(path: Path, base: Base, expected: dict[str, torch.Tensor]) -> set[str]:
-    """Every tensor PEFT changed is changed alike; all others are left alone."""
+    """Assert that the same tensors change as in PEFT, with the same values; return their names."""
     merged = base.merged(inweave.load(path))
     touched = {name for name, item in expected.items() if not torch.allclose(item, base[name], atol=1e-6)}
     assert touched == set(merged)
@@ -169,7 +172,7 @@ def assert_merges_alike(path: Path, base: Base, expected: dict[str, torch.Tensor
 
 
 @pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
-def test_t44_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> None:
+def test_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> None:
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], modules_to_save=["head"], bias=bias)
     touched = assert_merges_alike(tmp_path, base, expected)
     expected_names = {"lin.weight", "head.weight", "head.bias"} | ({"lin.bias"} if bias != "none" else set())
@@ -180,7 +183,7 @@ def test_t44_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> No
     close(half["head.weight"], expected["head.weight"], 2e-6)
 
 
-def test_t44_a_saved_head_the_base_does_not_have_is_carried(tmp_path: Path) -> None:
+def test_a_saved_head_the_base_does_not_have_is_carried(tmp_path: Path) -> None:
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], modules_to_save=["head"])
     headless = {name: item for name, item in base.weights.items() if not name.startswith("head.")}
     bare = Base(index_from_names({name: tuple(item.shape) for name, item in headless.items()}), headless)
@@ -189,13 +192,13 @@ def test_t44_a_saved_head_the_base_does_not_have_is_carried(tmp_path: Path) -> N
     close(bare.merged(inweave.load(tmp_path))["head.weight"], expected["head.weight"], 2e-6)
 
 
-def test_t44_lora_bias_is_added_with_the_scale(tmp_path: Path) -> None:
+def test_lora_bias_is_added_with_the_scale(tmp_path: Path) -> None:
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], lora_bias=True)
     assert assert_merges_alike(tmp_path, base, expected) == {"lin.weight", "lin.bias"}
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_t45_fan_in_fan_out_transposes_the_change(use_dora: bool, tmp_path: Path) -> None:
+def test_fan_in_fan_out_transposes_the_change(use_dora: bool, tmp_path: Path) -> None:
     """A square layer proves it: only the configuration determines its orientation."""
     base, expected = saved_by_peft(tmp_path, target_modules=["wide", "even"], fan_in_fan_out=True, use_dora=use_dora)
     assert assert_merges_alike(tmp_path, base, expected) == {"wide.weight", "even.weight"}
@@ -217,7 +220,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" *
         ((2).to_bytes(8, "little") + b"{}", "no tensors"),
     ],
 )
-def test_t47_files_that_are_no_adapter_say_what_they_are(content: bytes, words: str, tmp_path: Path) -> None:
+def test_files_that_are_no_adapter_say_what_they_are(content: bytes, words: str, tmp_path: Path) -> None:
     assert content != POINTER or len(content) in range(130, 136)
     path = tmp_path / "style.safetensors"
     path.write_bytes(content)
@@ -226,7 +229,7 @@ def test_t47_files_that_are_no_adapter_say_what_they_are(content: bytes, words: 
     assert "style.safetensors" in str(caught.value)
 
 
-def test_t48_an_alpha_without_tensors_is_an_orphan() -> None:
+def test_an_alpha_without_tensors_is_an_orphan() -> None:
     pair = lora("lora_unet_net_proj", 6, 5, alpha=2.0)
     plan = BASE.plan(pair | {"lora_unet_net_square.alpha": tensor(4.0)}, strict=False)
     assert [finding.keys for finding in plan.report.orphans] == [("lora_unet_net_square.alpha",)]
@@ -237,7 +240,7 @@ def test_t48_an_alpha_without_tensors_is_an_orphan() -> None:
 
 
 @pytest.mark.parametrize("half", ["lora_down.weight", "lora_up.weight"])
-def test_t48_half_a_pair_is_an_orphan_with_its_alpha(half: str) -> None:
+def test_half_a_pair_is_an_orphan_with_its_alpha(half: str) -> None:
     pair = lora("lora_unet_net_proj", 6, 5)
     other = lora("lora_unet_net_square", 5, 5, alpha=2.0)
     del other[f"lora_unet_net_square.{half}"]
@@ -245,8 +248,8 @@ def test_t48_half_a_pair_is_an_orphan_with_its_alpha(half: str) -> None:
     assert {key for finding in plan.report.orphans for key in finding.keys} == set(other)
 
 
-def test_t50_split_tensors_are_written_apart(tmp_path: Path) -> None:
-    """q, k and v share `down` and take rows of `up`: the real library must accept what is written."""
+def test_split_tensors_are_written_apart(tmp_path: Path) -> None:
+    """q, k and v share `down` and take rows of `up`: the safetensors library must accept the file."""
     qkv, linear1 = "lora_unet_double_blocks_0_img_attn_qkv", "lora_unet_single_blocks_0_linear1"
     source = lora(qkv, 9216, 3072, 2, alpha=1.0, dtype="F16") | lora(linear1, 21504, 3072, 2, alpha=1.0, dtype="F16")
     out = tmp_path / "out.safetensors"
@@ -266,3 +269,22 @@ def test_t50_split_tensors_are_written_apart(tmp_path: Path) -> None:
             assert torch.equal(item[f"{name}.lora_B.weight"].double(), up)
     mlp = item["transformer.single_transformer_blocks.0.proj_mlp.lora_B.weight"]
     assert torch.equal(mlp.double(), numbers(source[f"{linear1}.lora_up.weight"])[9216:])
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_an_alpha_that_is_not_finite_is_named(value: float) -> None:
+    adapter = read(lora_pair("lora_unet_conv_out", 4, 320) | {"lora_unet_conv_out.alpha": tensor(value)})
+    assert [problem.fault for problem in adapter.problems] == ["malformed"]
+    assert "alpha" in adapter.problems[0].reason
+
+
+def test_only_factors_count_as_zeros() -> None:
+    module = "lora_unet_up_blocks_1_attentions_0_proj_in"
+    tensors = lora_pair(module, 1280, 1280) | {f"{module}.alpha": tensor(0.0)}
+    assert inweave.check(read(tensors), "sd1.5").zeros == []
+    loha = {
+        f"{module}.hada_{role}": random(1, *shape)
+        for role, shape in (("w1_a", (1280, 2)), ("w1_b", (2, 1280)), ("w2_b", (2, 1280)))
+    }
+    loha[f"{module}.hada_w2_a"] = tensor(np.zeros((1280, 2)))
+    assert inweave.check(read(loha), "sd1.5").zeros == [f"{module}.hada_w2_a"]

@@ -1,4 +1,4 @@
-"""Traps of scale and formula (T1-T9, T21-T27, T29, T35-T39): what a number in a file multiplies, and what it never does."""
+"""Traps of scale and formula: which weights a number in a file multiplies, and which it leaves alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import inweave
-from inweave.adapter import Tensor
+from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
 from inweave.formats.read import read
+from inweave.targets.links import Naming
 from tests.golden.weave import NAMINGS, Base, close, golden, known, lora, numbers, pack, product, small, torch_base
 from tests.support import random, tensor, write
 
@@ -32,12 +33,12 @@ def peft_config(**fields: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("module", "spelling"), [("lora_unet_net_proj", "kohya"), ("net.proj", "peft"), ("unet.net.proj", "dotted")]
 )
-def test_t01_missing_alpha_is_scale_one(module: str, spelling: str) -> None:
+def test_missing_alpha_is_scale_one(module: str, spelling: str) -> None:
     pair = lora(module, 6, 5, spelling=spelling)
     close(of(BASE, pair), product(pair))
 
 
-def test_t01_a_configuration_overrides_it() -> None:
+def test_a_configuration_supplies_a_missing_alpha() -> None:
     pair = lora("unet.net.proj", 6, 5, spelling="peft")
     packed = json.dumps({"unet.r": 3, "unet.lora_alpha": 6})
     close(of(BASE, pair, metadata={"lora_adapter_metadata": packed}), 2 * product(pair))
@@ -49,28 +50,28 @@ def test_t01_a_configuration_overrides_it() -> None:
 @pytest.mark.parametrize(
     "dtype", ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64"]
 )
-def test_t02_alpha_of_any_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+def test_alpha_of_any_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     pair = lora("lora_unet_net_proj", 6, 5, 4)
     alpha = pack(torch.full(shape, 3.0).to(getattr(torch, dtype)))
     close(of(BASE, pair | {"lora_unet_net_proj.alpha": alpha}), 0.75 * product(pair))
 
 
 @pytest.mark.parametrize(("written", "stored"), [(301.0, 300.0), (0.3, 0.30078125)])
-def test_t02_a_rounded_alpha_is_not_repaired(written: float, stored: float) -> None:
+def test_a_rounded_alpha_is_not_repaired(written: float, stored: float) -> None:
     alpha = pack(torch.tensor(written).bfloat16())
     adapter = read(lora("lora_unet_net_proj", 6, 5, 4) | {"lora_unet_net_proj.alpha": alpha})
     assert adapter.entries[0].factors.alpha == stored
     assert adapter.entries[0].factors.scale == stored / 4
 
 
-def test_t03_alpha_zero_is_scale_one_and_reported() -> None:
+def test_alpha_zero_is_scale_one_and_reported() -> None:
     pair = lora("lora_unet_net_proj", 6, 5, alpha=0.0)
     adapter = read(pair)
     assert any("alpha 0" in warning for warning in adapter.warnings)
     close(BASE.changes(adapter)[PROJ], product(pair))
 
 
-def test_t03_alpha_zero_of_a_rotation_is_no_constraint() -> None:
+def test_alpha_zero_of_a_rotation_is_no_constraint() -> None:
     blocks = {"lora_unet_net_proj.oft_blocks": random(1, 2, 3, 3)}
     still = read(blocks | {"lora_unet_net_proj.alpha": tensor(0.0)})
     assert not still.warnings
@@ -78,13 +79,13 @@ def test_t03_alpha_zero_of_a_rotation_is_no_constraint() -> None:
 
 
 @pytest.mark.parametrize("name", ["lycoris_lora_linear_rslora", "lycoris_glora_linear_rslora", "lycoris_glora_linear"])
-def test_t04_rs_lora_as_each_library_saves_it(name: str) -> None:
+def test_rs_lora_as_each_library_saves_it(name: str) -> None:
     """LyCORIS folds it into the saved alpha, except for GLoRA."""
     adapter, base, expected = golden(name)
     close(base.merged(adapter)["test.weight"], expected["test.weight"], 3e-6)
 
 
-def test_t04_peft_divides_by_the_root_of_the_rank() -> None:
+def test_peft_divides_by_the_root_of_the_rank() -> None:
     pair = lora("base_model.model.net.proj", 6, 5, spelling="peft")
     close(of(BASE, pair, config=peft_config(use_rslora=True)), 6 / math.sqrt(3) * product(pair))
     packed = json.dumps({"unet.r": 3, "unet.lora_alpha": 6, "unet.use_rslora": True})
@@ -99,8 +100,8 @@ def lokr(alpha: float) -> tuple[dict[str, Tensor], torch.Tensor]:
 
 
 @pytest.mark.parametrize(("dim", "scale"), [(None, 1.0), ("2", 1.0), ("8", 0.25)])
-def test_t05_full_lokr_has_no_rank(dim: str | None, scale: float) -> None:
-    """... unless the file records a dimension other than alpha: then its trainer divided by it."""
+def test_full_lokr_has_no_rank(dim: str | None, scale: float) -> None:
+    """Its scale is 1, unless the file records a dimension other than alpha: then its trainer divided by it."""
     tensors, expected = lokr(2.0)
     adapter = read(tensors, {"ss_network_dim": dim} if dim else {})
     assert any("ss_network_dim" in warning for warning in adapter.warnings) == (scale != 1)
@@ -108,13 +109,13 @@ def test_t05_full_lokr_has_no_rank(dim: str | None, scale: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["peft_lokr_full", "peft_lokr", "lycoris_lokr_linear_both_full"])
-def test_t05_peft_scales_full_lokr_all_the_same(name: str) -> None:
+def test_peft_scales_full_lokr_all_the_same(name: str) -> None:
     adapter, base, expected = golden(name)
     for key, after in base.merged(adapter).items():
         close(after, expected[key], 3e-6)
 
 
-def test_t06_tucker_lokr_takes_its_rank_from_w2_b() -> None:
+def test_tucker_lokr_takes_its_rank_from_w2_b() -> None:
     core, a, b, left = random(1, 2, 2, 3, 3), random(2, 2, 3), random(3, 2, 4), random(4, 2, 1)
     tensors = dict(zip(("lokr_t2", "lokr_w2_a", "lokr_w2_b", "lokr_w1"), (core, a, b, left), strict=True))
     tensors = {f"lora_unet_net_conv.{role}": value for role, value in tensors.items()}
@@ -124,7 +125,7 @@ def test_t06_tucker_lokr_takes_its_rank_from_w2_b() -> None:
     close(change, 5 / 2 * expected)
 
 
-def test_t07_tucker_loha_is_stored_transposed() -> None:
+def test_tucker_loha_is_stored_transposed() -> None:
     one = {"t1": random(1, 5, 5, 3, 3), "w1_a": random(2, 5, 6), "w1_b": random(3, 5, 4)}
     two = {"t2": random(4, 5, 5, 3, 3), "w2_a": random(5, 5, 6), "w2_b": random(6, 5, 4)}
     left, right = (torch.einsum("abhw,ao,bi->oihw", *map(numbers, part.values())) for part in (one, two))
@@ -133,7 +134,7 @@ def test_t07_tucker_loha_is_stored_transposed() -> None:
     close(change, 2 / 5 * left * right)
 
 
-def test_t08_loha_stored_as_convolutions() -> None:
+def test_loha_stored_as_convolutions() -> None:
     shapes = {"w1_a": (6, 2, 1, 1), "w1_b": (2, 4, 3, 3), "w2_a": (6, 2, 1, 1), "w2_b": (2, 4, 3, 3)}
     parts = {role: random(seed, *shape) for seed, (role, shape) in enumerate(shapes.items())}
     a, b, c, d = (numbers(part).flatten(1) for part in parts.values())
@@ -143,7 +144,7 @@ def test_t08_loha_stored_as_convolutions() -> None:
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_t09_april_2023_lokr_splits_the_kernel_over_both_factors(naming: str) -> None:
+def test_april_2023_lokr_splits_the_kernel_over_both_factors(naming: Naming) -> None:
     left, right = random(1, 16, 48), random(2, 20, 60)
     module = "lora_unet_down_blocks_0_resnets_0_conv1"
     (change,) = known("sd1.5", naming).changes({f"{module}.lokr_w1": left, f"{module}.lokr_w2": right}).values()
@@ -180,7 +181,7 @@ def decomposed(weight: torch.Tensor, change: torch.Tensor, magnitude: torch.Tens
         ("net.even.weight", "lora_magnitude_vector", (1, 6, 1, 1), 0),
     ],
 )
-def test_t21_dora_axis_by_name_and_shape(name: str, suffix: str, shape: tuple[int, ...], axis: int) -> None:
+def test_dora_axis_by_name_and_shape(name: str, suffix: str, shape: tuple[int, ...], axis: int) -> None:
     """PEFT stores a convolution's (1, out, 1, 1), LyCORIS' input axis looks the same: the key's name decides."""
     base = BASE if name in BASE.index.components["model"].tensors else CONV
     out, into, *kernel = base[name].shape
@@ -192,7 +193,7 @@ def test_t21_dora_axis_by_name_and_shape(name: str, suffix: str, shape: tuple[in
     close(after, decomposed(base[name], delta, numbers(magnitude), axis))
 
 
-def test_t21_peft_dora_as_peft_merges_it() -> None:
+def test_peft_dora_as_peft_merges_it() -> None:
     adapter, base, expected = golden("peft_lora_dora")
     merged = base.merged(adapter)
     assert {"conv.weight", "conv1.weight", "lin.weight", "sq.weight"} <= set(merged)
@@ -201,7 +202,7 @@ def test_t21_peft_dora_as_peft_merges_it() -> None:
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((8, 1), 0), ((1, 8), 1)])
-def test_t22_dora_norm_is_taken_on_the_slice(shape: tuple[int, ...], axis: int) -> None:
+def test_dora_norm_is_taken_on_the_slice(shape: tuple[int, ...], axis: int) -> None:
     """`to_k` on a fused base: only its rows count, whichever the axis."""
     base, name = small("flux1-dev", "original"), "double_blocks.0.img_attn.qkv.weight"
     module = "transformer.transformer_blocks.0.attn.to_k"
@@ -213,7 +214,7 @@ def test_t22_dora_norm_is_taken_on_the_slice(shape: tuple[int, ...], axis: int) 
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((24, 1), 0), ((1, 8), 1)])
-def test_t22_dora_of_a_fused_layer_sees_all_its_rows(shape: tuple[int, ...], axis: int) -> None:
+def test_dora_of_a_fused_layer_sees_all_its_rows(shape: tuple[int, ...], axis: int) -> None:
     """`qkv` on a split base: an input-axis norm still runs over q, k and v together."""
     base, module = small("flux1-dev", "diffusers"), "lora_unet_double_blocks_0_img_attn_qkv"
     names = [f"transformer_blocks.0.attn.to_{leaf}.weight" for leaf in "qkv"]
@@ -225,7 +226,7 @@ def test_t22_dora_of_a_fused_layer_sees_all_its_rows(shape: tuple[int, ...], axi
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, -0.7])
-def test_t23_dora_strength_goes_from_the_base_to_the_decomposed_weight(strength: float) -> None:
+def test_dora_strength_goes_from_the_base_to_the_decomposed_weight(strength: float) -> None:
     pair, magnitude = lora("net.proj", 6, 5, alpha=2.0), random(5, 6, 1)
     after = BASE.merged(pair | {"net.proj.dora_scale": magnitude}, strength)[PROJ]
     goal = decomposed(BASE[PROJ], 2 / 3 * product(pair), numbers(magnitude), 0)
@@ -233,8 +234,8 @@ def test_t23_dora_strength_goes_from_the_base_to_the_decomposed_weight(strength:
 
 
 @pytest.mark.parametrize("suffix", ["dora_scale", "lora_magnitude_vector", "magnitude"])
-def test_t24_a_one_dimensional_magnitude_is_one_number_per_row(suffix: str) -> None:
-    """Broadcast as it lies it would scale the columns of a square weight, or fail on any other."""
+def test_a_one_dimensional_magnitude_is_one_number_per_row(suffix: str) -> None:
+    """Broadcast as stored, it would scale the columns of a square weight, or fail on any other."""
     magnitude = pack(torch.arange(1.0, 6.0))
     pair = lora("net.square", 5, 5, alpha=2.0)
     after = BASE.merged(pair | {f"net.square.{suffix}": magnitude})["net.square.weight"]
@@ -254,7 +255,7 @@ def rotation(blocks: torch.Tensor, limit: float, strength: float = 1.0) -> torch
 
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 @pytest.mark.parametrize("alpha", [0.01, 100.0])
-def test_t25_oft_constraint_grows_with_the_outputs_and_strength_counts_once(alpha: float, strength: float) -> None:
+def test_oft_constraint_grows_with_the_outputs_and_strength_counts_once(alpha: float, strength: float) -> None:
     blocks, rescale = random(1, 2, 3, 3), random(2, 6, 1)
     tensors = {"oft_blocks": blocks, "rescale": rescale, "alpha": tensor(alpha)}
     change = BASE.merged({f"lora_unet_net_proj.{role}": value for role, value in tensors.items()}, strength)[PROJ]
@@ -265,13 +266,13 @@ def test_t25_oft_constraint_grows_with_the_outputs_and_strength_counts_once(alph
 
 @pytest.mark.parametrize("strength", [1.0, 0.5])
 @pytest.mark.parametrize("name", ["oft_linear", "oft_conv3", "oft_linear_rescaled", "boft_linear", "boft_conv3"])
-def test_t25_rotations_as_lycoris_merges_them(name: str, strength: float) -> None:
+def test_rotations_as_lycoris_merges_them(name: str, strength: float) -> None:
     adapter, base, expected = golden(f"lycoris_{name}", strength)
     close(base.merged(adapter, strength)["test.weight"], expected["test.weight"], 3e-6)
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_t25_kohya_flux_oft_has_one_constraint_per_part(naming: str) -> None:
+def test_kohya_flux_oft_has_one_constraint_per_part(naming: Naming) -> None:
     base, module = small("flux1-dev", naming), "oft_unet_double_blocks_0_img_attn_qkv"
     parts = [random(seed, 2, 4, 4) for seed in range(3)]
     tensors = {f"{module}.oft_blocks.{n}": part for n, part in enumerate(parts)} | {f"{module}.alpha": tensor(0.01)}
@@ -286,8 +287,8 @@ def test_t25_kohya_flux_oft_has_one_constraint_per_part(naming: str) -> None:
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_t26_peft_oft_rotates_inputs(spread: bool) -> None:
-    """... from upper triangles; OneTrainer's marker divides the entries by 2 * sqrt(b - 1)."""
+def test_peft_oft_rotates_inputs(spread: bool) -> None:
+    """The blocks are stored as upper triangles; OneTrainer's marker divides the entries by 2 * sqrt(b - 1)."""
     entries = random(3, 1, 10)
     skew = torch.zeros(5, 5, dtype=torch.float64)
     skew[*torch.triu_indices(5, 5, 1)] = numbers(entries)[0] / (4 if spread else 1)
@@ -302,14 +303,14 @@ def test_t26_peft_oft_rotates_inputs(spread: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["peft_oft", "peft_oft_share", "peft_boft"])
-def test_t26_rotations_as_peft_merges_them(name: str) -> None:
+def test_rotations_as_peft_merges_them(name: str) -> None:
     adapter, base, expected = golden(name)
     for key, after in base.merged(adapter).items():
         close(after, expected[key], 1e-5)
 
 
 @pytest.mark.parametrize("on_input", [False, True])
-def test_t27_ia3_offset_and_factor(on_input: bool) -> None:
+def test_ia3_offset_and_factor(on_input: bool) -> None:
     """LyCORIS stores what is added to one, PEFT the factor itself, which scales the bias as well."""
     vector = random(1, 5) if on_input else random(1, 6)
     along = numbers(vector)[None, :] if on_input else numbers(vector)[:, None]
@@ -329,7 +330,7 @@ def test_t27_ia3_offset_and_factor(on_input: bool) -> None:
 @pytest.mark.parametrize(
     "name", ["lycoris_ia3_linear_in", "lycoris_ia3_linear_out", "lycoris_ia3_conv3_out", "peft_ia3"]
 )
-def test_t27_ia3_as_its_trainers_merge_it(name: str) -> None:
+def test_ia3_as_its_trainers_merge_it(name: str) -> None:
     adapter, base, expected = golden(name)
     merged = base.merged(adapter)
     assert merged
@@ -337,7 +338,7 @@ def test_t27_ia3_as_its_trainers_merge_it(name: str) -> None:
         close(after, expected[key], 3e-6)
 
 
-def test_t29_the_sparse_bias_is_a_residual_of_the_weight() -> None:
+def test_the_sparse_bias_is_a_residual_of_the_weight() -> None:
     pair = lora("lora_unet_net_conv", 6, 4, kernel=(3, 3), alpha=2.0)
     indices, values = torch.tensor([[0, 2, 5], [1, 35, 7]]), random(3, 3)
     residual = {"bias_indices": pack(indices), "bias_values": values, "bias_size": pack(torch.tensor([6, 36]))}
@@ -350,7 +351,7 @@ def test_t29_the_sparse_bias_is_a_residual_of_the_weight() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_t35_split_qkv_is_scaled_as_loaders_do_by_default(exact: bool) -> None:
+def test_split_qkv_is_scaled_as_loaders_do_by_default(exact: bool) -> None:
     base = small("flux1-dev", "original")
     modules = {
         "double_blocks_0_img_attn_qkv": (24, 3),
@@ -367,7 +368,7 @@ def test_t35_split_qkv_is_scaled_as_loaders_do_by_default(exact: bool) -> None:
         close(changes[tensor_name], 3.0 / (2 if exact else 2 * parts) * product(pairs[name]))
 
 
-def test_t35_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Path) -> None:
+def test_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Path) -> None:
     """Each part takes its own rank block, and alpha is divided with the rank."""
     module, rank = "lora_unet_double_blocks_0_img_attn_qkv", 2
     pair = lora(module, 9216, 3072, 3 * rank, alpha=3.0)
@@ -383,20 +384,21 @@ def test_t35_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Pat
         sorted(inweave.load(tmp_path / "out.safetensors"), key=lambda e: "qkv".index(e.ref.name[-1]))
     ):
         factors = entry.factors
+        assert isinstance(factors, Lora)
         assert (factors.rank, factors.alpha, factors.scale) == (rank, 1.0, 0.5)
         block = slice(n * rank, (n + 1) * rank)
         assert torch.equal(numbers(factors.down), numbers(pair[f"{module}.lora_down.weight"])[block])
         assert torch.equal(numbers(factors.up), sparse[n * 3072 : (n + 1) * 3072, block].double())
 
 
-def test_t36_mixed_ranks_without_alpha_are_all_scale_one() -> None:
+def test_mixed_ranks_without_alpha_are_all_scale_one() -> None:
     pairs = [lora("unet.net.proj", 6, 5, 2, spelling="peft"), lora("unet.net.square", 5, 5, 4, spelling="peft")]
     changes = BASE.changes(pairs[0] | pairs[1])
     close(changes[PROJ], product(pairs[0]))
     close(changes["net.square.weight"], product(pairs[1]))
 
 
-def test_t37_the_alpha_of_the_keys_wins_over_the_networks() -> None:
+def test_the_alpha_of_the_keys_wins_over_the_networks() -> None:
     """Rank edits (resize, lora_reg_dims) leave ss_network_dim and ss_network_alpha behind."""
     metadata = {"ss_network_dim": "32", "ss_network_alpha": "16"}
     pair = lora("lora_unet_net_proj", 6, 5, 4, alpha=3.0)
@@ -406,7 +408,7 @@ def test_t37_the_alpha_of_the_keys_wins_over_the_networks() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_t38_fp8_tensors_are_widened_before_any_arithmetic(dtype: torch.dtype) -> None:
+def test_fp8_tensors_are_widened_before_any_arithmetic(dtype: torch.dtype) -> None:
     down, up = (
         torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).to(dtype),
         torch.ones(6, 4).mul(0.375).to(dtype),
@@ -430,7 +432,7 @@ def underflowing() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dialect", ["kohya", "diffusers", "peft", "comfy", "onetrainer", "candle"])
-def test_t39_converting_never_folds_alpha(dialect: str, tmp_path: Path) -> None:
+def test_converting_never_folds_alpha(dialect: str, tmp_path: Path) -> None:
     source = underflowing()
     out = tmp_path / ("out" if dialect == "peft" else "out.safetensors")
     inweave.convert(write(tmp_path / "in.safetensors", source), out, to=dialect, base="sd1.5")
@@ -450,7 +452,7 @@ def test_t39_converting_never_folds_alpha(dialect: str, tmp_path: Path) -> None:
         assert (saved_config["lora_alpha"], saved_config["r"]) == (3, 16)
 
 
-def test_t39_a_dialect_without_scaling_refuses(tmp_path: Path) -> None:
+def test_a_dialect_without_scaling_refuses(tmp_path: Path) -> None:
     module = "lora_unet_double_blocks_0_img_attn_proj"
     source = write(tmp_path / "in.safetensors", lora(module, 3072, 3072, 4, alpha=3.0, dtype="F16"))
     with pytest.raises(TargetError, match="alpha 3"):

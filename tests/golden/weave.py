@@ -1,6 +1,6 @@
-"""A plan carried out the plain way, and small bases to carry it out on.
+"""A straightforward implementation of plans, and small bases to apply them to.
 
-This is the meaning of `Placement` in a few lines, for tests only: the product does it faster elsewhere.
+This is the meaning of `Placement` in a few lines, for tests only; the package has a faster implementation.
 
     tensor[target] += back(change(factors, forth(base rows))[source])      forth: swap, transpose, widen
 """
@@ -23,11 +23,12 @@ from inweave.ops.delta import change, padded
 from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.bases import known_index
 from inweave.targets.index import ModelIndex, index_from_names
+from inweave.targets.links import Naming
 from inweave.targets.plan import Placement, Plan, Rows
 from inweave.targets.resolve import resolve
 from tests.support import DATA, hollow, random, tensor
 
-NAMINGS = ("diffusers", "original")
+NAMINGS: tuple[Naming, ...] = ("diffusers", "original")
 SPELLINGS = {
     "kohya": ("lora_down.weight", "lora_up.weight"),
     "peft": ("lora_A.weight", "lora_B.weight"),
@@ -46,7 +47,8 @@ _BLOCK = re.compile(r"(?:blocks|layers|refiner)\.(\d+)\.")
 #: size in the real model -> size in the small one; unlisted sizes stay
 _SIZES = {
     "flux1-dev": {
-        3072: 8, 6144: 16, 9216: 24, 12288: 32, 15360: 40, 18432: 48, 21504: 56, 128: 4, 64: 6, 4096: 10, 768: 5, 256: 7,
+        3072: 8, 6144: 16, 9216: 24, 12288: 32, 15360: 40, 18432: 48, 21504: 56, 128: 4, 64: 6, 4096: 10, 768: 5,
+        256: 7,
     },
     "sd3-medium": {
         1536: 8, 3072: 16, 4608: 24, 6144: 32, 9216: 48, 64: 6, 16: 3, 2048: 5, 4096: 10, 256: 7, 36864: 9,
@@ -57,8 +59,19 @@ _SIZES = {
 }  # fmt: skip
 
 
-def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "kohya", alpha: float | None = None,
-         kernel: Sequence[int] = (), dtype: str = "F32", seed: int | None = None, empty: bool = False) -> dict[str, Tensor]:  # fmt: skip
+def lora(
+    module: str,
+    out: int,
+    into: int,
+    rank: int = 3,
+    *,
+    spelling: str = "kohya",
+    alpha: float | None = None,
+    kernel: Sequence[int] = (),
+    dtype: str = "F32",
+    seed: int | None = None,
+    empty: bool = False,
+) -> dict[str, Tensor]:
     """A pair of random factors (or of shapes only) with any suffixes."""
     down, up = SPELLINGS[spelling]
     seed = zlib.crc32(module.encode()) % 10_000 if seed is None else seed
@@ -73,7 +86,7 @@ def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "ko
 
 
 def product(pair: Mapping[str, Tensor]) -> torch.Tensor:
-    """flat(up) @ flat(down) of the only pair there is, in float64 and by nothing of inweave's formulas."""
+    """flat(up) @ flat(down) of the only pair, in float64 and without inweave's formulas."""
     down = next(value for key, value in pair.items() if _DOWN.search(key))
     up = next(value for key, value in pair.items() if _UP.search(key) and not _DOWN.search(key))
     return numbers(up).flatten(1) @ numbers(down).flatten(1)
@@ -109,7 +122,7 @@ class Base:
     def merged(
         self, adapter: Adapter | Mapping[str, Tensor], strength: float = 1.0, *, strict: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Every tensor the adapter touches, as it is afterwards."""
+        """Return every tensor that the adapter changes, with its new value."""
         result: dict[str, torch.Tensor] = {}
         for placement in self.plan(adapter, strict=strict).placements:
             name = placement.tensor
@@ -122,7 +135,7 @@ class Base:
     def changes(
         self, adapter: Adapter | Mapping[str, Tensor], strength: float = 1.0, *, strict: bool = True
     ) -> dict[str, torch.Tensor]:
-        """The same, less the base."""
+        """Return the same tensors, minus the base."""
         return {name: after - self[name] for name, after in self.merged(adapter, strength, strict=strict).items()}
 
     def _zeros(self, placement: Placement) -> torch.Tensor:
@@ -154,12 +167,12 @@ def _forth(tensor: torch.Tensor, rows: Rows | None, swap: bool, transpose: bool)
     return halves(part) if swap else part
 
 
-def known(name: str, naming: str = "diffusers") -> Base:
+def known(name: str, naming: Naming = "diffusers") -> Base:
     return Base(known_index(name, naming))
 
 
 @lru_cache
-def small(name: str, naming: str = "diffusers") -> Base:
+def small(name: str, naming: Naming = "diffusers") -> Base:
     """A known transformer shrunk: the first and the last block of each stack, narrow; names without a prefix."""
     component = known_index(name, naming).denoiser
     shapes = {key.removeprefix(component.prefix): shape for key, shape in component.tensors.items()}
@@ -182,13 +195,13 @@ def torch_base(shapes: Mapping[str, Sequence[int]]) -> Base:
 
 
 def shape_of(base: str, name: str) -> tuple[int, ...]:
-    """Of the weight of "component:module", by its diffusers name."""
+    """Return the shape of the weight of "component:module", by its diffusers name."""
     component, _, part = name.partition(":")
     return known_index(base).components[component].parts[f"{part}.weight"]
 
 
-def places(base: str, naming: str, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
-    """component:module -> what its weight receives, for an adapter that has to fit without rest."""
+def places(base: str, naming: Naming, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
+    """Return component:module -> its placement, for an adapter that must fit completely."""
     placements = known(base, naming).plan(adapter).placements
     by_place = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in placements}
     assert len(by_place) == len(placements)
@@ -197,8 +210,9 @@ def places(base: str, naming: str, adapter: Adapter | Mapping[str, Tensor]) -> d
 
 def lands(base: str, module: str, diffusers: str | Sequence[str], original: str | None = None, rows: Rows | None = None,
           *, spelling: str = "kohya", dialect: str | None = None, rank: int = 3) -> None:  # fmt: skip
-    """A LoRA of ``module`` ends exactly there: "component:module" in diffusers names (several, for a fused
-    layer) and in those of a single file, on ``rows`` of it."""
+    """Assert that a LoRA of ``module`` is placed exactly at "component:module", in diffusers names (several, for a
+    fused layer) and in those of a single file, on ``rows`` of it.
+    """
     parts = [diffusers] if isinstance(diffusers, str) else list(diffusers)
     shapes = [shape_of(base, part) for part in parts]
     _, into, *kernel = shapes[0]
@@ -233,7 +247,7 @@ def golden(name: str, strength: float = 1.0) -> tuple[Adapter, Base, dict[str, t
 
 
 def pack(values: torch.Tensor) -> Tensor:
-    """A stored tensor of any dtype torch has."""
+    """Return a stored tensor of any dtype that torch has."""
     names = {dtype: name for name, dtype in TORCH.items()}
     raw = values.detach().contiguous().flatten().view(torch.uint8)
     return Tensor(names[values.dtype], tuple(values.shape), bytes(raw.tolist()))

@@ -1,4 +1,4 @@
-"""One law for all readers: whatever a file says, it is read or refused by one of our errors, soon, in memory that its size allows.
+"""One law for all readers: any file is read or raises an InweaveError, quickly, in memory bounded by its size.
 
 8,000 inputs by default, 200,000 with --full; input `n` of a reader is the same on every machine.
 """

@@ -3,7 +3,7 @@
 They hold for LoRA, LoHa and LoKr alike, each by itself and together on one layer.
 
 The tolerance of the first law is derived, not chosen. The truth is the formula in float64 on the stored numbers.
-Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change beside the
+Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change next to the
 weight, and with the change added to it. Our error, merged or not, may be at most twice the larger of the two errors.
 Where plain torch is lucky, its error counts as what rounding the exact terms of the result (the base's output and each
 change) may cost: half a unit in the last place when a branch is made and half when it is added. Errors are the largest
@@ -54,7 +54,7 @@ WEIGHTS = st.sampled_from([1.0, 0.3, -1.5, 2.0])
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Tiny tensors: more than one thread only waits for the other."""
+    """Use one thread: with tiny tensors, further threads only wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -76,7 +76,8 @@ def convolution(draw: st.DrawFn, axes: int) -> tuple[nn.Module, tuple[int, ...]]
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     kernel = [draw(st.integers(1, 3)) for _ in range(axes)]
     padding = [draw(st.integers(0, 2)) for _ in range(axes)]
-    layer = (nn.Conv1d, nn.Conv2d)[axes - 1](
+    kinds: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d)
+    layer = kinds[axes - 1](
         groups * draw(st.integers(1, 4)), groups * draw(st.integers(1, 5)), tuple(kernel),
         stride=tuple(draw(st.integers(1, 3)) for _ in range(axes)), padding=tuple(padding),
         dilation=tuple(draw(st.integers(1, 2)) for _ in range(axes)), groups=groups, bias=draw(st.booleans()),
@@ -110,7 +111,8 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
     model = nn.ModuleDict({"layer": layer}).to(dtype)
     text = [repr(layer), str(dtype)]
     for name in ("one", "two")[: draw(st.integers(1, 2))]:
-        alpha, options = draw(st.sampled_from([0.5, 3.0, 7.25])), {}
+        alpha = draw(st.sampled_from([0.5, 3.0, 7.25]))
+        options: dict[str, Any] = {}
         options["dora"], options["rslora"] = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
         stored = draw(st.sampled_from([torch.float32, dtype]))
         if kind != "embedding":
@@ -130,7 +132,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
         text.append(f"{name}: {type(branch).__name__}({branch.extra_repr()}) weight={weight} in {stored}")
     x = (
         torch.randint(layer.num_embeddings, shape, generator=generator)
-        if kind == "embedding"
+        if isinstance(layer, nn.Embedding)
         else noise(shape).to(dtype)
     )
     return Case(model, x, "; ".join(text))
@@ -149,7 +151,7 @@ def in_two_steps(layer: LoraLayer, x: torch.Tensor, up: torch.Tensor, down: torc
     """up(down(x)), group by group."""
     if layer.kind.embedding or down.dim() == 2:
         return functional.linear(applied(layer, x, down), up)
-    one = copy.deepcopy(layer.base)
+    one: Any = copy.deepcopy(layer.base)
     one.groups = 1
     pairs = zip(x.chunk(layer.geometry.groups, dim=1), up.chunk(layer.geometry.groups), strict=True)
     return torch.cat(
@@ -196,7 +198,7 @@ def exactly(case: Case) -> tuple[torch.Tensor, float]:
 
 
 def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """(change beside the weight, change added to it), every step in the layer's dtype."""
+    """Return (change next to the weight, change added to it), every step in the layer's dtype."""
     layer = case.layer
     weight = (layer.weight.T if layer.transposed else layer.weight).detach()
     plain = applied(layer, case.x, weight)
@@ -245,7 +247,7 @@ def test_merged_is_unmerged(kind: str, dtype: str) -> None:
 
 
 def test_the_tolerance_can_fail() -> None:
-    """A scale that is wrong by a thousandth, or a base that is scaled too, lies far outside."""
+    """A scale that is wrong by a thousandth, or a base that is scaled too, is far outside."""
     model = KINDS["linear"].module()
     inject(model, 3, 5.0, ["layer"])
     layer = layer_of(model)

@@ -97,7 +97,8 @@ def _factors(kind: str, shape: tuple[int, ...], rank: int, seed: int, dtype: str
     if kind == "loha":
         return {
             "hada_w1_a": random(seed, out, rank, dtype=dtype), "hada_w1_b": random(seed + 1, rank, flat, dtype=dtype),
-            "hada_w2_a": random(seed + 2, out, rank, dtype=dtype), "hada_w2_b": random(seed + 3, rank, flat, dtype=dtype),
+            "hada_w2_a": random(seed + 2, out, rank, dtype=dtype),
+            "hada_w2_b": random(seed + 3, rank, flat, dtype=dtype),
         }  # fmt: skip
     if kind == "lokr":
         return {"lokr_w1": random(seed, 2, 2, dtype=dtype), "lokr_w2_a": random(seed + 1, out // 2, rank, dtype=dtype),
@@ -156,13 +157,15 @@ def _places(plan) -> set[tuple[object, ...]]:  # type: ignore[no-untyped-def]
 @settings(RELAXED, max_examples=sized(5, 60))  # whole weights of large models
 @given(sample=adapters(plain=True))
 def test_both_namings_receive_the_same_change(sample: tuple[str, dict[str, Tensor]]) -> None:
-    """What a diffusers folder gets, row for row, is what a single-file checkpoint gets."""
-    torch = pytest.importorskip("torch")
+    """A diffusers folder and a single-file checkpoint receive the same change, row for row."""
+    pytest.importorskip("torch")
+    import torch
+
     from inweave.ops.delta import change
 
     base, tensors = sample
     adapter = read(tensors)
-    by_part: list[dict[str, object]] = []
+    by_part: list[dict[str, torch.Tensor]] = []
     for naming in ("diffusers", "original"):
         index = known_index(base, naming)
         unet = index.components["unet"]

@@ -9,26 +9,27 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from tests.support import random, sized, tensor  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tests.support import random, sized, tensor
+from torch import nn
 
-from inweave.adapter import Adapter  # noqa: E402
-from inweave.errors import ConfigError, FormatError, TargetError  # noqa: E402
-from inweave.formats.read import read  # noqa: E402
-from inweave.ops.delta import change  # noqa: E402
-from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
-from inweave.targets.resolve import resolve  # noqa: E402
-from inweave.weights.build import build  # noqa: E402
-from inweave.weights.merged import MergedSource  # noqa: E402
-from inweave.weights.source import DictSource, FileSource  # noqa: E402
-from inweave.weights.stack import Strength  # noqa: E402
-from inweave.weights.weaver import Weaver  # noqa: E402
-from inweave.weights.writer import Writer  # noqa: E402
+from inweave.adapter import Adapter, Tensor
+from inweave.errors import ConfigError, FormatError, TargetError
+from inweave.formats.read import read
+from inweave.ops.delta import change
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.resolve import resolve
+from inweave.weights.build import build
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource, FileSource
+from inweave.weights.stack import Strength
+from inweave.weights.weaver import Weaver
+from inweave.weights.writer import Writer
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -55,10 +56,13 @@ def index_of(net: nn.Module) -> ModelIndex:
 
 def adapter(seed: int, kinds: tuple[str, ...] = ("lora", "conv", "lokr", "dora", "diff", "loha", "norm")) -> Adapter:
     """A mixed adapter of random numbers for `Net`."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     if "lora" in kinds:
-        tensors |= {"unet.first.lora_down.weight": random(seed, 3, 10), "unet.first.lora_up.weight": random(seed + 1, 12, 3),
-                 "unet.first.alpha": tensor(2.0)}  # fmt: skip
+        tensors |= {
+            "unet.first.lora_down.weight": random(seed, 3, 10),
+            "unet.first.lora_up.weight": random(seed + 1, 12, 3),
+            "unet.first.alpha": tensor(2.0),
+        }
     if "conv" in kinds:
         tensors |= {
             "unet.conv.lora_down.weight": random(seed + 2, 2, 6, 3, 3),
@@ -67,13 +71,18 @@ def adapter(seed: int, kinds: tuple[str, ...] = ("lora", "conv", "lokr", "dora",
     if "lokr" in kinds:
         tensors |= {"unet.point.lokr_w1": random(seed + 4, 2, 2), "unet.point.lokr_w2": random(seed + 5, 3, 4)}
     if "dora" in kinds:
-        tensors |= {"unet.second.lora_down.weight": random(seed + 6, 2, 12), "unet.second.lora_up.weight": random(seed + 7, 12, 2),
-                 "unet.second.dora_scale": tensor(abs(random_numbers(seed, 12, 1)) + 0.5)}  # fmt: skip
+        tensors |= {
+            "unet.second.lora_down.weight": random(seed + 6, 2, 12),
+            "unet.second.lora_up.weight": random(seed + 7, 12, 2),
+            "unet.second.dora_scale": tensor(abs(random_numbers(seed, 12, 1)) + 0.5),
+        }
     if "diff" in kinds:
         tensors |= {"unet.first.diff_b": random(seed + 8, 12)}
     if "loha" in kinds:
-        tensors |= {f"unet.table.hada_{role}": random(seed + 9, *shape)
-                 for role, shape in (("w1_a", (9, 2)), ("w1_b", (2, 12)), ("w2_a", (9, 2)), ("w2_b", (2, 12)))}  # fmt: skip
+        tensors |= {
+            f"unet.table.hada_{role}": random(seed + 9, *shape)
+            for role, shape in (("w1_a", (9, 2)), ("w1_b", (2, 12)), ("w2_a", (9, 2)), ("w2_b", (2, 12)))
+        }
     if "norm" in kinds:
         tensors |= {"unet.norm.w_norm": random(seed + 10, 12), "unet.norm.b_norm": random(seed + 11, 12)}
     result = read(tensors)
@@ -353,9 +362,12 @@ def test_strength_by_component_and_block() -> None:
     assert by_block["MID"] == 0.0
     index = known_index("sd1.5")
     module = "mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
-    tensors = {f"lora_unet_{module}.lora_down.weight": random(1, 2, 1280), f"lora_unet_{module}.lora_up.weight": random(2, 1280, 2),
-            "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": random(1, 2, 768),
-            "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": random(1, 3072, 2)}  # fmt: skip
+    tensors = {
+        f"lora_unet_{module}.lora_down.weight": random(1, 2, 1280),
+        f"lora_unet_{module}.lora_up.weight": random(2, 1280, 2),
+        "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": random(1, 2, 768),
+        "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": random(1, 3072, 2),
+    }
     placements = resolve(read(tensors), index).placements
     strength = Strength(0.5, {"te": 0.2}, by_block)
     values = {placement.component: strength.at(placement, blocks) for placement in placements}

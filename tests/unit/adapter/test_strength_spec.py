@@ -1,4 +1,4 @@
-"""NAME:STRENGTH is one grammar, whoever reads it."""
+"""NAME:STRENGTH is one grammar, shared by every reader."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 import inweave
 from inweave.cli.app import app
 from inweave.errors import ConfigError
+from inweave.formats.alphas import Alphas
 from inweave.formats.files import write_file
 from inweave.formats.read import read
 from inweave.generate.config import LoraChoice
@@ -52,8 +54,11 @@ def test_the_assumption_is_reported_everywhere(lone: Path, tmp_path: Path) -> No
     assert any("alpha = rank" in warning for warning in inweave.resolve(adapter, SDXL).report.warnings)
     done = inweave.convert(lone, tmp_path / "out.safetensors", to="kohya", base=SDXL)
     assert done.assumed_alphas and "alpha = rank" in done.warnings[0]
-    for command in (("check", lone, "--base", SDXL), ("inspect", lone),
-                    ("convert", lone, tmp_path / "o.safetensors", "--to", "kohya", "--base", SDXL, "--force")):  # fmt: skip
+    for command in (
+        ("check", lone, "--base", SDXL),
+        ("inspect", lone),
+        ("convert", lone, tmp_path / "o.safetensors", "--to", "kohya", "--base", SDXL, "--force"),
+    ):
         code, text = run(*command)
         assert code == 0 and "alpha = rank" in text, text
         document = json.loads(run(*command, "--json")[1])
@@ -71,7 +76,7 @@ def test_the_assumption_is_reported_everywhere(lone: Path, tmp_path: Path) -> No
         ({r"attn\d\.to_k": 8}, [1.0, 2.0]),
     ],
 )
-def test_a_supplied_alpha_scales(lone: Path, alpha: inweave.formats.alphas.Alphas, expected: list[float]) -> None:
+def test_a_supplied_alpha_scales(lone: Path, alpha: Alphas, expected: list[float]) -> None:
     adapter = inweave.load(lone, alpha=alpha)
     assert scales(adapter) == expected
     assert len(adapter.assumed_alphas) == (1 if len(expected) > 1 and alpha == {r"attn\d\.to_k": 8} else 0)
@@ -121,8 +126,11 @@ def test_formats_without_alpha_by_convention_are_not_warned_about(tmp_path: Path
 
 
 def test_the_bias_of_a_lora_follows_its_alpha(tmp_path: Path) -> None:
-    tensors = {f"{UNET}.attn1.to_q.lora_A.weight": random(1, 8, 320), f"{UNET}.attn1.to_q.lora_B.weight": random(2, 320, 8),
-               f"{UNET}.attn1.to_q.lora_B.bias": random(3, 320)}  # fmt: skip
+    tensors = {
+        f"{UNET}.attn1.to_q.lora_A.weight": random(1, 8, 320),
+        f"{UNET}.attn1.to_q.lora_B.weight": random(2, 320, 8),
+        f"{UNET}.attn1.to_q.lora_B.bias": random(3, 320),
+    }
     path = write_file(tmp_path / "a.safetensors", tensors)
     assert scales(inweave.load(path, alpha=2)) == [0.25, 0.25]
 
@@ -140,7 +148,7 @@ def test_baking_and_generating_say_it_and_take_it(tmp_path: Path) -> None:
         inweave.bake(base, [embedded.loras()["pixel"]], tmp_path / "none", alpha=4)
 
     pipe = inweave.pipeline("inweave/emoji", device="cpu")
-    settings = {"steps": 1, "seed": 1, "width": 64, "height": 64}
+    settings: dict[str, Any] = {"steps": 1, "seed": 1, "width": 64, "height": 64}
     assumed = pipe("an apple", loras=[{"path": str(lone)}], **settings)
     assert any("alpha = rank" in warning for warning in assumed.warnings)
     supplied = pipe("an apple", loras=[{"path": str(lone), "alpha": 4}], **settings)

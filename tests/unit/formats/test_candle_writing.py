@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ CASES = {
 }
 
 
-def peft(folder: Path, modules: dict[str, tuple[int, ...]], rank: int = 2) -> Path:
+def peft(folder: Path, modules: Mapping[str, tuple[int, ...]], rank: int = 2) -> Path:
     tensors: dict[str, Tensor] = {}
     for number, (name, (out, into, *kernel)) in enumerate(modules.items()):
         tensors[f"base_model.model.{name}.lora_A.weight"] = random(number, rank, into, *kernel)
@@ -42,7 +43,7 @@ def peft(folder: Path, modules: dict[str, tuple[int, ...]], rank: int = 2) -> Pa
     return write_file(folder / "in.safetensors", tensors)
 
 
-def base(folder: Path, modules: dict[str, tuple[int, ...]]) -> Path:
+def base(folder: Path, modules: Mapping[str, tuple[int, ...]]) -> Path:
     return write_file(folder / "base.safetensors", {f"{name}.weight": zeros(shape) for name, shape in modules.items()})
 
 
@@ -109,15 +110,22 @@ def test_a_conv1d_is_written_in_its_layout(tmp_path: Path) -> None:
 
 def test_wrong_options_are_errors(tmp_path: Path) -> None:
     path = peft(tmp_path, {"a": (3, 3)})
-    for options in ({"to": "peft", "prefix": "llama"}, {"to": "candle", "prefix": "a b"}, {"to": "candle", "prefix": ".x"},
-                    {"to": "candle", "dummy_embeddings": True}, {"to": "candle", "prefix": "llama", "dummy_embeddings": True}):  # fmt: skip
+    for options in (
+        {"to": "peft", "prefix": "llama"},
+        {"to": "candle", "prefix": "a b"},
+        {"to": "candle", "prefix": ".x"},
+        {"to": "candle", "dummy_embeddings": True},
+        {"to": "candle", "prefix": "llama", "dummy_embeddings": True},
+    ):
         with pytest.raises(ConfigError):
             inweave.convert(path, tmp_path / "o.safetensors", base=base(tmp_path, {"a": (3, 3)}), **options)  # type: ignore[arg-type]
 
 
-def converted(modules: dict[str, tuple[int, ...]], prefix: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What candle-lora's converters write: modules sorted as text and numbered; with types, one count per group."""
-    tensors, names, counts = {}, {}, {}
+def converted(modules: Mapping[str, tuple[int, ...]], prefix: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the output of candle-lora's converters: modules sorted as text, numbered, per group if typed."""
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    counts: dict[str, int] = {}
     for number, name in enumerate(sorted(modules)):
         leaf = name.rpartition(".")[2]
         typed = ("lora_llama" if leaf in ("embed_tokens", "lm_head") else "lora_llama_csa" if ".self_attn." in name
@@ -131,8 +139,15 @@ def converted(modules: dict[str, tuple[int, ...]], prefix: str | None) -> tuple[
     return tensors, names
 
 
-SHAPES = {"self_attn.q_proj": (6, 6), "self_attn.k_proj": (2, 6), "self_attn.v_proj": (2, 6), "self_attn.o_proj": (6, 6),
-          "mlp.gate_proj": (9, 6), "mlp.up_proj": (9, 6), "mlp.down_proj": (6, 9)}  # fmt: skip
+SHAPES = {
+    "self_attn.q_proj": (6, 6),
+    "self_attn.k_proj": (2, 6),
+    "self_attn.v_proj": (2, 6),
+    "self_attn.o_proj": (6, 6),
+    "mlp.gate_proj": (9, 6),
+    "mlp.up_proj": (9, 6),
+    "mlp.down_proj": (6, 9),
+}
 LLAMA = {f"model.layers.{n}.{name}": shape for n in range(12) for name, shape in SHAPES.items()}
 LLAMA |= {"model.embed_tokens": (11, 6), "lm_head": (11, 6)}
 

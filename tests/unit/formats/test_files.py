@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def test_the_payload_is_live(tmp_path: Path) -> None:
 
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".PT", "")
-VALUES = ({}, [], {"a": 1}, [1, 2], [[]], ({}, 1), {"a": {"b": b"c"}})
+VALUES: tuple[object, ...] = ({}, [], {"a": 1}, [1, 2], [[]], ({}, 1), {"a": {"b": b"c"}})
 
 
 def with_protocols(values: Sequence[object]) -> list[Any]:
@@ -178,7 +178,7 @@ def test_a_renamed_safetensors_file_is_read(suffix: str, tmp_path: Path) -> None
 def test_a_header_length_that_looks_like_something_else(width: int, tmp_path: Path) -> None:
     """The first bytes of a good file are a number: it may read as `<`, white space and `<`, or as a pickle's mark."""
     path = tmp_path / "x.safetensors"
-    header: dict[str, object] = PAIR if width > 300 else {"__metadata__": {}}
+    header: Mapping[str, object] = PAIR if width > 300 else {"__metadata__": {}}
     path.write_bytes(pack(header, PAIR_BYTES if width > 300 else b"", width=width))
     assert path.read_bytes()[:8] == width.to_bytes(8, "little")
     assert read_header(path).data_start == 8 + width
@@ -203,7 +203,9 @@ def test_the_source_has_no_unpickler() -> None:
                 called = ast.unparse(node.func)
                 if called in ("torch.load", "np.load", "numpy.load", "eval", "exec", "__import__"):
                     names = ["pickle"]
-            uses += [f"{file}:{node.lineno}" for name in names if name in _LOADERS or name == "torch.load"]
+            uses += [
+                f"{file}:{getattr(node, 'lineno', 0)}" for name in names if name in _LOADERS or name == "torch.load"
+            ]
     assert uses == []
 
 
@@ -274,8 +276,8 @@ def test_shards_are_joined(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "./x.safetensors", "..", ".", "", "x.bin", "x.safetensors/",
-     "x\0.safetensors", "\ud800.safetensors", "y" * 300 + ".safetensors", 3, None, ["x.safetensors"]],
+    ["../x.safetensors", "/x.safetensors", "a/x.safetensors", "./x.safetensors", "..", ".", "", "x.bin",
+     "x.safetensors/", "x\0.safetensors", "\ud800.safetensors", "y" * 300 + ".safetensors", 3, None, ["x.safetensors"]],
     ids=lambda name: str(name)[:20].encode("unicode_escape").decode(),
 )  # fmt: skip
 def test_a_shard_is_a_file_next_to_the_index(name: object, tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def test_a_good_header_is_read() -> None:
     header = parse({"__metadata__": {"a": "b"}, "x": entry(), "y": entry([1, 2], [2, 6], "F16")}, data=6)
     assert header.metadata == {"a": "b"}
     assert header.spans == {"x": Span("U8", (2,), 0, 2), "y": Span("F16", (1, 2), 2, 6)}
-    assert header.data_start == 8 + len(json.dumps({"__metadata__": {"a": "b"}, "x": entry(), "y": entry([1, 2], [2, 6], "F16")}))  # fmt: skip
+    assert header.data_start == 8 + len(
+        json.dumps({"__metadata__": {"a": "b"}, "x": entry(), "y": entry([1, 2], [2, 6], "F16")})
+    )
 
 
 def test_nothing_but_a_header() -> None:
@@ -91,7 +93,7 @@ def test_the_largest_header_is_read() -> None:
 
 @pytest.mark.parametrize("filler", [b"[", b"[],", b'{"a":', b"9", b'"\\u0041', b"0,", b" ", b"\xc3\xa9"])
 def test_the_worst_large_headers_end_soon(filler: bytes) -> None:
-    """A megabyte of anything: an error, and in time that grows no faster than the header (here: well under a second)."""
+    """A megabyte of any filler raises, in time linear in the size of the header (here: well under a second)."""
     raw = b'{"x":' + filler * (1_000_000 // len(filler))
     best = math.inf
     for _ in range(3):
@@ -140,9 +142,13 @@ def test_constants_that_json_does_not_have(constant: str) -> None:
 @pytest.mark.parametrize(("open_", "close"), [(b"[", b"]"), (b'{"a":', b"}")])
 def test_deep_nesting(depth: int, open_: bytes, close: bytes) -> None:
     inner = open_ * depth + b"1" + close * depth
-    for raw in (inner, b'{"x": ' + inner + b"}", b'{"x": {"dtype": ' + inner + b', "shape": [], "data_offsets": [0, 1]}}',
-                b'{"x": {"dtype": "U8", "shape": ' + inner + b', "data_offsets": [0, 1]}}',
-                b'{"__metadata__": {"a": ' + inner + b"}}"):  # fmt: skip
+    for raw in (
+        inner,
+        b'{"x": ' + inner + b"}",
+        b'{"x": {"dtype": ' + inner + b', "shape": [], "data_offsets": [0, 1]}}',
+        b'{"x": {"dtype": "U8", "shape": ' + inner + b', "data_offsets": [0, 1]}}',
+        b'{"__metadata__": {"a": ' + inner + b"}}",
+    ):
         with pytest.raises(FormatError):
             parse_header(raw, 8 + len(raw))
 
@@ -344,7 +350,7 @@ def test_span_of_another_length(shape: list[int], offsets: list[int], dtype: str
     ],
 )
 def test_products_that_overflow(shape: list[int]) -> None:
-    """What wraps around in 64 bits is no way in."""
+    """A product that wraps around in 64 bits is refused."""
     wrapped = math.prod(shape) % (1 << 64)
     refused({"the.name": entry(shape, [0, wrapped])}, "'the.name'", "shape", data=wrapped)
     with pytest.raises(safetensors.SafetensorError):
@@ -405,7 +411,10 @@ def test_safetensors_reads_what_inweave_writes(
     path = write_file(tmp_path / "x.safetensors", tensors, metadata)
     blob = path.read_bytes()
     assert int.from_bytes(blob[:8], "little") % 8 == 0  # the data is aligned
-    read = {name: Tensor(row["dtype"], tuple(row["shape"]), bytes(row["data"])) for name, row in safetensors.deserialize(blob)}  # fmt: skip
+    read = {
+        name: Tensor(row["dtype"], tuple(row["shape"]), bytes(row["data"]))
+        for name, row in safetensors.deserialize(blob)
+    }
     assert read == tensors
     with safetensors.safe_open(path, framework="numpy") as file:
         assert sorted(file.keys()) == sorted(tensors)

@@ -1,7 +1,7 @@
-"""200,000 damaged headers (a tenth by default): each is read or refused with a `FormatError`, soon, and leaves nothing behind.
+"""Fuzzing of headers: 200,000 damaged ones (a tenth by default), each read or refused quickly with a `FormatError`.
 
-What the gate lets through, the real safetensors library reads in the same way. A smaller run takes damaged
-files, and well-formed files full of nonsense, all the way through `inweave.load`.
+A refusal leaves nothing behind, and headers that the gate accepts are read in the same way by the safetensors library.
+A smaller run takes damaged files, and well-formed files full of nonsense, all the way through `inweave.load`.
 """
 
 from __future__ import annotations
@@ -52,21 +52,27 @@ def _lay_out(tensors: dict[str, tuple[str, list[int]]], metadata: dict[str, str]
 
 SEEDS: tuple[tuple[bytes, int], ...] = (
     _lay_out({"lora_unet_x.lora_down.weight": ("F16", [4, 8]), "lora_unet_x.lora_up.weight": ("F16", [8, 4])}),
-    _lay_out({"x.alpha": ("F32", []), "x.lora_A.weight": ("BF16", [2, 3])}, {"ss_network_dim": "4", "é": "\N{SNOWMAN}"}),
+    _lay_out(
+        {"x.alpha": ("F32", []), "x.lora_A.weight": ("BF16", [2, 3])}, {"ss_network_dim": "4", "é": "\N{SNOWMAN}"}
+    ),
     _lay_out({"none": ("F32", [0]), "a.b": ("U8", [1]), "none2": ("I64", [2, 0, 3]), "none3": ("F64", [0, 0])}),
     _lay_out({"down": ("F8_E4M3", [3, 5]), "up": ("F8_E5M2", [5, 3]), "c": ("C64", [2]), "s": ("F8_E8M0", [])}),
     _lay_out({}, {}),
     _lay_out({f"layers.{i}.___.layer.W_down": ("I8", [i]) for i in range(6)}, {"k": ""}),
-)  # fmt: skip
+)
 
-_NUMBERS = [b"0", b"-1", b"-0", b"1", b"2", b"1.0", b"1e3", b"1E400", b"2147483648", b"4294967296", b"4611686018427387903",
-            b"4611686018427387904", b"9223372036854775808", b"18446744073709551616", b"9" * 60, b"7" * 5000, b"true",
-            b"null", b'"1"', b"[]", b"NaN", b"-Infinity", b"0x10", b"01", b"-"]  # fmt: skip
-_TOKENS = [b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"\\u0000", b"\\ud800", b"\\ud83d\\ude00", b"\0", b"\n",
-           b"\xff", b"\xed\xa0\x80", b"\xe2\x80\xae", b"null", b"true", b"[" * 1500, b'{"a":' * 1500, b"]" * 40, b'"F32"',
-           b'"F8_E4M3FNUZ"', b'"BOOL"', b'"U8"', b'"dtype"', b'"shape"', b'"data_offsets"', b'"__metadata__":{},',
-           b'"__metadata__":{"a":1},', b'"__metadata__":[],', b'"__class__":', b".__init__.", b",[0]", b",0", b'"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},',
-           b"x" * 600, b" " * 300, b"/*", b"//"]  # fmt: skip
+_NUMBERS = [
+    b"0", b"-1", b"-0", b"1", b"2", b"1.0", b"1e3", b"1E400", b"2147483648", b"4294967296", b"4611686018427387903",
+    b"4611686018427387904", b"9223372036854775808", b"18446744073709551616", b"9" * 60, b"7" * 5000, b"true", b"null",
+    b'"1"', b"[]", b"NaN", b"-Infinity", b"0x10", b"01", b"-",
+]  # fmt: skip
+_TOKENS = [
+    b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"\\u0000", b"\\ud800", b"\\ud83d\\ude00", b"\0", b"\n",
+    b"\xff", b"\xed\xa0\x80", b"\xe2\x80\xae", b"null", b"true", b"[" * 1500, b'{"a":' * 1500, b"]" * 40, b'"F32"',
+    b'"F8_E4M3FNUZ"', b'"BOOL"', b'"U8"', b'"dtype"', b'"shape"', b'"data_offsets"', b'"__metadata__":{},',
+    b'"__metadata__":{"a":1},', b'"__metadata__":[],', b'"__class__":', b".__init__.", b",[0]", b",0",
+    b'"x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},', b"x" * 600, b" " * 300, b"/*", b"//",
+]  # fmt: skip
 _NUMBER = re.compile(rb"\d+")
 _STRING = re.compile(rb'"[^"]*"')
 
@@ -111,8 +117,10 @@ def _swap(pattern: re.Pattern[bytes], others: list[bytes]) -> Callable[[bytearra
     return mutate
 
 
-_VALUES = (None, True, -1, 0, 1, 2.0, 1 << 61, 1 << 62, "", "U8", "F64", [], [0], [2, 2], [0, 4], [4, 0], [1] * 9, {},
-           {"a": 1}, {"a": "b"})  # fmt: skip
+_VALUES: tuple[object, ...] = (
+    None, True, -1, 0, 1, 2.0, 1 << 61, 1 << 62, "", "U8", "F64", [], [0], [2, 2], [0, 4], [4, 0], [1] * 9, {},
+    {"a": 1}, {"a": "b"},
+)  # fmt: skip
 
 
 def _edit(raw: bytearray, rng: random.Random) -> None:
@@ -157,7 +165,7 @@ def _damaged(rng: random.Random) -> bytes:
 
 
 def _read(file: bytes) -> Header | None:
-    """What the gate makes of a file: a header, or None if it is refused. Anything else it raises escapes."""
+    """Return the header that the gate parses, or None if it refuses the file; other errors propagate."""
     try:
         length = header_length(file[:64], len(file))
         return parse_header(file[8 : 8 + length], len(file))
@@ -179,7 +187,7 @@ def _peak() -> int:
 
 
 def _agrees(header: Header, file: bytes) -> bool:
-    """Whether the real library reads the same from it; it takes a size of -0 for a float, JSON and the gate for 0."""
+    """Return whether safetensors reads the same; it parses a size of -0 as a float, JSON and the gate as 0."""
     if b"-0" in file:
         return True
     theirs = {name: (row["dtype"], tuple(row["shape"])) for name, row in safetensors.deserialize(file)}
@@ -298,18 +306,24 @@ def test_damaged_files_through_load(tmp_path: Path) -> None:
     assert DAMAGED_FILES // 50 < loaded < DAMAGED_FILES * 4 // 5
 
 
-_MODULES = ("x", "mid_block_attentions_0_proj_in", "down_blocks.0.attentions.0.proj_in", "double_blocks.0.img_attn.qkv",
-            "single_blocks_0_linear1", "lora_qkv", "traced_lora_llama", "text_model_encoder_layers_0_mlp_fc1", "²", "#1")  # fmt: skip
-_WHOLE_KEYS = ("unet:0:up", "unet:0:down", "unet:99999:up", "text_encoder:3:down", "w_a_000", "a0.weight", "b0.weight",
-               "m0.weight", "x.magnitude0.weight", "x.oft_blocks.0", "x.oft_blocks.7", "x.oft_blocks.²",
-               "x.processor.to_q_lora.down.weight", "x.processor.to_q_lora.up.weight", "x.processor.qkv_lora1.up.weight",
-               "m.vera_A", "m.vera_B", "emb_params", "bundle_emb.a", "x.lora_A.default.weight", "x.lora_B.other.weight")  # fmt: skip
+_MODULES = (
+    "x", "mid_block_attentions_0_proj_in", "down_blocks.0.attentions.0.proj_in", "double_blocks.0.img_attn.qkv",
+    "single_blocks_0_linear1", "lora_qkv", "traced_lora_llama", "text_model_encoder_layers_0_mlp_fc1", "²", "#1",
+)  # fmt: skip
+_WHOLE_KEYS = (
+    "unet:0:up", "unet:0:down", "unet:99999:up", "text_encoder:3:down", "w_a_000", "a0.weight", "b0.weight",
+    "m0.weight", "x.magnitude0.weight", "x.oft_blocks.0", "x.oft_blocks.7", "x.oft_blocks.²",
+    "x.processor.to_q_lora.down.weight", "x.processor.to_q_lora.up.weight", "x.processor.qkv_lora1.up.weight",
+    "m.vera_A", "m.vera_B", "emb_params", "bundle_emb.a", "x.lora_A.default.weight", "x.lora_B.other.weight",
+)  # fmt: skip
 _METADATA = {
-    "lora_adapter_metadata": ("[]", "5", "{", "[" * 5000, '{"unet.lora_alpha": "x"}', '{"unet.lora_alpha": 1, "unet.alpha_pattern": 5}',
-                              '{"unet.lora_alpha": 1, "unet.alpha_pattern": {"(": 2}}', '{"unet.lora_alpha": 1e999}',
-                              '{"unet.lora_alpha": NaN}', '{"unet.lora_alpha": 1, "unet.rank_pattern": {"x": 1e999}}',
-                              '{"unet.lora_alpha": 1, "unet.alpha_pattern": {"x{99999999999}": 2}}',
-                              '{"unet.lora_alpha": 1, "unet.target_parameters": 3}', '{"unet.lora_alpha": 2, "unet.r": 2}'),
+    "lora_adapter_metadata": (
+        "[]", "5", "{", "[" * 5000, '{"unet.lora_alpha": "x"}', '{"unet.lora_alpha": 1, "unet.alpha_pattern": 5}',
+        '{"unet.lora_alpha": 1, "unet.alpha_pattern": {"(": 2}}', '{"unet.lora_alpha": 1e999}',
+        '{"unet.lora_alpha": NaN}', '{"unet.lora_alpha": 1, "unet.rank_pattern": {"x": 1e999}}',
+        '{"unet.lora_alpha": 1, "unet.alpha_pattern": {"x{99999999999}": 2}}',
+        '{"unet.lora_alpha": 1, "unet.target_parameters": 3}', '{"unet.lora_alpha": 2, "unet.r": 2}',
+    ),
     "ss_network_args": ('{"split_qkv": "true"}', '{"rs_lora": true}', "x", "[]", "[" * 5000),
     "ss_network_dim": ("4", "0", "-1", "x", "²", "9" * 5000, ""),
     "unet": ("[]", "{}", "5", "x", "[" * 5000),

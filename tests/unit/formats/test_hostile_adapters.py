@@ -32,13 +32,18 @@ CROWDS = {
     "ids of one struct": (lambda n: [f"lora_llama.{c}{i}.weight" for i in range(n // 2) for c in "ab"], (1, 1)),
     "parts of one module": (lambda n: [f"oft_unet_x.oft_blocks.{i}" for i in range(n)], (1, 1, 1)),
     "halves of VeRA": (
-        lambda n: [f"base_model.m{i}.vera_A" for i in range(n // 2)]
-        + [f"base_model.model.m{i}.vera_lambda_{c}" for i in range(n // 4) for c in "bd"],
+        lambda n: (
+            [f"base_model.m{i}.vera_A" for i in range(n // 2)]
+            + [f"base_model.model.m{i}.vera_lambda_{c}" for i in range(n // 4) for c in "bd"]
+        ),
         (1,),
     ),
     "adapter names": (lambda n: [f"m.lora_A.n{i}.weight" for i in range(n)], (1, 1)),
-    "duplicates": (lambda n: [f"{p}m{i}.lora_down.weight" for i in range(n // 2) for p in ("unet.", "module.unet.")], (1, 1)),
-}  # fmt: skip
+    "duplicates": (
+        lambda n: [f"{p}m{i}.lora_down.weight" for i in range(n // 2) for p in ("unet.", "module.unet.")],
+        (1, 1),
+    ),
+}
 
 
 def seconds(names: Iterable[str], shape: tuple[int, ...], index: ModelIndex) -> float:
@@ -182,7 +187,7 @@ def test_a_scalar_up_with_a_vector_of_magnitudes(tmp_path: Path) -> None:
 
 
 def test_factors_that_make_no_product_are_malformed_when_read() -> None:
-    cases = {
+    cases: dict[str, dict[str, tuple[int, ...]]] = {
         "lora_up may have": {"lora_up.weight": (3, 2, 2), "lora_down.weight": (2, 3)},
         "Tucker core": {"lora_up.weight": (3, 2), "lora_down.weight": (2, 3), "lora_mid.weight": (3, 2, 3, 3)},
         "do not make": {"hada_w1_a": (3, 2), "hada_w1_b": (1, 3), "hada_w2_a": (3, 2), "hada_w2_b": (2, 3)},
@@ -198,8 +203,11 @@ def test_factors_that_make_no_product_are_malformed_when_read() -> None:
 
 def test_what_is_printed_is_short(tmp_path: Path) -> None:
     names = [f"lora_unet_down_blocks_{i}_attentions_0_transformer_blocks_0_attn1_to_q" for i in range(500)]
-    tensors = {f"{name}.{role}": zeros(shape) for name in names
-               for role, shape in {"lora_down.weight": (1, 320), "lora_up.weight": (320, 1), "alpha": ()}.items()}  # fmt: skip
+    tensors = {
+        f"{name}.{role}": zeros(shape)
+        for name in names
+        for role, shape in {"lora_down.weight": (1, 320), "lora_up.weight": (320, 1), "alpha": ()}.items()
+    }
     path = write_file(tmp_path / "a.safetensors", tensors)
     adapter = inweave.load(path)
     plan = inweave.resolve(adapter, "sd1.5", strict=False)
@@ -215,8 +223,10 @@ def test_integers_of_thousands_of_digits(tmp_path: Path) -> None:
             parse_header(raw, 8 + len(raw) + 4)
         folder = tmp_path / "peft"
         folder.mkdir(exist_ok=True)
-        write_file(folder / "adapter_model.safetensors", {"base_model.model.x.lora_A.weight": random(1, 2, 3),
-                                                          "base_model.model.x.lora_B.weight": random(1, 3, 2)})  # fmt: skip
+        write_file(
+            folder / "adapter_model.safetensors",
+            {"base_model.model.x.lora_A.weight": random(1, 2, 3), "base_model.model.x.lora_B.weight": random(1, 3, 2)},
+        )
         for name in ("r", "lora_alpha"):
             (folder / "adapter_config.json").write_text(f'{{"peft_type":"LORA","r":2,"lora_alpha":2,"{name}":{text}}}')
             with pytest.raises(FormatError):

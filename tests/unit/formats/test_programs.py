@@ -1,9 +1,10 @@
-"""What is said about other programs when a file is written; and small promises about files."""
+"""Notes about other programs when a file is written, and small guarantees about files."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,9 +54,8 @@ def test_who_reads_these_names(tmp_path: Path, dialect: str) -> None:
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.bin"])
 def test_arrays_of_numpy_are_not_called_a_pickle(tmp_path: Path, name: str) -> None:
     with (tmp_path / name).open("wb") as file:
-        np.savez(
-            file, **{"model.layers.0.lora_linear.a0.weight": np.zeros(3)} if name == "a.npz" else {"x": np.zeros(3)}
-        )
+        arrays: dict[str, Any] = {"model.layers.0.lora_linear.a0.weight" if name == "a.npz" else "x": np.zeros(3)}
+        np.savez(file, **arrays)
     with pytest.raises(FormatError, match="NumPy") as error:
         inweave.load(tmp_path / name)
     assert "is a pickle" not in str(error.value)

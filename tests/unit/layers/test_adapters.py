@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ def test_merging_twice_and_unmerging_nothing_are_errors() -> None:
         lambda model: layer_of(model).enable(False),
     ],
 )
-def test_while_merged_nothing_may_be_switched(act) -> None:
+def test_while_merged_nothing_may_be_switched(act: Callable[[nn.Module], object]) -> None:
     model = stacked()
     merge(model)
     before, out = base_bits(model), model["layer"](X)
@@ -208,7 +209,7 @@ def test_weights_must_be_finite(weight: float) -> None:
 
 
 @pytest.mark.parametrize("act", [activate, delete, lambda model, name: set_strength(model, name, 1.0)])
-def test_unknown_names_say_what_there_is(act) -> None:
+def test_unknown_names_say_what_there_is(act: Callable[[nn.Module, str], object]) -> None:
     with pytest.raises(ConfigError, match=r"'frist'.*first, second"):
         act(stacked(), "frist")
     with pytest.raises(ConfigError, match="no LoRA layers"):
@@ -232,7 +233,7 @@ def test_adapters_on_different_layers() -> None:
     merge(model)
     unmerge(model)
     delete(model, "front")
-    assert list(model[0].adapters) == ["both"]
+    assert list(lora_layers(model)["0"].adapters) == ["both"]
 
 
 def test_a_merge_that_fails_is_rolled_back_everywhere() -> None:

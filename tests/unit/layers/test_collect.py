@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,10 +96,11 @@ def test_saving_a_peft_directory(tmp_path: Path) -> None:
     save(collect(model), tmp_path / "out", dialect="peft", base=tmp_path / "base.safetensors")
     twin = attach(base, load(tmp_path / "out"))
     for name, layer in lora_layers(twin).items():
-        ours = lora_layers(model)[name].branch("default")
-        assert torch.equal(layer.branch("default").down, ours.down)
-        assert torch.equal(layer.branch("default").up, ours.up)
-        assert layer.branch("default").scale == ours.scale == 2.0
+        ours: Any = lora_layers(model)[name].branch("default")
+        read_back: Any = layer.branch("default")
+        assert torch.equal(read_back.down, ours.down)
+        assert torch.equal(read_back.up, ours.up)
+        assert read_back.scale == ours.scale == 2.0
 
 
 def test_names_and_components() -> None:
@@ -130,8 +132,11 @@ def test_a_flat_named_file_finds_its_modules_and_keeps_its_bits() -> None:
     back = collect(model, "file")
     assert {entry.ref.name for entry in back} == {"blocks.0.to_q", "blocks.1.to_out.0"}
     for entry, original in zip(back, adapter, strict=True):
-        assert entry.factors.down.same(original.factors.down)
-        assert entry.factors.stored_alpha.same(original.factors.stored_alpha)
+        mine, other = entry.factors, original.factors
+        assert isinstance(mine, Lora) and isinstance(other, Lora)
+        assert mine.down.same(other.down)
+        assert mine.stored_alpha is not None and other.stored_alpha is not None
+        assert mine.stored_alpha.same(other.stored_alpha)
     wide = attach(Net(), adapter, dtype=torch.float32)
     assert wide.blocks[0].to_q.branch("default").down.dtype == torch.float32
 
@@ -207,7 +212,7 @@ def hollow_model(naming: str) -> nn.Module:
             for part in path[:-1]:
                 if part not in parent._modules:
                     parent.register_module(part, nn.Module())
-                parent = parent._modules[part]
+                parent = parent.get_submodule(part)
             if path[-1] not in parent._modules:
                 linear = leaf == "weight" and len(shape) == 2
                 parent.register_module(path[-1], nn.Linear(shape[1], shape[0]) if linear else nn.Module())
@@ -255,7 +260,7 @@ def test_swapped_halves() -> None:
 
 
 def test_parts_that_have_no_common_pair_are_refused() -> None:
-    """DoRA on q only: the magnitude would have to leave k and v as they are."""
+    """DoRA on q only: the magnitude would have to leave k and v unchanged."""
     name = "transformer.transformer_blocks.3.attn.to_q"
     tensors = {
         f"{name}.lora_A.weight": random(0, 2, 3072), f"{name}.lora_B.weight": random(1, 3072, 2),
@@ -272,7 +277,8 @@ def test_convolutions_and_matrices_may_be_stored_either_way() -> None:
     adapter = read(
         {
             "lora_unet_conv.lora_down.weight": random(0, 2, 4), "lora_unet_conv.lora_up.weight": random(1, 3, 2),
-            "lora_unet_linear.lora_down.weight": random(2, 2, 7, 1, 1), "lora_unet_linear.lora_up.weight": random(3, 5, 2, 1, 1),
+            "lora_unet_linear.lora_down.weight": random(2, 2, 7, 1, 1),
+            "lora_unet_linear.lora_up.weight": random(3, 5, 2, 1, 1),
         }
     )  # fmt: skip
     attach(model, adapter)
@@ -287,7 +293,7 @@ def test_convolutions_and_matrices_may_be_stored_either_way() -> None:
 def test_a_second_adapter_resolves_past_the_first() -> None:
     model = inject(Net(), 3, targets=["to_q", "embed"])
     attach(model, kohya(("lora_unet_blocks_0_to_q", 6, 6)), name="file")
-    assert list(model.blocks[0].to_q.adapters) == ["default", "file"]
+    assert list(lora_layers(model)["blocks.0.to_q"].adapters) == ["default", "file"]
     assert "adapters" not in " ".join(next(iter(model_index(model))).parts)
 
 

@@ -1,8 +1,9 @@
-"""Linear layers and their LoRAs as one operation, here on the CPU: the same numbers as the general path, never stale ones."""
+"""Linear layers fused with their LoRAs, here on the CPU: the same numbers as the general path, never stale ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()  # torch gives up on a function that was compiled for many shapes
 
 
-def network(*names: str, dtype: torch.dtype = torch.float64, **options: object) -> nn.Sequential:
+def network(*names: str, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 6), nn.Tanh(), nn.Linear(6, WIDTH, bias=False)).to(dtype)
     for at, name in enumerate(names):
@@ -95,7 +96,8 @@ def test_kept_factors_follow_every_change() -> None:
 
     @torch.no_grad()
     def expected() -> torch.Tensor:
-        change = sum(strength * branch.scale * branch.up @ branch.down for branch, strength in layer._acting)
+        acting: Iterable[tuple[Any, float]] = layer._acting
+        change = sum(strength * branch.scale * branch.up @ branch.down for branch, strength in acting)
         return nn.functional.linear(x, layer.weight + change, layer.bias)
 
     def check() -> object:
@@ -135,7 +137,8 @@ def test_changes_from_outside_are_seen_by_the_next_pass(
 ) -> None:
     model = network(*names).requires_grad_(False).eval()
     layer, x = layers(model)[0], torch.randn(2, 3, WIDTH, dtype=torch.float64)
-    branch, base = layer.branch("a"), layer.base
+    branch: Any = layer.branch("a")
+    base: Any = layer.base
 
     def run(inputs: torch.Tensor = x) -> torch.Tensor:
         with torch.no_grad():
@@ -171,7 +174,7 @@ def test_nothing_is_kept_of_what_may_be_trained() -> None:
     model = network("a", "b").requires_grad_(False)
     layer, x = layers(model)[0], torch.randn(3, WIDTH, dtype=torch.float64)
     buffer = torch.zeros(100, dtype=torch.float64)  # a trainer's: the parameter's version does not tell of its changes
-    up = layer.branch("a").up
+    up = layer.branch("a").get_parameter("up")
     view = buffer[: up.numel()].view(up.shape)
     view.copy_(up)
     up.data = view
@@ -207,18 +210,19 @@ def test_factors_of_another_dtype_are_rounded_once() -> None:
 def test_several_adapters_of_small_scale_keep_their_digits(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file's alpha is often 1 at rank 128: float16 cannot hold its factor times alpha / rank."""
     model = nn.Sequential(nn.Linear(64, 64, bias=False)).half()
-    nn.init.zeros_(model[0].weight)
+    nn.init.zeros_(model.get_parameter("0.weight"))
     for name in ("a", "b"):
         inject(model, 32, 0.25, ["0"], name=name)
     (layer,) = layers(model)
     for name in ("a", "b"):
-        nn.init.normal_(layer.branch(name).down, std=0.2)
-        nn.init.normal_(layer.branch(name).up, std=5e-4)
+        nn.init.normal_(layer.branch(name).get_parameter("down"), std=0.2)
+        nn.init.normal_(layer.branch(name).get_parameter("up"), std=5e-4)
     layer.set_strength("b", 0.5)
     x = torch.randn(32, 64).half()
+    acting: Iterable[tuple[Any, float]] = layer.acting
     exact = sum(
         strength * branch.scale * (x.double() @ branch.down.double().T @ branch.up.double().T)
-        for branch, strength in layer.acting
+        for branch, strength in acting
     )
     with torch.set_grad_enabled(gradients):
         assert is_fused(layer, x)
@@ -252,8 +256,9 @@ def test_everything_else_takes_the_general_path() -> None:
     assert not is_fused(layers(network("a", dora=True))[0], x)
     dropped = layers(network("a", dropout=0.5))[0].train()
     assert not is_fused(dropped, x) and is_fused(dropped.eval(), x)
-    for name in ("hidden_dropout", "rank_dropout"):
-        hidden = layers(network("a", **{name: 0.5}))[0].train()
+    rates: tuple[dict[str, Any], ...] = ({"hidden_dropout": 0.5}, {"rank_dropout": 0.5})
+    for rate in rates:
+        hidden = layers(network("a", **rate))[0].train()
         assert not is_fused(hidden, x) and is_fused(hidden.eval(), x)
     hooked = layers(network("a"))[0]
     handle = hooked.base.register_forward_hook(lambda module, inputs, output: output + 1)

@@ -1,4 +1,4 @@
-"""Convolutions and their LoRA as one operation, here on the CPU: the same numbers as the general path, and only where it may act."""
+"""Convolutions fused with their LoRA, here on the CPU: the numbers of the general path, used only where allowed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def layer_of(base: nn.Conv2d, dtype: torch.dtype = torch.float64, **options: Any) -> LoraLayer:
     torch.manual_seed(0)
-    model = nn.Sequential(base).to(dtype, memory_format=torch.channels_last).requires_grad_(False)
+    model: nn.Module = nn.Sequential(base)
+    model.to(dtype, memory_format=torch.channels_last).requires_grad_(False)  # type: ignore[call-overload]
     inject(model, 2, 3.0, ["0"], **options)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -81,7 +82,7 @@ def test_numbers_and_gradients_are_those_of_the_general_path(
 def test_gradients_are_added_where_rounded_copies_have_them(kernel: int) -> None:
     layer, x = layer_of(nn.Conv2d(4, 6, kernel, padding=kernel // 2), torch.float32), image((5, 4), torch.bfloat16)
     layer.to(torch.bfloat16)
-    branch = layer.branch("default")
+    branch: Any = layer.branch("default")
     for parameter in branch.parameters():
         parameter.data = parameter.data.float()
     _, of_x, *expected = results(layer, x)
@@ -90,14 +91,14 @@ def test_gradients_are_added_where_rounded_copies_have_them(kernel: int) -> None
     y = layer(x)
     dy = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(2))
     y.backward(dy)
-    assert torch.equal(x.grad, of_x) and branch.down.grad is None and branch.up.grad is None
+    assert x.grad is not None and torch.equal(x.grad, of_x) and branch.down.grad is None and branch.up.grad is None
     for total, gradient in zip(totals.values(), expected, strict=True):
         torch.testing.assert_close(total - 1, gradient, rtol=1e-2, atol=1e-2)
 
 
 def test_frozen_factors_and_inputs_get_no_gradient() -> None:
     layer, x = layer_of(nn.Conv2d(4, 6, 3)), image((5, 5))
-    branch = layer.branch("default")
+    branch: Any = layer.branch("default")
     whole = results(layer, x)
     branch.down.requires_grad_(False)
     y = layer(x.detach())
@@ -121,6 +122,7 @@ class Watching(TorchDispatchMode):
 def test_anything_else_takes_the_general_path() -> None:
     x = image((5, 5))
     layer = layer_of(nn.Conv2d(4, 6, 3))
+    base_layer: Any = layer.base
     assert output(layer, x) is not None
     assert output(layer, x.detach().contiguous()) is None, "memory that is not channels-last"
     assert output(layer, x.detach()[0]) is None, "one image without a batch"
@@ -133,12 +135,12 @@ def test_anything_else_takes_the_general_path() -> None:
     handle = layer.base.register_forward_hook(lambda *_: None)
     assert output(layer, x) is None
     handle.remove()
-    layer.base.padding_mode = "circular"
+    base_layer.padding_mode = "circular"
     assert output(layer, x) is None, "set on a live model, for images that tile"
-    layer.base.padding_mode = "zeros"
-    layer.base._conv_forward = lambda x, weight, bias: nn.functional.conv2d(x, weight, bias, padding=2)
+    base_layer.padding_mode = "zeros"
+    base_layer._conv_forward = lambda x, weight, bias: nn.functional.conv2d(x, weight, bias, padding=2)
     assert output(layer, x) is None, "replaced in this module alone, for images that tile along one side"
-    del layer.base._conv_forward
+    del base_layer._conv_forward
     assert output(layer, x) is not None
     layer.weight.requires_grad_(True)
     assert output(layer, x) is None, "a weight that is trained"

@@ -9,6 +9,7 @@ held at their values, so that one is differentiated numerically, and the layer i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from tests.unit.layers.zoo import KINDS, NETWORKS, OPERATORS, fill, injected, la
 LORA: dict[str, dict[str, object]] = {
     "lora": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "no-alpha": {"alpha": None},
 }  # fmt: skip
-EXACT = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5, "fast_mode": True}
+EXACT: dict[str, Any] = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5, "fast_mode": True}
 CASES = [(kind, name, options) for kind in KINDS if kind != "embedding-padding" for name, options in LORA.items()]
 CASES += [(kind, name, options) for kind in OPERATORS for name, options in NETWORKS.items()]
 
@@ -50,7 +51,7 @@ def as_function(model: nn.Module, x: torch.Tensor) -> tuple[Callable[..., torch.
 
 
 def freeze_dora_norms(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer's norms as they are now, whatever is perturbed."""
+    """Keep the layer's current norms, whichever parameter is perturbed."""
     layer = layer_of(model)
     now = {name: layer.norms(layer.branch(name)) for name in layer.adapters}
     monkeypatch.setattr(LoraLayer, "norms", lambda self, branch: now["default"])
@@ -83,16 +84,24 @@ def test_every_entry_of_the_jacobian(kind: str, network: str) -> None:
 
 
 TUCKER = {
-    "lora": Lora(down=encode(torch.randn(2, 3, 1, 1)), mid=encode(torch.randn(2, 2, 3, 3)), up=encode(torch.randn(5, 2, 1, 1))),
-    "loha": Loha(
-        w1_a=encode(torch.randn(2, 5)), w1_b=encode(torch.randn(2, 3)), t1=encode(torch.randn(2, 2, 3, 3)),
-        w2_a=encode(torch.randn(2, 5)), w2_b=encode(torch.randn(2, 3)), t2=encode(torch.randn(2, 2, 3, 3)),
+    "lora": Lora(
+        down=encode(torch.randn(2, 3, 1, 1)), mid=encode(torch.randn(2, 2, 3, 3)), up=encode(torch.randn(5, 2, 1, 1))
     ),
-    "lokr": Lokr(
-        w1=encode(torch.randn(1, 1)), w2_a=encode(torch.randn(2, 5)), w2_b=encode(torch.randn(2, 3)),
+    "loha": Loha(
+        w1_a=encode(torch.randn(2, 5)),
+        w1_b=encode(torch.randn(2, 3)),
+        t1=encode(torch.randn(2, 2, 3, 3)),
+        w2_a=encode(torch.randn(2, 5)),
+        w2_b=encode(torch.randn(2, 3)),
         t2=encode(torch.randn(2, 2, 3, 3)),
     ),
-}  # fmt: skip
+    "lokr": Lokr(
+        w1=encode(torch.randn(1, 1)),
+        w2_a=encode(torch.randn(2, 5)),
+        w2_b=encode(torch.randn(2, 3)),
+        t2=encode(torch.randn(2, 2, 3, 3)),
+    ),
+}
 
 
 @pytest.mark.parametrize("network", TUCKER)

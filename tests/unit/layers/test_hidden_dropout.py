@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ FORMULAS: dict[str, tuple[Step, Step, int]] = {
 }
 
 
-def seeded(kind: str, **rates: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def seeded(kind: str, **rates: Any) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """A filled adapter in training mode, an input, and the seeds of its rows."""
     model, x = adapted(kind, **rates).train(), KINDS[kind].input()
     seeds = torch.randint(2**31, (len(x), 2), generator=torch.Generator().manual_seed(4))
@@ -49,7 +50,8 @@ def seeded(kind: str, **rates: float) -> tuple[nn.Module, torch.Tensor, torch.Te
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_output_and_gradients_are_those_of_the_formula(kind: str, rates: dict[str, float]) -> None:
     model, x, seeds = seeded(kind, **rates)
-    layer, pair = layer_of(model), layer_of(model).branch("default")
+    layer = layer_of(model)
+    pair: Any = layer.branch("default")
     into, out_of, axis = FORMULAS[kind]
     hidden = into(x, pair.down)
     if p := rates.get("hidden_dropout"):
@@ -86,7 +88,8 @@ def test_it_acts_in_training_only_and_keeps_the_expectation(kind: str) -> None:
 
 def test_without_seeds_of_rows_it_is_torchs_own() -> None:
     model, x = adapted("linear", hidden_dropout=P).train(), KINDS["linear"].input()
-    layer, pair = layer_of(model), layer_of(model).branch("default")
+    layer = layer_of(model)
+    pair: Any = layer.branch("default")
     torch.manual_seed(1)
     actual = model["layer"](x)
     torch.manual_seed(1)
@@ -96,12 +99,15 @@ def test_without_seeds_of_rows_it_is_torchs_own() -> None:
 
 def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:
     model, x, seeds = seeded("conv2d-groups", rank_dropout=P)
-    layer, pair = layer_of(model), layer_of(model).branch("default")
+    layer = layer_of(model)
+    pair: Any = layer.branch("default")
     mask = row_mask(seeds, (len(x), pair.rank), P, layer_number("layer") + RANKS)
     rows = [
-        layer.kind.apply(layer.base, x[i : i + 1], torch.einsum("orhw,ricd->oicd", pair.up * mask[i][:, None, None], pair.down))
+        layer.kind.apply(
+            layer.base, x[i : i + 1], torch.einsum("orhw,ricd->oicd", pair.up * mask[i][:, None, None], pair.down)
+        )
         for i in range(len(x))
-    ]  # fmt: skip
+    ]
     torch.testing.assert_close(model["layer"](x), layer.base(x) + pair.scale / (1 - P) * torch.cat(rows))
 
 
@@ -119,14 +125,14 @@ def test_a_batch_has_the_masks_of_its_rows() -> None:
     "rates", [{"dropout": P}, {"hidden_dropout": P}, {"rank_dropout": P}], ids=lambda rates: next(iter(rates))
 )
 def test_rows_of_no_example_have_the_same_mask_when_they_are_recomputed(rates: dict[str, float]) -> None:
-    """As tokens that are sent to experts are: their number is no multiple of the batch."""
+    """Tokens routed to experts, for example: their number is not a multiple of the batch size."""
     model, x, seeds = seeded("linear", **rates)
     pair = layer_of(model).branch("default")
     pair.row_seeds = seeds[:2]
     tokens = torch.cat([x.flatten(0, -2)] * 3)[:5]
     state = torch.get_rng_state()
     first = model["layer"](tokens)
-    assert torch.equal(torch.get_rng_state(), state), "torch's generator is not read: nobody keeps its state"
+    assert torch.equal(torch.get_rng_state(), state), "torch's generator is not used: its state would not be restored"
     assert torch.equal(model["layer"](tokens), first)
     pair.row_seeds = seeds[:2] + 1
     assert not torch.allclose(model["layer"](tokens), first)

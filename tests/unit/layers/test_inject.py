@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import inweave
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError, InweaveError, TargetError
 from inweave.layers import collect, eject, inject, lora_layers, merge, unmerge
 from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, injected, layer_of
 
@@ -69,7 +69,7 @@ def test_an_entry_of_a_list_is_whole_segments_and_no_regex(entry: str) -> None:
         inject(Net(), 2, targets=[entry])
 
 
-def refused(model: nn.Module, **options: object) -> ConfigError | TargetError:
+def refused(model: nn.Module, **options: object) -> InweaveError:
     """The error, after a check that the model is unchanged."""
     before = {name: id(module) for name, module in model.named_modules()}
     flags = [parameter.requires_grad for parameter in model.parameters()]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from inweave.adapter import Lora
 from inweave.errors import TargetError
-from inweave.layers import eject, inject, lora_layers, merge, unmerge
+from inweave.layers import LoraLayer, eject, inject, lora_layers, merge, unmerge
 from inweave.layers.algorithms import obstacle, to_branch
 from inweave.ops.tensors.decode import encode
 from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, injected, layer_of, reference
@@ -85,7 +85,7 @@ def test_merging_is_in_place_and_unmerging_restores_the_bits(kind: str, dtype: s
     assert base_bits(model) == before
 
 
-def change_of(layer) -> torch.Tensor:
+def change_of(layer: LoraLayer) -> torch.Tensor:
     from inweave.ops.delta import change
 
     return change(layer.factors("default"), layer._pristine)
@@ -166,7 +166,7 @@ def test_a_tucker_core(kind: str) -> None:
     layer.merge()
     torch.testing.assert_close(model["layer"](x).double(), expected, rtol=1e-4, atol=1e-4)
     back = layer.factors("tucker")
-    assert back.mid is not None and back.mid.same(factors.mid)
+    assert isinstance(back, Lora) and back.mid is not None and factors.mid is not None and back.mid.same(factors.mid)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,7 +236,7 @@ class Squared(nn.Linear):
 class Positions(nn.Embedding):
     """As OPT has it: another signature."""
 
-    def forward(self, x: torch.Tensor, past: int) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: int) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x + past)
 
 

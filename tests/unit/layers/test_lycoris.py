@@ -1,4 +1,4 @@
-"""The same factors in LyCORIS' modules and in ours: the same outputs, gradients and first numbers.
+"""The same factors in LyCORIS' modules and in inweave's: the same outputs, gradients and initial values.
 
 LyCORIS is compared where it is right: its forward scales once, while its `get_diff_weight` and `merge_to` scale a
 LoHa or LoKr twice (4.1); it knows neither padding modes nor transformers' Conv1D.
@@ -19,12 +19,11 @@ from inweave.layers.lokr import split_factors
 from inweave.ops.tensors.decode import decode, encode
 from tests.unit.layers.zoo import fill, injected, layer_of
 
-lycoris = pytest.importorskip("lycoris")
-from lycoris.functional import factorization  # noqa: E402
-from lycoris.modules.loha import LohaModule  # noqa: E402
-from lycoris.modules.lokr import LokrModule  # noqa: E402
-
-MODULES = {"loha": LohaModule, "lokr": LokrModule}
+factorization = pytest.importorskip("lycoris.functional").factorization
+MODULES = {
+    "loha": pytest.importorskip("lycoris.modules.loha").LohaModule,
+    "lokr": pytest.importorskip("lycoris.modules.lokr").LokrModule,
+}
 CASES: dict[str, dict[str, object]] = {
     "loha": {"network": "loha", "rank": 3},
     "loha-rslora": {"network": "loha", "rank": 4, "rslora": True},
@@ -43,20 +42,24 @@ LAYERS = {
 
 
 def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
-    """(our model, LyCORIS' module on the same layer, input), each with its own first numbers."""
+    """(our model, LyCORIS' module on the same layer, input), each with its own initial values."""
     make, shape = LAYERS[kind]
     torch.manual_seed(0)
     base = nn.ModuleDict({"layer": make()})
     options = CASES[case]
     peer = MODULES[str(options["network"])](
-        "layer", copy.deepcopy(base["layer"]), lora_dim=options["rank"], alpha=5.0, rs_lora=options.get("rslora", False),
+        "layer",
+        copy.deepcopy(base["layer"]),
+        lora_dim=options["rank"],
+        alpha=5.0,
+        rs_lora=options.get("rslora", False),
         **{name: options[name] for name in ("factor", "decompose_both") if name in options},
-    )  # fmt: skip
+    )
     return injected(base, alpha=5.0, targets=["layer"], **options), peer, torch.randn(shape)  # type: ignore[arg-type]
 
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:
-    """As a file of LyCORIS holds it."""
+    """Return the tensors as LyCORIS stores them in a file."""
     tensors = collect(model).entries[0].factors.spelled(Form("kohya"), "weight")
     assert isinstance(tensors, dict)
     return {suffix: decode(value) for suffix, value in tensors.items()}

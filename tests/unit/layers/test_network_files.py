@@ -50,7 +50,7 @@ def saved(model: nn.Module, path: Path) -> Adapter:
     return inweave.load(path / "adapter.safetensors")
 
 
-def one_network() -> nn.Module:
+def one_network() -> nn.ModuleDict:
     """Every kind with a name of its own; Conv1D cannot be expressed in kohya's dialect."""
     kinds = [kind for kind in OPERATORS if not kind.startswith("conv1D")]
     return nn.ModuleDict({kind.replace("-", "_"): KINDS[kind].module()["layer"] for kind in kinds})
@@ -81,7 +81,8 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
     twin = attach(copy.deepcopy(base), adapter)
     live = copy.deepcopy(base)
     inweave.Weaver({"unet": live}).apply([(adapter, 1.0)])
-    merge(model), merge(twin)
+    merge(model)
+    merge(twin)
     for name in base:
         merged, want = f"{name}.weight", lora_layers(model)[name].weight
         exact = not NETWORKS[network].get("rslora")  # its alpha is folded into one of float32 when written
@@ -117,7 +118,7 @@ def loaded(tensors: dict[str, Tensor], kind: str) -> nn.Module:
 
 def test_tucker_cores_from_files() -> None:
     """A 3 x 3 convolution of 3 inputs and 5 outputs."""
-    halves = {}
+    halves: dict[str, Tensor] = {}
     for i in (1, 2):
         halves |= {
             f"hada_t{i}": random(i, 2, 2, 3, 3),
@@ -137,7 +138,11 @@ def test_tucker_cores_from_files() -> None:
 
 def test_loha_stored_as_convolutions() -> None:
     """Some trainers give all four factors the axes of a convolution."""
-    loaded({f"hada_w{i}_a": random(i, 5, 2, 1, 1) for i in (1, 2)} | {f"hada_w{i}_b": random(i + 2, 2, 3, 3, 3) for i in (1, 2)}, "conv2d")  # fmt: skip
+    loaded(
+        {f"hada_w{i}_a": random(i, 5, 2, 1, 1) for i in (1, 2)}
+        | {f"hada_w{i}_b": random(i + 2, 2, 3, 3, 3) for i in (1, 2)},
+        "conv2d",
+    )
 
 
 def test_a_dimension_named_elsewhere_keeps_its_scale() -> None:
@@ -170,18 +175,21 @@ def test_a_fused_file_is_cut_for_a_model_with_separate_layers(network: str) -> N
 
 
 def test_a_lokr_that_cannot_be_cut_there_is_refused() -> None:
-    """The 3072 rows of a part are no whole number of w2's nine."""
+    """The 3072 rows of a part are not a multiple of w2's nine."""
     with pytest.raises(TargetError, match=r"to_q.*lokr cannot be cut to rows"):
         fused(lokr_w1=random(0, 1024, 48), lokr_w2=random(1, 9, 64))
 
 
 REFUSED = {
-    "rank": (Loha(w1_a=random(0, 5, 2), w1_b=random(1, 3, 7), w2_a=random(2, 5, 2), w2_b=random(3, 2, 7)), "do not fit together"),
+    "rank": (
+        Loha(w1_a=random(0, 5, 2), w1_b=random(1, 3, 7), w2_a=random(2, 5, 2), w2_b=random(3, 2, 7)),
+        "do not fit together",
+    ),
     "half": (Loha(w1_a=random(0, 5, 2), w1_b=random(1, 2, 7), w2_a=random(2, 1, 2), w2_b=random(3, 2, 7)), r"\(1, 7\)"),
     "size": (Lokr(w1=random(0, 2, 1), w2=random(1, 5, 7)), r"changes \[10, 7\], the layer has \[5, 7\]"),
     "missing": (Lokr(w1=random(0, 1, 1), w2_a=random(1, 5, 2)), "missing"),
     "vector": (Lokr(w1=random(0, 5), w2=random(1, 1, 7)), "do not fit together"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,9 +1,10 @@
-"""What linear layers keep for inference: used while nothing has changed, never after that, with the bits of a first pass."""
+"""The cached plans of linear layers for inference: valid until something changes, with the bits of a first pass."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def holds(plan: InferencePlan, layer: LoraLayer, x: torch.Tensor) -> bool:
 
 
 def first_output(layer: LoraLayer, x: torch.Tensor) -> torch.Tensor:
-    """Of a copy, which keeps nothing of the passes before."""
+    """Return the output of a copy, which has no cached plan."""
     other = copy.deepcopy(layer)
     assert other._fused.plan is None
     with torch.no_grad():
@@ -77,11 +78,11 @@ def layer(request: pytest.FixtureRequest) -> LoraLayer:
     return layer
 
 
-def replaced(parameter: nn.Parameter) -> nn.Parameter:
+def replaced(parameter: Any) -> nn.Parameter:
     return nn.Parameter(parameter.detach() * 3, requires_grad=False)
 
 
-def last(layer: LoraLayer) -> nn.Module:
+def last(layer: LoraLayer) -> Any:
     return layer.branch(layer.active[-1])
 
 
@@ -90,7 +91,7 @@ def swap_data(parameter: nn.Parameter) -> None:
 
 
 def cut_rank(layer: LoraLayer, *roles: str) -> None:
-    """To one, at the same address."""
+    """Cut the rank to one, at the same address."""
     for role in roles:
         factor = last(layer)._parameters[role]
         factor.data = factor.data[:, :1] if role == "up" else factor.data[:1]
@@ -109,7 +110,7 @@ CHANGES: dict[str, Callable[[LoraLayer], object]] = {
     "hook before backward": lambda layer: layer.base.register_full_backward_pre_hook(lambda module, dy: None),
     "other hooks": lambda layer: setattr(layer.base, "_forward_hooks", {0: lambda module, x, y: y + 1}),
     "forward": lambda layer: setattr(layer.base, "forward", type(layer.base)(INTO, OUT).requires_grad_(False).forward),
-    "8 bits": lambda layer: Fp8Linear.quantize(layer.base),
+    "8 bits": lambda layer: Fp8Linear.quantize(layer.base),  # type: ignore[arg-type]
     "down replaced": lambda layer: setattr(last(layer), "down", replaced(last(layer).down)),
     "up replaced": lambda layer: setattr(last(layer), "up", replaced(last(layer).up)),
     "other parameters": lambda layer: setattr(
@@ -145,7 +146,7 @@ def test_no_plan_holds_after_a_change(layer: LoraLayer, change: str) -> None:
 
 
 def test_no_plan_holds_for_one_factor_of_another_size(layer: LoraLayer) -> None:
-    """It is a block of another product then, or an error: what the general path makes of it."""
+    """The result is then a block of another product, or an error, as on the general path."""
     for role in ("down", "up"):
         other = copy.deepcopy(layer)
         x = inputs()
@@ -318,10 +319,12 @@ def test_factors_without_memory_are_computed_with(count: int) -> None:
     layer, x = lora_layer(count), inputs()
     factors = {name: factor.detach() for name, factor in layer.named_parameters() if "adapters" in name}
     with torch.no_grad():
-        y, _ = torch.func.jvp(lambda each: torch.func.functional_call(layer, each, (x,)), (factors,), (factors,))
+        y = torch.func.jvp(lambda each: torch.func.functional_call(layer, each, (x,)), (factors,), (factors,))[0]
         assert torch.equal(y, first_output(layer, x)) and layer._fused.plan is None
         with FakeTensorMode() as fake:
-            fakes = {name: nn.Parameter(fake.from_tensor(value), False) for name, value in layer.named_parameters()}
+            fakes: dict[str, torch.Tensor] = {
+                name: nn.Parameter(fake.from_tensor(value), False) for name, value in layer.named_parameters()
+            }
             assert torch.func.functional_call(layer, fakes, (fake.from_tensor(x),)).shape == (2, 3, OUT)
         assert layer._fused.plan is None and torch.equal(layer(x), y)
 
@@ -367,7 +370,7 @@ def test_views_of_a_buffer_are_read_in_every_pass() -> None:
 
 
 def test_memory_of_the_factors_is_held_until_the_next_pass(layer: LoraLayer) -> None:
-    """Or another tensor could come to lie at the same address, and would be taken for the factor."""
+    """Otherwise another tensor could be allocated at the same address and be mistaken for the factor."""
     for role in ("down", "up"):
         with torch.no_grad():
             layer(inputs())

@@ -165,13 +165,15 @@ def test_a_transposed_weight_by_every_road(name: str) -> None:
     """A file does not know how a module stores its weight; a registered kind does, also where the shape is square."""
     register_all()
     base, x = model_of(name)
-    into, out = base["layer"].weight.shape
+    into, out = base.get_parameter("layer.weight").shape
     adapter = read(
         {"lora_unet_layer.lora_down.weight": random(0, 3, into), "lora_unet_layer.lora_up.weight": random(1, out, 3)}
     )
     model = attach(copy.deepcopy(base), adapter)
     branch = layer_of(model).branch("default")
-    expected = base["layer"](x) + functional.linear(functional.linear(x, branch.down), branch.up)
+    expected = base["layer"](x) + functional.linear(
+        functional.linear(x, branch.get_parameter("down")), branch.get_parameter("up")
+    )
     torch.testing.assert_close(model["layer"](x), expected)
     attach(model, adapter, name="again")
     torch.testing.assert_close(model["layer"](x), 2 * expected - base["layer"](x))
@@ -244,8 +246,12 @@ def test_all_linear_takes_registered_linear_layers() -> None:
 
 
 def test_unregistered_layers_are_refused_with_the_way_out() -> None:
-    for name, reason in (("residual", "computed from other"), ("doubled", r"register_layer\(Doubled, kind=\.\.\.\)"),
-                         ("in-out", r"register_layer\(InOut, kind=\.\.\.\)"), ("reversed", "register_layer")):  # fmt: skip
+    for name, reason in (
+        ("residual", "computed from other"),
+        ("doubled", r"register_layer\(Doubled, kind=\.\.\.\)"),
+        ("in-out", r"register_layer\(InOut, kind=\.\.\.\)"),
+        ("reversed", "register_layer"),
+    ):
         model, _ = model_of(name)
         with pytest.raises(TargetError, match=reason):
             inject(model, 2, targets=["layer"])
@@ -297,7 +303,7 @@ def test_training_targets_include_registered_layers() -> None:
     from inweave.training.adapters.targets import select_modules
     from inweave.training.config.schema import TrainConfig
 
-    config = TrainConfig(dataset="-", targets=["own", "plain", "table"])
+    config = TrainConfig(dataset="-", targets=["own", "plain", "table"])  # type: ignore[arg-type]
     network = nn.ModuleDict({"own": InOut(3, 4), "plain": nn.Linear(4, 4), "table": nn.Embedding(4, 4)})
     assert select_modules("unet", network, config) == ["plain"]
     register_all()

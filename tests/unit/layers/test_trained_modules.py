@@ -6,18 +6,20 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from inweave import Weaver, attach, collect, eject, index_of, inject, load, merge, save, trainable  # noqa: E402
-from inweave.errors import TargetError  # noqa: E402
-from inweave.layers import freeze, model_index  # noqa: E402
-from tests.support import random, write  # noqa: E402
+from inweave import Weaver, attach, collect, eject, index_of, inject, load, merge, save, trainable
+from inweave.errors import TargetError
+from inweave.layers import freeze, model_index
+from tests.support import random, write
 
 
 class Net(nn.Module):
@@ -108,7 +110,7 @@ def test_modules_that_no_file_holds_are_refused_by_name() -> None:
         collect(model)
 
 
-WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
     "compile": lambda model: torch.compile(model, backend="eager"),
     "data parallel": nn.DataParallel,
     "checkpoint": checkpoint_wrapper,
@@ -116,7 +118,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-def inner(model: nn.Module) -> nn.Module:
+def inner(model: Net) -> Net:
     model.blocks[1] = checkpoint_wrapper(model.blocks[1])
     return model
 
@@ -147,7 +149,7 @@ def test_wrappers_have_no_part_in_names(wrapper: str, tmp_path: Path) -> None:
 def test_a_layer_that_is_compiled_by_itself_is_refused(targets: object) -> None:
     """torch.compile keeps the function of the module it was given, and would never call the layer in its place."""
     model = net()
-    model.lin1 = torch.compile(model.lin1, backend="eager")
+    model.lin1 = torch.compile(model.lin1, backend="eager")  # type: ignore[assignment]
     with pytest.raises(TargetError, match=r"lin1: .*compile"):
         inject(model, 2, targets=targets)  # type: ignore[arg-type]
 
@@ -172,8 +174,11 @@ def test_an_adapter_is_attached_to_a_wrapped_model(wrapper: str, tmp_path: Path)
 def test_files_of_wrapped_models_are_read(wrapped: str, name: str, tmp_path: Path) -> None:
     path = write(
         tmp_path / "a.safetensors",
-        {f"{wrapped.format(name)}.lora_A.weight": random(1, 2, 8), f"{wrapped.format(name)}.lora_B.weight": random(2, 8, 2)},
-    )  # fmt: skip
+        {
+            f"{wrapped.format(name)}.lora_A.weight": random(1, 2, 8),
+            f"{wrapped.format(name)}.lora_B.weight": random(2, 8, 2),
+        },
+    )
     assert [entry.ref.name for entry in load(path)] == ["blocks.1"]
     assert Weaver(net()).apply([path]) == 1
 

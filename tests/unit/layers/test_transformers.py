@@ -24,7 +24,7 @@ from inweave.layers import attach, collect, eject, inject, lora_layers, merge, m
 from tests.unit.layers.zoo import base_bits
 
 peft = pytest.importorskip("peft")
-import transformers as hf  # noqa: E402
+hf = pytest.importorskip("transformers")
 
 SMALL = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, TargetError  # noqa: E402
@@ -29,11 +30,15 @@ from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs,
 
 #: what each preset means, with numbers of blocks left out: written down, not computed
 ATTENTION = {
-    "unet": {"attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"},
-    "sd3": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
-    "flux": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
+    "unet": {"attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v",
+        "attn2.to_out.0"},
+    "sd3": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
+        "attn.add_v_proj", "attn.to_add_out"},
+    "flux": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
+        "attn.add_v_proj", "attn.to_add_out"},
     "z-image": {"attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"},
-    "qwen-image": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
+    "qwen-image": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
+        "attn.add_v_proj", "attn.to_add_out"},
     "clip": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"},
     "t5": {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"},
     "llama": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"},
@@ -59,8 +64,11 @@ REST = {
     "clip": set(), "t5": set(), "llama": set(), "gpt2": set(),
 }  # fmt: skip
 #: layers that are excluded: those before and after the blocks
-NEVER = ("conv_in", "conv_out", "time_embedding", "add_embedding", "x_embedder", "context_embedder", "norm_out", "lm_head",
-         "img_in", "txt_in", "cap_embedder", "t_embedder", "all_x_embedder", "all_final_layer", "time_text_embed", "pos_embed", "embed_tokens", "shared", "text_projection", "relative_attention_bias")  # fmt: skip
+NEVER = (
+    "conv_in", "conv_out", "time_embedding", "add_embedding", "x_embedder", "context_embedder", "norm_out", "lm_head",
+    "img_in", "txt_in", "cap_embedder", "t_embedder", "all_x_embedder", "all_final_layer", "time_text_embed",
+    "pos_embed", "embed_tokens", "shared", "text_projection", "relative_attention_bias",
+)  # fmt: skip
 _NUMBERED = re.compile(
     r"^.*?(?:resnets|attentions|upsamplers|downsamplers|\w*transformer_blocks|layers|\w+_refiner|layer|h)\.\d+\.(?:transformer_blocks\.\d+\.|layer\.\d+\.)?"
 )
@@ -69,8 +77,10 @@ _NUMBERED = re.compile(
 def networks() -> dict[str, nn.Module]:
     with torch.device("meta"):
         llama = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=32)
-        )  # fmt: skip
+            transformers.LlamaConfig(
+                hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=32
+            )
+        )
         gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32))
     flux = tiny.pipeline("flux1-dev")
     return {
@@ -225,7 +235,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> list[float]:
-    """Adam on one batch with the same draws, by torch's own hand."""
+    """Run torch's Adam on one batch with the same random draws."""
     optimizer = torch.optim.Adam(list(trained.parameters.values()), lr=rate)
     inputs = sample_inputs(task)
     losses = []
@@ -282,7 +292,7 @@ def on_unet(model: Any, file: Path, **settings: Any) -> None:
 
 
 def denoised(model: Any, seed: int = 0) -> torch.Tensor:
-    """One prediction from text encoders and denoiser."""
+    """Return one prediction of the text encoders and the denoiser."""
     generator = torch.Generator().manual_seed(seed)
     latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=generator)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Factors of layers that read one input lie side by side."""
+"""Factors of layers that read the same input are adjacent."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def test_everything_that_reads_the_text_is_together() -> None:
 def test_projections_of_an_attention_are_found_by_name() -> None:
     modules = ["a.to_v", "a.to_k", "a.to_q", "b.to_q", "b.to_v", "a.ff", "c.add_q_proj", "c.add_v_proj", "c.add_k_proj"]
     assert projections(modules) == [
-        ("a.to_q", "a.to_k", "a.to_v"), ("b.to_q",), ("b.to_v",), ("a.ff",), ("c.add_q_proj", "c.add_k_proj", "c.add_v_proj"),
+        ("a.to_q", "a.to_k", "a.to_v"), ("b.to_q",), ("b.to_v",), ("a.ff",),
+        ("c.add_q_proj", "c.add_k_proj", "c.add_v_proj"),
     ]  # fmt: skip
     assert projections(["to_q", "to_k", "to_v"]) == [("to_q", "to_k", "to_v")]

@@ -41,7 +41,7 @@ def key_map(name: str) -> dict[str, Any]:
 
 
 def places(name: str) -> dict[str, Place]:
-    """diffusers tensor -> where it lies in the original; `[a-b]` is the same number on both sides."""
+    """Return diffusers tensor -> its place in the original naming; `[a-b]` is the same number on both sides."""
     rows_by_part: dict[str, Place] = {}
     for key, row in key_map(name)["map"].items():
         row = [row] if isinstance(row, str) else row
@@ -233,7 +233,7 @@ def test_the_documentation_lists_every_base() -> None:
 
 @pytest.mark.parametrize("kind", ["loha", "lokr"])
 def test_rows_that_change_places_do_so_in_every_product(kind: str) -> None:
-    """Flux stores (shift, scale) where diffusers stores (scale, shift); the way there and back is the identity."""
+    """Flux stores (shift, scale) where diffusers stores (scale, shift); a round trip is the identity."""
     torch = pytest.importorskip("torch")
     from inweave.ops.delta import change
 

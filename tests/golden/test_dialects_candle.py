@@ -1,4 +1,4 @@
-"""candle-lora's dialect: every prefix its models use, with and without the dot, and what its files do not record."""
+"""candle-lora's dialect: every prefix its models use, with and without the dot, and information its files lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every golden file: what the trainers' own libraries compute from base and adapter, inweave computes too."""
+"""Every golden file: inweave merges it into the same weights as the trainers' own libraries."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_strength_one(path: Path) -> None:
 
 
 def test_strength_one_half() -> None:
-    """Where the file holds it; of DoRA see below."""
+    """If the file has expected values for it; DoRA is tested below."""
     compared = 0
     for path in FILES:
         adapter, base, expected = open_golden(path)

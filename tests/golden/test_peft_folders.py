@@ -12,8 +12,8 @@ from inweave.formats.read import read
 from tests.support import dotted_pair, random, write
 
 
-class TestPeftBesideItsLayers:
-    """PEFT's own directories, where it saves more than factors."""
+class TestPeftFolders:
+    """Directories written by PEFT with more than LoRA factors."""
 
     @pytest.fixture
     def libraries(self):  # type: ignore[no-untyped-def]

@@ -87,7 +87,7 @@ def linear(tensors: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def ends(tensors: Shapes) -> Shapes:
-    """What lies in the first and the last block of each stack: enough to tell how deep the model is."""
+    """Return the names in the first and the last block of each stack, which show how deep the model is."""
     last: dict[str, int] = {}
     numbered = {name: m for name in tensors if (m := re.match(r"(\D*?(?:blocks|layers|refiner))\.(\d+)\.", name))}
     for match in numbered.values():

@@ -355,7 +355,7 @@ def test_only_the_input_layer_is_widened() -> None:
 
 
 def assert_duplicate(base: Base, used_pair: dict[str, Tensor], twice: dict[str, Tensor]) -> None:
-    """Whichever comes first in the file, one of the two is used, whole, and the other is reported."""
+    """Assert that one of the two is used completely and the other is reported, in either order of keys."""
     one_pair = base.changes(used_pair)
     for tensors in (used_pair | twice, twice | used_pair):
         plan = base.plan(tensors, strict=False)

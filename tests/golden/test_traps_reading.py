@@ -144,7 +144,7 @@ class Net(torch.nn.Module):
 
 
 def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.Tensor]]:
-    """A directory as PEFT writes it, its base, and the model as PEFT merges it."""
+    """Save an adapter with PEFT; return its base and the weights that PEFT merges."""
     import peft
 
     torch.manual_seed(0)
@@ -162,7 +162,7 @@ def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.
 
 
 def assert_merges_alike(path: Path, base: Base, expected: dict[str, torch.Tensor]) -> set[str]:
-    """Every tensor PEFT changed is changed alike; all others are left alone."""
+    """Assert that the same tensors change as in PEFT, with the same values; return their names."""
     merged = base.merged(inweave.load(path))
     touched = {name for name, item in expected.items() if not torch.allclose(item, base[name], atol=1e-6)}
     assert touched == set(merged)
@@ -249,7 +249,7 @@ def test_half_a_pair_is_an_orphan_with_its_alpha(half: str) -> None:
 
 
 def test_split_tensors_are_written_apart(tmp_path: Path) -> None:
-    """q, k and v share `down` and take rows of `up`: the real library must accept what is written."""
+    """q, k and v share `down` and take rows of `up`: the safetensors library must accept the file."""
     qkv, linear1 = "lora_unet_double_blocks_0_img_attn_qkv", "lora_unet_single_blocks_0_linear1"
     source = lora(qkv, 9216, 3072, 2, alpha=1.0, dtype="F16") | lora(linear1, 21504, 3072, 2, alpha=1.0, dtype="F16")
     out = tmp_path / "out.safetensors"

@@ -1,6 +1,6 @@
-"""A plan carried out the plain way, and small bases to carry it out on.
+"""A straightforward implementation of plans, and small bases to apply them to.
 
-This is the meaning of `Placement` in a few lines, for tests only: the product does it faster elsewhere.
+This is the meaning of `Placement` in a few lines, for tests only; the package has a faster implementation.
 
     tensor[target] += back(change(factors, forth(base rows))[source])      forth: swap, transpose, widen
 """
@@ -86,7 +86,7 @@ def lora(
 
 
 def product(pair: Mapping[str, Tensor]) -> torch.Tensor:
-    """flat(up) @ flat(down) of the only pair there is, in float64 and by nothing of inweave's formulas."""
+    """flat(up) @ flat(down) of the only pair, in float64 and without inweave's formulas."""
     down = next(value for key, value in pair.items() if _DOWN.search(key))
     up = next(value for key, value in pair.items() if _UP.search(key) and not _DOWN.search(key))
     return numbers(up).flatten(1) @ numbers(down).flatten(1)
@@ -135,7 +135,7 @@ class Base:
     def changes(
         self, adapter: Adapter | Mapping[str, Tensor], strength: float = 1.0, *, strict: bool = True
     ) -> dict[str, torch.Tensor]:
-        """The same, less the base."""
+        """Return the same tensors, minus the base."""
         return {name: after - self[name] for name, after in self.merged(adapter, strength, strict=strict).items()}
 
     def _zeros(self, placement: Placement) -> torch.Tensor:
@@ -195,13 +195,13 @@ def torch_base(shapes: Mapping[str, Sequence[int]]) -> Base:
 
 
 def shape_of(base: str, name: str) -> tuple[int, ...]:
-    """Of the weight of "component:module", by its diffusers name."""
+    """Return the shape of the weight of "component:module", by its diffusers name."""
     component, _, part = name.partition(":")
     return known_index(base).components[component].parts[f"{part}.weight"]
 
 
 def places(base: str, naming: Naming, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
-    """component:module -> what its weight receives, for an adapter that has to fit without rest."""
+    """Return component:module -> its placement, for an adapter that must fit completely."""
     placements = known(base, naming).plan(adapter).placements
     by_place = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in placements}
     assert len(by_place) == len(placements)
@@ -210,8 +210,9 @@ def places(base: str, naming: Naming, adapter: Adapter | Mapping[str, Tensor]) -
 
 def lands(base: str, module: str, diffusers: str | Sequence[str], original: str | None = None, rows: Rows | None = None,
           *, spelling: str = "kohya", dialect: str | None = None, rank: int = 3) -> None:  # fmt: skip
-    """A LoRA of ``module`` ends exactly there: "component:module" in diffusers names (several, for a fused
-    layer) and in those of a single file, on ``rows`` of it."""
+    """Assert that a LoRA of ``module`` is placed exactly at "component:module", in diffusers names (several, for a
+    fused layer) and in those of a single file, on ``rows`` of it.
+    """
     parts = [diffusers] if isinstance(diffusers, str) else list(diffusers)
     shapes = [shape_of(base, part) for part in parts]
     _, into, *kernel = shapes[0]
@@ -246,7 +247,7 @@ def golden(name: str, strength: float = 1.0) -> tuple[Adapter, Base, dict[str, t
 
 
 def pack(values: torch.Tensor) -> Tensor:
-    """A stored tensor of any dtype torch has."""
+    """Return a stored tensor of any dtype that torch has."""
     names = {dtype: name for name, dtype in TORCH.items()}
     raw = values.detach().contiguous().flatten().view(torch.uint8)
     return Tensor(names[values.dtype], tuple(values.shape), bytes(raw.tolist()))

@@ -3,7 +3,7 @@
 They hold for LoRA, LoHa and LoKr alike, each by itself and together on one layer.
 
 The tolerance of the first law is derived, not chosen. The truth is the formula in float64 on the stored numbers.
-Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change beside the
+Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change next to the
 weight, and with the change added to it. Our error, merged or not, may be at most twice the larger of the two errors.
 Where plain torch is lucky, its error counts as what rounding the exact terms of the result (the base's output and each
 change) may cost: half a unit in the last place when a branch is made and half when it is added. Errors are the largest
@@ -54,7 +54,7 @@ WEIGHTS = st.sampled_from([1.0, 0.3, -1.5, 2.0])
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Tiny tensors: more than one thread only waits for the other."""
+    """Use one thread: with tiny tensors, further threads only wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -198,7 +198,7 @@ def exactly(case: Case) -> tuple[torch.Tensor, float]:
 
 
 def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """(change beside the weight, change added to it), every step in the layer's dtype."""
+    """Return (change next to the weight, change added to it), every step in the layer's dtype."""
     layer = case.layer
     weight = (layer.weight.T if layer.transposed else layer.weight).detach()
     plain = applied(layer, case.x, weight)
@@ -247,7 +247,7 @@ def test_merged_is_unmerged(kind: str, dtype: str) -> None:
 
 
 def test_the_tolerance_can_fail() -> None:
-    """A scale that is wrong by a thousandth, or a base that is scaled too, lies far outside."""
+    """A scale that is wrong by a thousandth, or a base that is scaled too, is far outside."""
     model = KINDS["linear"].module()
     inject(model, 3, 5.0, ["layer"])
     layer = layer_of(model)

@@ -157,7 +157,7 @@ def _places(plan) -> set[tuple[object, ...]]:  # type: ignore[no-untyped-def]
 @settings(RELAXED, max_examples=sized(5, 60))  # whole weights of large models
 @given(sample=adapters(plain=True))
 def test_both_namings_receive_the_same_change(sample: tuple[str, dict[str, Tensor]]) -> None:
-    """What a diffusers folder gets, row for row, is what a single-file checkpoint gets."""
+    """A diffusers folder and a single-file checkpoint receive the same change, row for row."""
     pytest.importorskip("torch")
     import torch
 

@@ -12,7 +12,7 @@ from inweave.adapter.adapter import Fault
 from inweave.formats.dialects import dialect_of
 from inweave.formats.group import SHARED_ROLES, Context, Group, ModuleParts
 
-_ADDITIONS = frozenset(SHARED_ROLES) - {"scale"}  # a vector called scale may be a norm of its own
+_ADDITIONS = frozenset(SHARED_ROLES) - {"scale"}  # a vector called scale may be the value of a norm
 _ORPHANS = {
     "alpha": "an alpha without tensors", "scale": "a scale without tensors",
     "dora_scale": "a DoRA magnitude without factors", "magnitude": "a DoRA magnitude without factors",

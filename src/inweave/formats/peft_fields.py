@@ -45,7 +45,7 @@ _REFUSED = {
     "ensure_weight_tying": (
         "ties the adapters of layers that share a weight: merged one by one, they would change the shared weight twice"
     ),
-    "enable_lora": "is of PEFT's first versions, which adapted parts of fused layers; save it again with a newer PEFT",
+    "enable_lora": "is from PEFT's first versions, which adapted parts of fused layers; save it with a newer PEFT",
 }
 #: values of `init_lora_weights` that change the base before training
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")

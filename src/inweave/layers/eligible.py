@@ -56,7 +56,7 @@ def ineligible(module: nn.Module) -> str | None:
     if weight.dim() < 2:
         return f"its weight has {weight.dim()} axes, and an adapter needs two or more"
     if any(isinstance(child, LoraLayer) for child in module.modules()):
-        return "modules inside of it carry adapters already"
+        return "modules inside it already carry adapters"
     if reason := kind.obstacle(module, weight):
         return reason
     if registered or type(module).forward in STANDARD_FORWARDS or (reason := departure(module, kind)) is None:

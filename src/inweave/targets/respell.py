@@ -236,7 +236,7 @@ def _to_parts(
         fused = component.fused.get(tuple(use.part for use in uses), "")
         parts_of = entry.factors.cut(sizes, recorded.get(f"{component.name}:{fused}"))
         if parts_of is None:
-            return "its factors cannot be cut exactly at the borders of the other naming"
+            return "its factors cannot be cut exactly at the boundaries of the other naming"
         pieces = parts_of
     for use, piece in zip(uses, pieces, strict=True):
         if piece is None:

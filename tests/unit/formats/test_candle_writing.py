@@ -122,7 +122,7 @@ def test_wrong_options_are_errors(tmp_path: Path) -> None:
 
 
 def converted(modules: Mapping[str, tuple[int, ...]], prefix: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What candle-lora's converters write: modules sorted as text and numbered; with types, one count per group."""
+    """Return the output of candle-lora's converters: modules sorted as text, numbered, per group if typed."""
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     counts: dict[str, int] = {}

@@ -165,7 +165,7 @@ def _damaged(rng: random.Random) -> bytes:
 
 
 def _read(file: bytes) -> Header | None:
-    """What the gate makes of a file: a header, or None if it is refused. Anything else it raises escapes."""
+    """Return the header that the gate parses, or None if it refuses the file; other errors propagate."""
     try:
         length = header_length(file[:64], len(file))
         return parse_header(file[8 : 8 + length], len(file))
@@ -187,7 +187,7 @@ def _peak() -> int:
 
 
 def _agrees(header: Header, file: bytes) -> bool:
-    """Whether the real library reads the same from it; it takes a size of -0 for a float, JSON and the gate for 0."""
+    """Return whether safetensors reads the same; it parses a size of -0 as a float, JSON and the gate as 0."""
     if b"-0" in file:
         return True
     theirs = {name: (row["dtype"], tuple(row["shape"])) for name, row in safetensors.deserialize(file)}

@@ -1,4 +1,4 @@
-"""What is said about other programs when a file is written; and small promises about files."""
+"""Notes about other programs when a file is written, and small guarantees about files."""
 
 from __future__ import annotations
 

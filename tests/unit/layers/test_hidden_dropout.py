@@ -132,7 +132,7 @@ def test_rows_of_no_example_have_the_same_mask_when_they_are_recomputed(rates: d
     tokens = torch.cat([x.flatten(0, -2)] * 3)[:5]
     state = torch.get_rng_state()
     first = model["layer"](tokens)
-    assert torch.equal(torch.get_rng_state(), state), "torch's generator is not read: nobody keeps its state"
+    assert torch.equal(torch.get_rng_state(), state), "torch's generator is not used: its state would not be restored"
     assert torch.equal(model["layer"](tokens), first)
     pair.row_seeds = seeds[:2] + 1
     assert not torch.allclose(model["layer"](tokens), first)

@@ -1,4 +1,4 @@
-"""The same factors in LyCORIS' modules and in ours: the same outputs, gradients and first numbers.
+"""The same factors in LyCORIS' modules and in inweave's: the same outputs, gradients and initial values.
 
 LyCORIS is compared where it is right: its forward scales once, while its `get_diff_weight` and `merge_to` scale a
 LoHa or LoKr twice (4.1); it knows neither padding modes nor transformers' Conv1D.
@@ -42,7 +42,7 @@ LAYERS = {
 
 
 def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
-    """(our model, LyCORIS' module on the same layer, input), each with its own first numbers."""
+    """(our model, LyCORIS' module on the same layer, input), each with its own initial values."""
     make, shape = LAYERS[kind]
     torch.manual_seed(0)
     base = nn.ModuleDict({"layer": make()})
@@ -59,7 +59,7 @@ def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
 
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:
-    """As a file of LyCORIS holds it."""
+    """Return the tensors as LyCORIS stores them in a file."""
     tensors = collect(model).entries[0].factors.spelled(Form("kohya"), "weight")
     assert isinstance(tensors, dict)
     return {suffix: decode(value) for suffix, value in tensors.items()}

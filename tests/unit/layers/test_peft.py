@@ -1,4 +1,4 @@
-"""The same factors in PEFT's layers and in ours: the same outputs, the same merged weights.
+"""The same factors in PEFT's layers and in inweave's: the same outputs, the same merged weights.
 
 PEFT is compared where it is right: it gives `lora_A` of a convolution neither dilation, groups nor padding mode.
 """

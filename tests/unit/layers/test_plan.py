@@ -58,7 +58,7 @@ def holds(plan: InferencePlan, layer: LoraLayer, x: torch.Tensor) -> bool:
 
 
 def first_output(layer: LoraLayer, x: torch.Tensor) -> torch.Tensor:
-    """Of a copy, which keeps nothing of the passes before."""
+    """Return the output of a copy, which has no cached plan."""
     other = copy.deepcopy(layer)
     assert other._fused.plan is None
     with torch.no_grad():
@@ -91,7 +91,7 @@ def swap_data(parameter: nn.Parameter) -> None:
 
 
 def cut_rank(layer: LoraLayer, *roles: str) -> None:
-    """To one, at the same address."""
+    """Cut the rank to one, at the same address."""
     for role in roles:
         factor = last(layer)._parameters[role]
         factor.data = factor.data[:, :1] if role == "up" else factor.data[:1]
@@ -146,7 +146,7 @@ def test_no_plan_holds_after_a_change(layer: LoraLayer, change: str) -> None:
 
 
 def test_no_plan_holds_for_one_factor_of_another_size(layer: LoraLayer) -> None:
-    """It is a block of another product then, or an error: what the general path makes of it."""
+    """The result is then a block of another product, or an error, as on the general path."""
     for role in ("down", "up"):
         other = copy.deepcopy(layer)
         x = inputs()
@@ -370,7 +370,7 @@ def test_views_of_a_buffer_are_read_in_every_pass() -> None:
 
 
 def test_memory_of_the_factors_is_held_until_the_next_pass(layer: LoraLayer) -> None:
-    """Or another tensor could come to lie at the same address, and would be taken for the factor."""
+    """Otherwise another tensor could be allocated at the same address and be mistaken for the factor."""
     for role in ("down", "up"):
         with torch.no_grad():
             layer(inputs())

@@ -1,4 +1,4 @@
-"""Small layers of every kind with inputs for them, and what adapters on them must compute, written a second time.
+"""Small layers of every kind with inputs for them, and a second implementation of the adapters on them.
 
 The reference knows nothing of inweave: a float64 copy of the module whose weight is W + the change, by einsum.
 """
@@ -39,7 +39,7 @@ class Kind:
     shape: tuple[int, ...]  # of an input
 
     def module(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """In a model of its own, with random numbers everywhere."""
+        """Return the layer in a model of its own, with random parameters."""
         generator = torch.Generator().manual_seed(seed)
         layer = self.make()
         for parameter in layer.parameters():
@@ -92,7 +92,7 @@ _SPEC = {field.name for field in fields(AdapterSpec)}
 
 
 def injected(model: nn.Module, *arguments: Any, **options: Any) -> Any:
-    """`inject`, with the fields of its `AdapterSpec` passed by name."""
+    """Call `inject`, with the fields of its `AdapterSpec` passed by name."""
     spec = AdapterSpec(**{name: options.pop(name) for name in list(options) if name in _SPEC})
     return inject(model, *arguments, **options, spec=spec)
 
@@ -112,7 +112,7 @@ def fill(model: nn.Module, seed: int = 3, std: float = 0.5, name: str = "default
 
 
 def adapted(kind: str, rank: int = 3, alpha: float | None = 5.0, **options: object) -> nn.Module:
-    """A model of one layer with one filled adapter."""
+    """Return a model of one layer with one filled adapter."""
     model = KINDS[kind].module()
     injected(model, rank, alpha, ["layer"], **options)  # type: ignore[arg-type]
     fill(model)
@@ -120,7 +120,7 @@ def adapted(kind: str, rank: int = 3, alpha: float | None = 5.0, **options: obje
 
 
 def networked(kind: str, network: str, dtype: torch.dtype = torch.float32, **options: object) -> nn.Module:
-    """The same, with one of `NETWORKS`."""
+    """Return the same model with one of `NETWORKS`."""
     model = KINDS[kind].module(dtype=dtype)
     injected(model, **{"rank": 3, "alpha": 5.0, "targets": ["layer"]} | NETWORKS[network] | options)  # type: ignore[arg-type]
     fill(model)
@@ -162,7 +162,7 @@ def changed_weight(layer: LoraLayer, branch: Branch, weight: torch.Tensor, stren
 
 
 def reference(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What the one-layer ``model`` must give, in float64."""
+    """Return the expected output of the one-layer ``model``, in float64."""
     layer = layer_of(model)
     base = copy.deepcopy(layer.base).double()
     stored = base.weight.detach()

@@ -57,7 +57,7 @@ class Written:
     metadata: dict[str, str] = field(default_factory=dict)
     config: dict[str, object] | None = None
     lost: list[Lost] = field(default_factory=list)
-    duplicates: list[Lost] = field(default_factory=list)  # not written, because finer tensors of the file say the same
+    duplicates: list[Lost] = field(default_factory=list)  # not written: finer tensors of the file cover them
     notes: list[str] = field(default_factory=list)
 
 

@@ -55,7 +55,13 @@ class LayerKind(ABC):
 
     @abstractmethod
     def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the module's linear function of ``x`` with this weight (out, into...) and no bias."""
+        """Return the module's linear function of an input with another weight and no bias.
+
+        Args:
+            module: the module, for its settings (stride, padding, ...).
+            x: the module's input.
+            weight: the weight as (out, into...), in the dtype to compute in.
+        """
 
     def apply_low_rank(
         self,
@@ -69,7 +75,17 @@ class LayerKind(ABC):
     ) -> torch.Tensor:
         """Return `apply` of up @ down; override it to multiply in two steps, without computing the product.
 
-        ``on_hidden``: applied to the values between the two steps; requires `in_two_steps`.
+        Args:
+            module: the module, for its settings.
+            x: the module's input.
+            down: the factor (rank, into...).
+            up: the factor (out, rank / blocks, ...).
+            blocks: the number of diagonal blocks in the product.
+            dtype: the dtype to compute in.
+            on_hidden: applied to the values between the two steps; requires `in_two_steps`.
+
+        Raises:
+            ConfigError: ``on_hidden`` is set, but the kind does not multiply in two steps.
         """
         if on_hidden is not None:
             raise ConfigError(

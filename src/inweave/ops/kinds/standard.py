@@ -32,7 +32,11 @@ STANDARD_FORWARDS = frozenset(
 
 @dataclass(frozen=True)
 class LinearKind(LayerKind):
-    """The kind of a linear layer: y = x W^T + b, with the weight stored as (out, in), or (in, out) if `transposed`."""
+    """The kind of a linear layer: y = x W^T + b.
+
+    Args:
+        transposed: the weight is stored as (in, out) instead of (out, in).
+    """
 
     linear: ClassVar[bool] = True
 

@@ -235,7 +235,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> list[float]:
-    """Adam on one batch with the same draws, by torch's own hand."""
+    """Run torch's Adam on one batch with the same random draws."""
     optimizer = torch.optim.Adam(list(trained.parameters.values()), lr=rate)
     inputs = sample_inputs(task)
     losses = []
@@ -292,7 +292,7 @@ def on_unet(model: Any, file: Path, **settings: Any) -> None:
 
 
 def denoised(model: Any, seed: int = 0) -> torch.Tensor:
-    """One prediction from text encoders and denoiser."""
+    """Return one prediction of the text encoders and the denoiser."""
     generator = torch.Generator().manual_seed(seed)
     latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=generator)
     with torch.no_grad():

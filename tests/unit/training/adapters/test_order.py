@@ -1,4 +1,4 @@
-"""Factors of layers that read one input lie side by side."""
+"""Factors of layers that read the same input are adjacent."""
 
 from __future__ import annotations
 

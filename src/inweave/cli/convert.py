@@ -28,7 +28,7 @@ def convert(
     to: To,
     base: BaseName = None,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Leave out modules that the dialect cannot express, instead of failing.")
+        bool, typer.Option("--drop", help="Leave out tensors that the dialect cannot express, instead of failing.")
     ] = False,
     name: AdapterName = None,
     alpha: Alpha = None,

@@ -39,7 +39,7 @@ def serve(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,
     queue_limit: Annotated[int | None, typer.Option(
-        "--queue-limit", help="Most waiting jobs; more are refused with 429.", show_default="1000",
+        "--queue-limit", help="Maximum number of waiting jobs; more are refused with 429.", show_default="1000",
         rich_help_panel=LIMITS)] = None,
     keep_hours: Annotated[float | None, typer.Option(
         "--keep-hours", help="Hours to keep results.", show_default="24", rich_help_panel=LIMITS)] = None,
@@ -76,7 +76,7 @@ def serve(
     use_f16: Annotated[bool, typer.Option(
         "--use-f16", envvar="USE_F16", help="The same as --dtype fp16.", rich_help_panel=RBEE)] = False,
     backend: Annotated[str | None, typer.Option(
-        "--backend", help="cpu, cuda, metal or rocm: the kind of device that a number selects.", show_default="none",
+        "--backend", help="cpu, cuda, metal or rocm: the device that a number after --device selects.", show_default="none",
         rich_help_panel=RBEE)] = None,
     ignored: Annotated[list[str] | None, typer.Option(
         "--callback-url", "--queen-url", "--hive-url", help="Accepted and ignored.", rich_help_panel=RBEE)] = None,

@@ -94,7 +94,7 @@ class TrainingRuns:
             )
         done = int((job.result or {}).get("steps", 0))
         if steps <= done:
-            raise ConfigError(f"steps: {done} are done; ask for more than that, got {steps}")
+            raise ConfigError(f"steps: {done} steps are done already; choose more than that, got {steps}")
         config = {name: value for name, value in job.request["config"].items() if name != "epochs"} | {"steps": steps}
         request = {**job.request, "config": config, "run": run_of(job)}
         return Submission(job.kind, job.model, request, {}, job.priority, job.client)

@@ -72,7 +72,7 @@ def refuse(out: Translation, overrides: Mapping[str, Any], implied: Mapping[str,
         others = dict.fromkeys(out.replaceable[name] for name in refused if name in out.replaceable)
         ways = [f"--set {name}=... to choose another" for name in others]
         ways += [f"--without {','.join(removable)} to import the rest"] if removable else []
-        raise ConfigError(f"cannot be trained here: {listed} ({'; '.join(ways)})")
+        raise ConfigError(f"cannot be trained here unchanged: {listed} ({'; '.join(ways)})")
 
 
 def base_model(out: Translation, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

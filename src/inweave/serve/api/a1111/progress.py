@@ -122,7 +122,7 @@ async def progress(request: Request, skip_current_image: bool = False) -> dict[s
 
 @router.post("/sdapi/v1/interrupt")
 async def interrupt(request: Request) -> dict[str, Any]:
-    """Cancel the newest job of the caller."""
+    """Cancel the newest job of the caller; jobs of other clients are never canceled."""
     service = service_of(request)
     jobs = await service.jobs.newest("running", "queued", limit=1000)
     mine = next((job for job in jobs if job.client == f"sdapi {client_of(request)}"), None)

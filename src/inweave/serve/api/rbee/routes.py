@@ -24,6 +24,7 @@ router = APIRouter()
 
 @router.get("/info")
 async def info(request: Request) -> dict[str, Any]:
+    """Return the WorkerInfo of rbee's contracts."""
     service = service_of(request)
     states = {"loading": "starting", "failed": "stopped"}
     devices = service.devices

@@ -76,7 +76,7 @@ def serve(
     use_f16: Annotated[bool, typer.Option(
         "--use-f16", envvar="USE_F16", help="The same as --dtype fp16.", rich_help_panel=RBEE)] = False,
     backend: Annotated[str | None, typer.Option(
-        "--backend", help="cpu, cuda, metal or rocm: the device that a number after --device selects.", show_default="none",
+        "--backend", help="cpu, cuda, metal or rocm: what a number after --device selects.", show_default="none",
         rich_help_panel=RBEE)] = None,
     ignored: Annotated[list[str] | None, typer.Option(
         "--callback-url", "--queen-url", "--hive-url", help="Accepted and ignored.", rich_help_panel=RBEE)] = None,

@@ -181,7 +181,7 @@ def test_unknown_names_are_refused() -> None:
         bundled.component_config("sd9", "unet")
     with pytest.raises(ConfigError, match=r"sd1\.5 has no 'transformer'; its parts are unet"):
         bundled.component_config("sd1.5", "transformer")
-    with pytest.raises(ConfigError, match="no tokenizer but a AutoencoderKL"):
+    with pytest.raises(ConfigError, match="'vae' is a AutoencoderKL, not a tokenizer"):
         bundled.tokenizer("sd1.5", "vae")
 
 

@@ -399,7 +399,8 @@ def test_what_is_recorded_is_what_a_run_records() -> None:
     for settings in ({"graph": "off"}, {"steps": 19}, {"shard": True}):
         assert not is_recorded(config(**settings), cuda), settings
     assert not is_recorded(config(), cpu)
-    assert speed_of(cpu, config()) == Speed(0.4 * 1e11) and speed_of(cpu, config(), measured=True).rate > 1e8
+    assert speed_of(cpu, config()) == Speed(0.4 * 1e11)
+    assert speed_of(cpu, config(precision="fp32"), measured=True).rate > 1e8  # some CPUs compute bf16 in software
 
 
 def test_recording_pays_for_runs_that_replay_every_size_often() -> None:

@@ -25,6 +25,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import caption_variants, read_metadata
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.texts import read_texts
+from inweave.training.data.types import Subset
 from inweave.training.importers.detect import import_config
 from inweave.training.output.sample_prompts import read_line
 from tests.fuzz import mutate
@@ -58,8 +59,8 @@ def read_prompt(value: str, folder: Path) -> None:
 
 
 def read_caption(value: str, folder: Path) -> None:
-    caption_variants(value, count=3, shuffle=True, tag_dropout=0.2, keep_tokens=1, trigger="sks")
-    caption_variants(value, count=2)
+    caption_variants(value, Subset(shuffle_tags=True, tag_dropout=0.2, keep_tokens=1), count=3, trigger="sks")
+    caption_variants(value, Subset(), count=2)
 
 
 def read_sample_line(value: str, folder: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import inweave
 from inweave.adapter import Tensor
 from inweave.errors import TargetError
+from inweave.formats.files import write_file
 from inweave.formats.read import read
 from tests.golden.weave import close, numbers, product, torch_base
 from tests.support import hollow, random
@@ -144,3 +148,48 @@ def test_candle_dora_of_the_forks(name: str) -> None:
     changed = base[f"{module}.weight"] + product(tensors)
     after = base.merged(tensors | {f"{path}.{name}.weight": magnitude})[f"{module}.weight"]
     close(after, changed / changed.norm(dim=1, keepdim=True) * numbers(magnitude)[:, None])
+
+
+OWN = {
+    "falcon": ("transformer.h.0.self_attention.dense", "transformer.h.0.self_attention.lora_dense"),
+    "mpt": ("transformer.blocks.0.attn.Wqkv", "transformer.blocks.0.attn.Wqkv.traced_lora_linear"),
+    "starcoder": ("transformer.h.0.attn.c_attn", "transformer.h.0.attn.c_attn.lora_linear"),
+    "dinov2": ("blocks.0.attn.qkv", "blocks.0.attn.lora_qkv"),
+}
+
+
+def _peft(folder: Path, *modules: str) -> Path:
+    tensors: dict[str, Tensor] = {}
+    for module in modules:
+        tensors |= {
+            f"base_model.model.{module}.lora_A.weight": random(1, 2, 6),
+            f"base_model.model.{module}.lora_B.weight": random(2, 8, 2),
+        }
+    write_file(folder / "adapter_model.safetensors", tensors)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 2}')
+    return folder
+
+
+@pytest.mark.parametrize("model", OWN)
+def test_a_models_own_layers_are_written_without_a_base(model: str, tmp_path: Path) -> None:
+    module, path = OWN[model]
+    out = tmp_path / "out.safetensors"
+    done = inweave.convert(_peft(tmp_path, module), out, to="candle", prefix=model)
+    assert sorted(inweave.load(out).tensors) == [f"{path}.a0.weight", f"{path}.b0.weight"]
+    assert not any("q_proj" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(("model", "module"), [
+    ("dinov2", "dinov2.encoder.layer.0.attention.attention.query"), ("resnet", "resnet.encoder.stages.0.layers.0.fc"),
+    ("falcon", "transformer.h.0.mlp.dense_h_to_4h"), ("mpt", "transformer.blocks.0.attn.q_proj"),
+])  # fmt: skip
+def test_a_layer_that_the_model_never_looks_up_is_refused(model: str, module: str, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=f"candle-lora's {model} adapts no layer of this name"):
+        inweave.convert(_peft(tmp_path, module), tmp_path / "out.safetensors", to="candle", prefix=model)
+
+
+def test_the_note_names_the_layers_that_are_numbered(tmp_path: Path) -> None:
+    file = _peft(tmp_path, "lm_head", "transformer.word_embeddings")
+    done = inweave.convert(file, tmp_path / "out.safetensors", to="candle", prefix="falcon")
+    (note,) = [note for note in done.notes if "numbered" in note]
+    assert "lm_head, word_embeddings" in note and "q_proj" not in note

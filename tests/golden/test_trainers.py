@@ -24,7 +24,8 @@ BASES = (
     "hidream-i1", "hunyuanimage-2.1", "hunyuanvideo", "hunyuanvideo-1.5", "kandinsky5-pro-video", "krea2",
     "longcat-image", "ltx-2", "ltx-video-13b", "ltx-video-2b", "lumina2", "mochi-1-preview", "omnigen2",
     "ovis-image-7b", "pixart-sigma-1024", "qwen-image", "sana-1.5-4.8b", "sana-0.6b", "stable-cascade-prior-1b",
-    "wan2.1-i2v-14b", "wan2.1-vace-1.3b", "wan2.1-vace-14b", "wan2.2-ti2v-5b", "z-image-turbo",
+    "wan2.1-i2v-14b", "wan2.1-vace-1.3b", "wan2.1-vace-14b", "wan2.2-ti2v-5b", "z-image-turbo", "minimax-h3",
+    "ideogram4", "flux3", "sana-video-2b",
 )  # fmt: skip
 
 

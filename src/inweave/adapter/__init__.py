@@ -1,6 +1,6 @@
 """The canonical data: tensors as files store them, one class per algorithm, and `Adapter`."""
 
-from inweave.adapter.adapter import Adapter, Entry, Problem, Ref
+from inweave.adapter.adapter import Adapter, Entry, KeyProblem, Ref
 from inweave.adapter.contract import Blocks, Form, Parts
 from inweave.adapter.factors import Factors, Residual, join
 from inweave.adapter.full import Full, TokenRows
@@ -17,7 +17,35 @@ from inweave.adapter.tensor import Tensor, scalar, stacked
 from inweave.adapter.vera import Vera
 
 __all__ = [
-    "ALGORITHMS", "Adapter", "Blocks", "Boft", "BoftIn", "Entry", "Factors", "Form", "Full", "Glora", "Ia3", "Loha",
-    "Lokr", "Lora", "Magnitude", "Oft", "OftIn", "Parts", "Problem", "Ref", "Residual", "Tensor", "TokenRows", "Vera",
-    "imported", "join", "load_algorithms", "register_algorithm", "scalar", "scale", "stacked",
+    "ALGORITHMS",
+    "Adapter",
+    "Blocks",
+    "Boft",
+    "BoftIn",
+    "Entry",
+    "Factors",
+    "Form",
+    "Full",
+    "Glora",
+    "Ia3",
+    "KeyProblem",
+    "Loha",
+    "Lokr",
+    "Lora",
+    "Magnitude",
+    "Oft",
+    "OftIn",
+    "Parts",
+    "Ref",
+    "Residual",
+    "Tensor",
+    "TokenRows",
+    "Vera",
+    "imported",
+    "join",
+    "load_algorithms",
+    "register_algorithm",
+    "scalar",
+    "scale",
+    "stacked",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class KeyProblem:
     """One fault of some of a file's keys, with the reason."""
 
     fault: Fault
@@ -73,7 +73,7 @@ class Adapter:
     carried: Mapping[str, Tensor] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, object] | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[KeyProblem, ...] = ()
     warnings: tuple[str, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # file and offset of each tensor's bytes

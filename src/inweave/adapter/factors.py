@@ -32,6 +32,20 @@ class Residual:
     values: Tensor
     size: Tensor
 
+    def shape_problem(self, changed: tuple[int, ...]) -> str:
+        """Return why the values cannot be added to a change of this shape; empty if they can.
+
+        A merge allocates as many numbers as ``size`` states, so it must be the size of the change.
+        """
+        if any(tensor.dtype[0] not in "IU" for tensor in (self.indices, self.size)) or self.size.numel != 2:
+            return "bias_size must be two whole numbers, and bias_indices whole numbers"
+        if self.indices.shape != (2, self.values.numel):
+            return "bias_indices must be one (row, column) per value of bias_values"
+        rows, columns = self.size.ints()
+        if min(rows, columns) < 0 or rows * columns != math.prod(changed):
+            return f"bias_size is {[rows, columns]}, and the factors change {list(changed)}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
@@ -86,6 +100,8 @@ class Factors:
     additive: ClassVar[bool] = True
     #: the values themselves are stored, not factors of a product
     whole: ClassVar[bool] = False
+    #: without factors to be a layer: in a live model the result takes the parameter's place
+    takes_place: ClassVar[bool] = False
     #: alpha limits a rotation and is never a scale
     constraint: ClassVar[bool] = False
     #: a convolution's kernel is in the columns of its factors
@@ -124,6 +140,11 @@ class Factors:
     def replaces(self) -> bool:
         """Whether it sets the new weight instead of adding to the old one."""
         return bool(self.replacement)
+
+    @property
+    def replaced_rows(self) -> tuple[int, ...] | None:
+        """The rows that get new values whatever the base has, empty if it only adds; None: all of them."""
+        return None if self.replaces else ()
 
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the change, before any arithmetic; `-1` for an axis that depends on the base."""
@@ -229,6 +250,14 @@ class Factors:
     def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
         """Return the tensors by PEFT's suffix, or the reason why there are none."""
         return f"{self.kind} cannot be expressed in this dialect"
+
+    def peft_form(self) -> Factors:
+        """Return the same change in the form that PEFT stores, where that is another one."""
+        return self
+
+    def within_groups(self, shape: Sequence[int]) -> Factors | None:
+        """Return the same change for the weight of a grouped convolution, read in PEFT's form, or None."""
+        return None
 
     @classmethod
     def peft_options(cls, entries: Sequence[Factors]) -> dict[str, object]:

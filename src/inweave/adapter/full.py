@@ -49,6 +49,7 @@ class Full(Factors):
         "plain_weight": "a plain weight, not an adapter tensor", "plain_bias": "a plain bias, not an adapter tensor",
     }  # fmt: skip
     whole: ClassVar[bool] = True
+    takes_place: ClassVar[bool] = True
 
     @property
     def algorithm(self) -> str:
@@ -176,6 +177,11 @@ class TokenRows(Factors):
         "peft": {"token_adapter.trainable_tokens_delta": "token_rows", "trainable_tokens_delta": "token_rows"}
     }
     additive: ClassVar[bool] = False
+    takes_place: ClassVar[bool] = True
+
+    @property
+    def replaced_rows(self) -> tuple[int, ...]:
+        return self.indices
 
     def shape(self) -> tuple[int, ...]:
         return (-1, self.value.shape[1])

@@ -9,6 +9,10 @@ Grouped form: `down` has g times as many rows as `up` has columns. Output rows a
 that are multiplied pairwise: grouped convolutions, and q/k/v exports of one block each. Linear, Conv1x1 and Conv kxk
 use the same code, without branching on the number of dimensions.
 
+    grouped convolution  W (out, in/g, k...), ours down (r, in/g, k...), each group's inputs through the same rows or
+                         through rows of its own; PEFT's lora_A (r, in, k...) reads all inputs: the same change if the
+                         rows of each group are zero on the others' inputs
+
     cut    fused -> parts   parts share `down` and take their rows of `up`; an `up` that is block-sparse
                             gives each part its own rank block, with alpha divided so that the scale stays
     join   parts -> fused   equal `down`s are shared again; different ones are stacked under a
@@ -39,6 +43,7 @@ class Lora(Factors):
     up: Tensor
     mid: Tensor | None = None
     embedding: bool = False  # made for an embedding table, which is stored (rows, features)
+    layer_groups: int = 1  # of the grouped convolution that it was trained on
 
     kind: ClassVar[str] = "lora"
     formula: ClassVar[str] = "inweave.ops.delta.lora:product"
@@ -139,6 +144,8 @@ class Lora(Factors):
     def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
         if self.mid is not None:
             return "a Tucker core cannot be expressed in this dialect"
+        if self.layer_groups > 1 and self.magnitude is not None:
+            return "PEFT has no DoRA for grouped convolutions"
         if self.residual is not None or (self.widen is not None and not form.widens) or self.stored_scale is not None:
             return "a sparse residual, widened weight or explicit scale cannot be expressed in this dialect"
         if self.embedding and self.magnitude is not None and (not form.replaces or self.magnitude.axis == "in"):
@@ -162,6 +169,44 @@ class Lora(Factors):
         if self.embedding:
             names = {"down": "lora_embedding_A", "up": "lora_embedding_B"}
         return names | {"magnitude": "lora_magnitude_vector"}
+
+    # grouped convolutions
+
+    def peft_form(self) -> Factors:
+        groups, blocks = self.layer_groups, self.groups
+        if groups == 1 or blocks not in (1, groups) or self.mid is not None:
+            return self
+        down = stacked([self.down] * groups) if blocks == 1 else self.down
+        data, rank = memoryview(down.data), down.shape[0]
+        width, rows = len(data) // rank, rank // groups
+        pieces: list[bytes | memoryview] = []
+        for row in range(rank):
+            before = row // rows * width
+            pieces += (bytes(before), data[row * width : (row + 1) * width], bytes((groups - 1) * width - before))
+        wide = Tensor(down.dtype, (rank, down.shape[1] * groups, *down.shape[2:]), b"".join(pieces))
+        more = math.sqrt(rank / self.rank) if self.rslora else rank / self.rank
+        alpha = None if self.alpha is None else self.alpha * more
+        return replace(self, down=wide, alpha=alpha, stored_alpha=None if more != 1 else self.stored_alpha)
+
+    def within_groups(self, shape: Sequence[int]) -> Factors | None:
+        groups = self.groups
+        if groups < 2 or len(shape) < 3 or len(self.down.shape) < 3 or self.down.shape[1] != groups * shape[1]:
+            return None
+        rows = self.rank // groups
+        width, item = math.prod(self.down.shape[1:]) // groups, self.down.itemsize
+        parts: list[Tensor] = []
+        for group in range(groups):
+            part = self.down.rows(group * rows, rows)
+            if not part.is_zero_outside(group * width, width):
+                return None
+            data, start, step = memoryview(part.data), group * width * item, groups * width * item
+            own = b"".join(data[at + start : at + start + width * item] for at in range(0, len(data), step))
+            parts.append(Tensor(part.dtype, (rows, shape[1], *self.down.shape[2:]), own))
+        if any(not part.same(parts[0]) for part in parts):
+            return replace(self, down=stacked(parts), layer_groups=groups)
+        more = math.sqrt(groups) if self.rslora else groups
+        alpha = None if self.alpha is None else self.alpha / more
+        return replace(self, down=parts[0], alpha=alpha, stored_alpha=None, layer_groups=groups)
 
     # rows
 

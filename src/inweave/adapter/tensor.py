@@ -36,6 +36,10 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}, {list(self.shape)})"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copy and pickle the bytes themselves: a view of a mapped file cannot be."""
+        return Tensor, (self.dtype, self.shape, bytes(self.data))
+
     @property
     def numel(self) -> int:
         return math.prod(self.shape)

@@ -13,14 +13,15 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from inweave.adapter import Adapter
+from inweave.adapter import Adapter, Entry
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
+from inweave.exchange.programs import original_names_refusal, reader_notes
 from inweave.files.paths import as_path
 from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
-from inweave.formats.dialects import WRITTEN, dialect_named, written_dialects
+from inweave.formats.dialects import WRITTEN, DialectName, dialect_named, written_dialects
 from inweave.formats.dialects.base import Lost, ModelNames, Written
 from inweave.formats.dialects.candle import MODELS
 from inweave.formats.files import maps_of, refuse_truncated, write_file
@@ -33,6 +34,7 @@ from inweave.targets.tables import OWN, SPELLINGS
 
 #: dialects that can hold an adapter of any torch model
 GENERIC = tuple(name for name in WRITTEN if dialect_named(name).generic)
+_GENERIC_CALL = 'save(adapter, "FOLDER", dialect="peft"), convert IN FOLDER --to peft'
 
 
 @dataclass(slots=True, repr=False)
@@ -76,7 +78,7 @@ def convert(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    to: str,
+    to: DialectName | str,
     base: str | os.PathLike[str] | None = None,
     drop: bool = False,
     name: str | None = None,
@@ -114,7 +116,7 @@ def save(
     adapter: Adapter,
     out: str | os.PathLike[str],
     *,
-    dialect: str = "kohya",
+    dialect: DialectName | str | None = None,
     base: str | os.PathLike[str] | ModelIndex | None = None,
     drop: bool = False,
     prefix: str = "",
@@ -125,7 +127,7 @@ def save(
     Args:
         adapter: the adapter to write; `load` reads one from a file.
         out: the file to write; for "peft", the directory.
-        dialect: as ``to`` of `convert`.
+        dialect: as ``to`` of `convert`; None: kohya for a name that ends in .safetensors, peft for any other.
         base: the base model, if it cannot be detected: a name, a path or an index.
         drop: leave out tensors that the dialect cannot express, and list them in the result.
         prefix: as in `convert`.
@@ -143,13 +145,15 @@ def save(
             f"expected an Adapter, got {type(adapter).__name__}; "
             "load(path) reads one, and convert goes from file to file"
         )
-    expect("dialect", dialect, str)
-    generic = dialect_named(dialect).generic
+    expect("dialect", dialect, str, type(None))
+    if dialect is None:
+        dialect = "kohya" if as_path(out).suffix == ".safetensors" else "peft"
+    dialect_named(dialect)
     refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
     _check_candle(dialect, prefix, dummy_embeddings)
-    index = _index(adapter, base, dialect)
-    if "model" in index.components and not generic:
-        raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")
+    index, tie = _index(adapter, base, dialect, prefix)
+    if reason := _refusal_of(dialect, index):
+        raise TargetError(reason)
     written = rewrite(adapter, dialect, index, prefix=prefix, dummy_embeddings=dummy_embeddings)
     written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
     if written.lost and not drop:
@@ -159,7 +163,7 @@ def save(
     dropped = [*written.lost, *written.duplicates, *_unaccounted(adapter, written)]
     path = _store(as_path(out), written)
     return Conversion(
-        str(path), dialect, index.base, len(written.tensors), dropped, written.notes,
+        str(path), dialect, index.base, len(written.tensors), dropped, [*tie, *written.notes],
         list(adapter.warnings), adapter.assumed_alphas,
     )  # fmt: skip
 
@@ -171,8 +175,19 @@ def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
     if directory == (out.suffix == ".safetensors"):
         form = "a directory; use a name without .safetensors" if directory else "one file, NAME.safetensors"
         raise ConfigError(f"{out}: {dialect} is written as {form}")
+    if reason := _refusal_of(dialect, index):
+        raise ConfigError(reason)
+
+
+def _refusal_of(dialect: str, index: ModelIndex) -> str:
+    """Return why a model's adapters cannot be written in a dialect, or nothing."""
     if "model" in index.components and not dialect_named(dialect).generic:
-        raise ConfigError(f"{dialect} is for diffusion models only; write this adapter as {' or '.join(GENERIC)}")
+        what = index.base or index.source or "this model"
+        return (
+            f"{dialect} is for diffusion models whose names inweave knows, and {what} is none of them: "
+            f"write this adapter as {' or '.join(GENERIC)} ({_GENERIC_CALL})"
+        )
+    return original_names_refusal(dialect, index)
 
 
 def rewrite(
@@ -196,6 +211,8 @@ def rewrite(
         model_names(index), prefix=prefix, dummy_embedding=_embedding_size(index) if dummy_embeddings else None
     )
     written = writer.write(renamed, names)
+    modules = list(dict.fromkeys(entry.ref.name for entry in entries if entry.ref.component == "unet"))
+    written.notes += reader_notes(dialect, index, modules)
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
     written.duplicates += [Lost(each.keys, f"{each.module}: {each.reason}") for each in respelling.duplicates]
     written.lost += [Lost(entry.keys, f"{entry.ref}: {_ONE_DENOISER}") for entry in second]
@@ -276,20 +293,42 @@ def _encoder(component: Component) -> str:
     return known or {"te2": "clip_g"}.get(component.name, "clip_l")
 
 
-def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, dialect: str) -> ModelIndex:
+def _index(
+    adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, dialect: str, prefix: str
+) -> tuple[ModelIndex, list[str]]:
+    """Return the base, with a note if others fit as well; a base that is not proven is asked for."""
     if isinstance(base, ModelIndex):
-        return base
+        return base, []
     if base is not None:
-        return open_base(base)
+        return open_base(base), []
     detection = detect(adapter)
-    if detection.base is None or detection.confidence < 0.5:
-        if dialect_named(dialect).generic and all(not (e.ref.flat or e.ref.component or e.ref.below) for e in adapter):
-            return _own_names(adapter)
+    generic = dialect_named(dialect).generic and all(
+        not (e.ref.flat or e.ref.below or (e.ref.component and not _has_own_root(e))) for e in adapter
+    )
+    if detection.base is None or not detection.proven:
+        if generic:
+            return _own_names(adapter), []
         known = (
             f" (the best guess is {detection.base}, confidence {detection.confidence:.2f})" if detection.base else ""
         )
-        raise TargetError(f"which base model is this adapter for?{known} name it with base (--base)")
-    return known_index(detection.base)
+        other = "" if generic else f"; of any other model, write a PEFT folder: {_GENERIC_CALL}"
+        raise TargetError(
+            f"which base model is this adapter for?{known} {detection.evidence[-1]}; name it with base (--base){other}"
+        )
+    index = known_index(detection.base)
+    if not detection.rivals or _refusal_of(dialect, index):
+        return index, []
+    names = [detection.base, *detection.rivals]
+    first = rewrite(adapter, dialect, index, prefix=prefix)
+    rivals = (rewrite(adapter, dialect, known_index(name), prefix=prefix) for name in detection.rivals)
+    if all(map(first.same, rivals)):
+        return index, [f"it fits {', '.join(names)} equally; this file is the same for each of them"]
+    if generic:
+        return _own_names(adapter), []
+    raise TargetError(
+        f"which base model is this adapter for? It fits {', '.join(names)} equally, and what {dialect} holds "
+        "depends on it: name it with base (--base)"
+    )
 
 
 def _own_names(adapter: Adapter) -> ModelIndex:
@@ -297,8 +336,17 @@ def _own_names(adapter: Adapter) -> ModelIndex:
     shapes = {}
     for entry in adapter:
         shape = entry.factors.stored_shape()
-        shapes[f"{entry.ref.name}.{entry.param.removesuffix('?')}"] = tuple(max(size, 1) for size in shape)
+        rows = max(entry.factors.replaced_rows or (), default=0) + 1
+        name = f"transformer.{entry.ref.name}" if _has_own_root(entry) else entry.ref.name
+        shapes[f"{name}.{entry.param.removesuffix('?')}"] = tuple(size if size > 0 else rows for size in shape)
     return ModelIndex({"model": Component("model", OWN, "diffusers", shapes)})
+
+
+def _has_own_root(entry: Entry) -> bool:
+    """Return whether `transformer` is a language model's own root (Falcon, MPT, GPT): PEFT's keys spell it like a
+    pipeline's component.
+    """
+    return entry.ref.component == "unet" and entry.dialect == "peft"
 
 
 def _refusal(dialect: str, lost: list[Lost]) -> str:

@@ -13,7 +13,8 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import as_path, exists, is_folder, occupied
 from inweave.formats.alphas import Alphas, lacks_alpha
-from inweave.formats.files import open_container, read_header, shard_files, weight_files
+from inweave.formats.base_shapes import base_shapes, has_packed_weights
+from inweave.formats.files import open_container, shard_files, weight_files
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, holds, known_index, listing
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
@@ -75,7 +76,21 @@ def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
     """Return the index of a model on disk, for work that needs its weights: the name of a base is not enough."""
     if not exists(as_path(path)):
         raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
+    packed = [file for file in _files_of(as_path(path)) if has_packed_weights(file)]
+    if packed:
+        raise ConfigError(
+            f"{packed[0]}: its weights are quantized and packed, so that no change can be added to them; "
+            "use the model in bf16, fp16 or fp8"
+        )
     return open_base(path)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the weight files of a checkpoint, of a folder, or of the folders of a diffusers model."""
+    if is_folder(path):
+        folders = [path / name for name in component_folders(path)] or [path]
+        return [file for folder in folders for first in weight_files(folder)[:1] for file in _files_of(first)]
+    return shard_files(path) if path.name.endswith(".index.json") else [path]
 
 
 def component_folders(model: Path) -> dict[str, str]:
@@ -100,8 +115,8 @@ def _open_folder(folder: Path) -> ModelIndex:
 
 def _shapes(path: Path) -> dict[str, Shape]:
     """Return the shapes of the tensors in a file, or in the shards of an index."""
-    files = shard_files(path) if path.name.endswith(".index.json") else [path]
-    return {name: span.shape for file in files for name, span in read_header(file).spans.items()}
+    files = _files_of(path)
+    return {name: shape for file in files for name, shape in base_shapes(file).items()}
 
 
 def _with_base_name(index: ModelIndex) -> ModelIndex:

@@ -7,7 +7,7 @@ alpha without tensors.
 
 from __future__ import annotations
 
-from inweave.adapter import ALGORITHMS, Entry, Problem
+from inweave.adapter import ALGORITHMS, Entry, KeyProblem
 from inweave.adapter.adapter import Fault
 from inweave.formats.dialects import dialect_of
 from inweave.formats.group import SHARED_ROLES, Context, Group, ModuleParts
@@ -19,7 +19,7 @@ _ORPHANS = {
 }  # fmt: skip
 
 
-def classify(group: Group, context: Context, entries: list[Entry], problems: list[Problem]) -> None:
+def classify(group: Group, context: Context, entries: list[Entry], problems: list[KeyProblem]) -> None:
     """Append the group's entries, and problems for tensors that cannot be used."""
     parts = ModuleParts(group, context)
     if parts.config and parts.config.targets_parameter(group.ref.name):
@@ -38,9 +38,9 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
     entries.extend(Entry(ref, param, factors, keys, name) for ref, param, factors, keys in parts.made)
 
 
-def _leftovers(parts: ModuleParts) -> Problem:
+def _leftovers(parts: ModuleParts) -> KeyProblem:
     reasons = _ORPHANS | {role: text for each in ALGORITHMS.values() for role, text in each.orphans.items()}
     roles = [role for role in parts.left if role not in SHARED_ROLES] or list(parts.left)
     reason = "; ".join(dict.fromkeys(reasons.get(role, f"{role} is part of an incomplete set") for role in roles))
     fault: Fault = "unknown" if parts.left.keys() <= {"plain_weight", "plain_bias"} else "orphan"
-    return Problem(fault, parts.take(*parts.left), f"{parts.group.ref}: {reason}")
+    return KeyProblem(fault, parts.take(*parts.left), f"{parts.group.ref}: {reason}")

@@ -28,14 +28,14 @@ _EXPONENT: dict[str, tuple[str, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ValueScan:
     """The result of scanning one tensor; ``zero`` is None if only a part of it was read."""
 
     nonfinite: int
     zero: bool | None
 
 
-def scan(tensor: Tensor, *, limit: int | None = None) -> Values:
+def scan(tensor: Tensor, *, limit: int | None = None) -> ValueScan:
     """Count non-finite numbers in a tensor, in its first ``limit`` bytes if given."""
     data = memoryview(tensor.data)
     partial = limit is not None and limit < len(data)
@@ -59,7 +59,7 @@ def scan(tensor: Tensor, *, limit: int | None = None) -> Values:
             zero = len(piece) == 0  # the format has no zero
         elif zero:
             zero = not np.frombuffer(piece, dtype="u1").any() or _signed_zeros(piece, tensor.dtype)
-    return Values(bad, None if partial else zero)
+    return ValueScan(bad, None if partial else zero)
 
 
 def _signed_zeros(piece: memoryview, dtype: str) -> bool:

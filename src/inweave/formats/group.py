@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inweave.adapter import Factors, Magnitude, Problem, Ref, Residual, Tensor
+from inweave.adapter import Factors, KeyProblem, Magnitude, Ref, Residual, Tensor
 from inweave.formats.config import PeftConfig, is_true, network_args
 from inweave.formats.grammar import Key, is_number, unwrapped
 
@@ -87,7 +87,7 @@ class ModuleParts:
         self.config = context.config_of(group)
         self.left = dict(group.tensors)
         self.made: list[tuple[Ref, str, Factors, tuple[str, ...]]] = []
-        self.problems: list[Problem] = []
+        self.problems: list[KeyProblem] = []
         self.warn = context.warn
         self.file_tensor = context.file_tensor
 
@@ -132,7 +132,8 @@ class ModuleParts:
         inner: str = "",
     ) -> bool:
         """Add an entry, or a problem if the shapes do not fit together; return whether it was added."""
-        if wrong := factors.shape_problem():
+        residual = factors.residual
+        if wrong := factors.shape_problem() or (residual.shape_problem(factors.shape()) if residual else ""):
             sizes = ", ".join(f"{role} {list(tensor.shape)}" for role, tensor in factors.tensors().items())
             self.malformed(keys, f"{wrong}: {sizes}")
             return False
@@ -146,11 +147,11 @@ class ModuleParts:
 
     def malformed(self, keys: tuple[str, ...], reason: str) -> None:
         """Report tensors with wrong values or shapes."""
-        self.problems.append(Problem("malformed", keys, f"{self.group.ref}: {reason}"))
+        self.problems.append(KeyProblem("malformed", keys, f"{self.group.ref}: {reason}"))
 
     def unsupported(self, keys: tuple[str, ...], reason: str) -> None:
         """Report tensors that cannot be applied."""
-        self.problems.append(Problem("unsupported", keys, reason))
+        self.problems.append(KeyProblem("unsupported", keys, reason))
 
     def shared(self, algorithm: type[Factors], *, configured: bool = True) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Take the fields every algorithm may have from the group and, if ``configured``, from the configuration."""
@@ -181,7 +182,7 @@ class ModuleParts:
             keys += magnitude_keys
         elif config and config.dora and not algorithm.constraint:
             self.problems.append(
-                Problem(
+                KeyProblem(
                     "orphan",
                     tuple(self.group.keys.values()),
                     f"{group.ref}: adapter_config.json has use_dora, "

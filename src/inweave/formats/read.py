@@ -2,7 +2,7 @@
 
 No model is needed and no format is detected: a file may mix algorithms, ranks and dialects, so each key is split
 separately, keys of the same module form a group, and the set of roles in a group determines its algorithm
-(`inweave.formats.classify`). Every key ends up in an entry, as a carried tensor, or in a `Problem`.
+(`inweave.formats.classify`). Every key ends up in an entry, as a carried tensor, or in a `KeyProblem`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from inweave.adapter import ALGORITHMS, Adapter, Entry, Problem, Ref, Tensor, load_algorithms
+from inweave.adapter import ALGORITHMS, Adapter, Entry, KeyProblem, Ref, Tensor, load_algorithms
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.alphas import Alphas, SuppliedAlphas, assumes_alpha, assumption_warnings, supply_alphas
 from inweave.formats.classify import classify
@@ -99,7 +99,7 @@ def read(
     for algorithm in ALGORITHMS.values() if shared else ():
         unused = tuple(key for key in shared if key.endswith(algorithm.file_suffixes))
         if unused and context.used_shared.isdisjoint(unused):
-            problems.append(Problem("orphan", unused, algorithm.unused_file_tensors))
+            problems.append(KeyProblem("orphan", unused, algorithm.unused_file_tensors))
     return Adapter(
         entries=tuple(entries),
         carried=carried,
@@ -145,17 +145,17 @@ def _file_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in tensors.items() if key.endswith(suffixes)}
 
 
-def _is_strange(keys: list[Key], problems: list[Problem]) -> bool:
+def _is_strange(keys: list[Key], problems: list[KeyProblem]) -> bool:
     """Return whether an algorithm of another package may know more about these keys."""
     return any(each.fault == "unknown" for each in problems) or any(key.role == "plain_weight" for key in keys)
 
 
 def _split_all(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
-) -> tuple[list[Key], dict[str, Tensor], list[Problem]]:
+) -> tuple[list[Key], dict[str, Tensor], list[KeyProblem]]:
     keys: list[Key] = []
     carried: dict[str, Tensor] = {}
-    problems: list[Problem] = []
+    problems: list[KeyProblem] = []
     unsupported: dict[str, list[str]] = {}
     shared = _file_tensors(tensors)
     for raw, tensor in tensors.items():
@@ -170,12 +170,12 @@ def _split_all(
             continue
         key = split(raw)
         if key is None:
-            problems.append(Problem("unknown", (raw,), "no known adapter suffix ends this key"))
+            problems.append(KeyProblem("unknown", (raw,), "no known adapter suffix ends this key"))
         elif key.role in _NOT_MERGEABLE:
             unsupported.setdefault(_NOT_MERGEABLE[key.role], []).append(raw)
         else:
             keys.append(key)
-    problems += [Problem("unsupported", tuple(names), reason) for reason, names in unsupported.items()]
+    problems += [KeyProblem("unsupported", tuple(names), reason) for reason, names in unsupported.items()]
     return keys, carried, problems
 
 
@@ -206,7 +206,7 @@ def _located(keys: list[Key]) -> dict[str, tuple[Ref, str]]:
 def _grouped(
     keys: list[Key],
     tensors: Mapping[str, Tensor],
-    problems: list[Problem],
+    problems: list[KeyProblem],
     metadata: Mapping[str, str],
     located: Mapping[str, tuple[Ref, str]],
 ) -> list[Group]:
@@ -244,7 +244,7 @@ def _grouped(
         group = groups.setdefault(identity or ref, Group(ref, prefix))
         if role in group.tensors:
             problems.append(
-                Problem("duplicate", (key.raw,), f"the same part of {ref} is also stored as {group.keys[role]}")
+                KeyProblem("duplicate", (key.raw,), f"the same part of {ref} is also stored as {group.keys[role]}")
             )
             continue
         group.add(role, key, tensors[key.raw])

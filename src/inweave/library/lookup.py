@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ class Lookup(Database, ABC):
                     return rows[:1]
         return []
 
+    def _leads_out(self, reference: str) -> bool:
+        """Return whether a reference is a path that no folder holds; the disk is not asked."""
+        path = reference.replace("\\", "/")
+        if path.startswith("~") or re.match(r"[A-Za-z]:/|file:", path):
+            return True
+        whole = posixpath.normpath(path)
+        return whole.startswith(("/", "../")) and not any(whole.startswith(f"{folder}/") for folder in self.folders)
+
     def _only(self, reference: str, rows: list[LibraryEntry]) -> LibraryEntry:
         if len({row.contents.sha256 if row.contents else row.id for row in rows}) > 1:
             first = [row for row in rows if row.root != str(self.folders[-1])]
@@ -106,6 +115,11 @@ class Lookup(Database, ABC):
                     f"name one by its {'id' if same_path else 'path'} or hash"
                 )
             rows = first
+        if not rows and self._leads_out(reference):
+            raise MissingError(
+                f"LoRA {reference[:200]}: a path outside the folders of the library; name a file in them, by its name, "
+                "by its path below its folder, or by hash"
+            )
         if not rows:
             raise MissingError(f"LoRA {reference[:200]}: not in the library{self._hint(reference)}")
         return rows[0]
@@ -134,6 +148,10 @@ class Lookup(Database, ABC):
                          "instr(fold(trigger_words(json_extract(facts, '$.triggers'))), ?))")  # fmt: skip
             values += [word] * 3
         return self._entries(" AND ".join(where), *values, tail=f"ORDER BY name, path LIMIT {limit} OFFSET {offset}")
+
+    def has_name(self, name: str) -> bool:
+        """Return whether a file of any folder has a name."""
+        return bool(self._entries("composed(name) = ?", composed(name)))
 
     def count(self) -> int:
         """Return the number of files."""

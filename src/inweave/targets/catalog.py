@@ -27,6 +27,7 @@ class KnownNetwork:
     prefix: str
     only_original: str = ""  # listing of parts that single files have and diffusers folders lack
     other_folder: str = ""  # listing of parts that diffusers keeps in another folder
+    one_naming: bool = False  # without a table because original checkpoints have these names too, not for want of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Known:
     experts: int = 1  # denoisers of the same names and shapes: Wan 2.2 has one for high and one for low noise
     language_model: KnownNetwork | None = None  # encodes the prompts; it comes as a folder or a file of its own
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes
+    in_comfyui: bool = True  # ComfyUI has a model class of it (January 2026, and the forks that add later models)
 
     @property
     def networks(self) -> tuple[KnownNetwork, ...]:
@@ -48,7 +50,7 @@ class Known:
         return self.parts if self.language_model is None else (*self.parts, self.language_model)
 
 
-def _network(fields: str | dict[str, str], shared: dict[str, dict[str, str]]) -> KnownNetwork:
+def _network(fields: str | dict[str, Any], shared: dict[str, dict[str, Any]]) -> KnownNetwork:
     """Return a network by its fields, or by its name among the ``shared`` ones."""
     if isinstance(fields, str):
         fields = shared[fields]

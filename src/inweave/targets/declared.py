@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from inweave.targets.aliases import bases_named
 from inweave.targets.bases import KNOWN, Known
@@ -61,10 +61,15 @@ def model_of(base: str) -> str:
     return _BY_NAME[base].variant_of or base if base in _BY_NAME else base
 
 
+_ONE_FAMILY = {"sana-video": "sana"}  # table -> that of its family
+
+
 def family_of(base: str) -> str:
     """Return the name table of a base, or the first word of its name if it has none: versions of one architecture."""
     part = _BY_NAME[base].parts[0]
-    return _WORD.match(part.listing)[0] if part.table == "own" else part.table  # type: ignore[index]
+    if part.table == "own":
+        return _WORD.match(part.listing)[0]  # type: ignore[index]
+    return _ONE_FAMILY.get(part.table, part.table)
 
 
 def contradicts(declaration: Declaration, base: str) -> bool:
@@ -110,10 +115,23 @@ def _bases(label: str) -> tuple[str, ...]:
     plain = re.sub(r"/(lora|lokr|loha|locon|lycoris|dora|textual-inversion|oft)$", "", plain)
     if bases := bases_named(plain):
         return tuple(dict.fromkeys(bases))
-    marks = [
-        (len(mark), known.name)
-        for known in KNOWN
-        for mark in known.marks
-        if plain.startswith(mark) and not plain[len(mark) : len(mark) + 1].isalnum()
-    ]
-    return (max(marks)[1],) if marks else ()
+    names = {_words(each) for each in (plain, plain.rpartition("/")[2])}
+    marks = [(len(mark), base) for mark, base in _marks() if any(_begins(name, mark) for name in names)]
+    longest = max(marks, default=(0, ""))[0]
+    return tuple(dict.fromkeys(base for length, base in marks if length == longest))
+
+
+@cache
+def _marks() -> tuple[tuple[str, str], ...]:
+    return tuple((_words(mark), known.name) for known in KNOWN for mark in known.marks)
+
+
+def _words(label: str) -> str:
+    """Return the words and numbers of a label with one mark between them: FLUX.2 [klein] 4B -> flux-2-klein-4-b."""
+    return "-".join(re.findall(r"[a-z]+|[0-9]+", label))
+
+
+def _begins(name: str, mark: str) -> bool:
+    """Return whether a label is a mark, maybe with more words; a number after a word is another version."""
+    rest = name.removeprefix(mark)
+    return name.startswith(mark) and (not rest or (rest[0] == "-" and (mark[-1].isdigit() or not rest[1].isdigit())))

@@ -1,20 +1,23 @@
 """Detect the base model that an adapter was made for, with a confidence.
 
-Every known base is scored by the number of modules that exist there with matching shapes (`inweave.targets.scores`);
-the highest score wins. Names and shapes prove more than metadata, which is often wrong, so metadata only chooses
-among bases that fit equally; if it names another one (`inweave.targets.declared`), that is reported and lowers the
-confidence.
+Every known base is scored by the number of modules that exist there with matching shapes (`inweave.targets.scores`).
+A file made for a base has no module that the base lacks: a name that is not there weighs like a shape that does not
+fit, and the nearest base of a file that fits none is not its base. Names and shapes prove more than metadata, which is
+often wrong, so metadata only chooses among bases that fit equally; if it names another one
+(`inweave.targets.declared`), that is reported and lowers the confidence.
 
-    confidence = share of the modules that fit  x  certainty of the choice  x  10 % less per 1 % that contradict
-                 x  a half where the metadata names another family
+    confidence = certainty of the choice  x  a half where the metadata names another family
+                 x  less than a half, and 10 % less per 1 % of the modules, where some do not fit; none from 5 % on
 
-    certainty    1      one model fits best, maybe with variants of it (inpainting)
+    certainty    1      one model fits, maybe with variants of it (inpainting)
                  0.9    several fit equally, metadata says which
-                 0.8    several fit equally, one of them is covered from its first block to its last
+                 0.8    several fit equally, one of them is changed from its first block to its last, and the others
+                        have more modules with the file's leaves
                  0.7    several of one architecture fit equally (versions, image-to-video)
                  1 / n  bases of n architectures fit equally
+                 0.4    at most, where the file stops before the end of a stack of blocks, as those of a shorter model
 
-Bases of families that know none of the names are not scored.
+Bases of families that know none of the names are not scored. ``proven`` is a confidence of a half and more.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from inweave.targets.bases import KNOWN, Known, known_index, listed_modules
 from inweave.targets.declared import Declaration, contradicts, declarations, family_of, model_of
 from inweave.targets.index import DENOISER_TABLES
 from inweave.targets.links import Naming
+from inweave.targets.locate import is_saved_module
 from inweave.targets.resolve import resolve
 from inweave.targets.rules import RuleTable
 from inweave.targets.scores import EntryGroup, Score, grouped, score
@@ -39,9 +43,17 @@ _UNET = re.compile(
 )
 
 
+#: with a smaller share of the modules that its names target, a file is of a part of the model: the share says nothing
+_MOST = 0.5
+_FEW = 0.05  # share of modules that may not fit the base that is named
+
+
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The likeliest base; ``equals``: other bases that the tensors fit as well; ``warnings``: evidence against it."""
+    """The likeliest base; ``equals``: other bases that the tensors fit as well; ``warnings``: evidence against it.
+
+    ``rivals``: those of the equals that neither metadata nor the blocks and modules rule out.
+    """
 
     base: str | None
     confidence: float
@@ -51,6 +63,7 @@ class Detection:
     equals: tuple[str, ...] = ()
     declared: tuple[Declaration, ...] = ()
     warnings: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields of the documented JSON that describe the base."""
@@ -65,6 +78,11 @@ class Detection:
                 if not each.hint
             ],
         }
+
+    @property
+    def proven(self) -> bool:
+        """Whether the base is certain enough for work that depends on it."""
+        return self.base is not None and self.confidence >= 0.5
 
     def fits_as_well(self, base: str) -> bool:
         """Return whether ``base`` scores as high as the detected one."""
@@ -89,14 +107,20 @@ class Fit:
             return self.fixed
         counts = {name: each.placed for name, each in self.scores.items()}
         best = max(counts.values(), default=0)
+        known = tuple(map(str, _known(declared)))
         if best == 0:
+            wrong, name = max(((each.contradicted, name) for name, each in self.scores.items()), default=(0, ""))
             reason = "no known base has these modules"
-            return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, self.entries, declared=declared)
+            if wrong:
+                reason = f"{wrong} of {self.entries} modules have names of {name}, and shapes of no known base"
+            return Detection(None, 0.0, (reason, *known), counts, self.entries, declared=declared)
         nearest = max(counts, key=lambda base: counts[base])
         total = self.entries - (self.encoders if self.encoders < self.entries and not _has_encoder(nearest) else 0)
-        if best * 2 < total:
-            reason = f"only {best} of {total} modules exist in {nearest}, the nearest base"
-            return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, total, declared=declared)
+        if total - best > _FEW * total:
+            wrong = self.scores[nearest].contradicted
+            shapes = f"; {wrong} have names of it and other shapes or blocks" if wrong else ""
+            reason = f"only {best} of {total} modules exist in {nearest}, the nearest base{shapes}"
+            return Detection(None, 0.0, (reason, *known), counts, total, declared=declared)
         return _choose(self.scores, best, total, declared)
 
 
@@ -107,7 +131,7 @@ def detect(adapter: Adapter) -> Detection:
 
 def fit(adapter: Adapter) -> Fit:
     """Return the scores of an adapter's tensors, before its metadata is considered."""
-    entries = [e for e in adapter.entries if e.param == "weight" and not e.ref.below]
+    entries = [e for e in adapter.entries if e.param == "weight" and not e.ref.below and not is_saved_module(e)]
     if not entries:
         return Fit(fixed=Detection(None, 0.0, ("no modules to go by",)))
     if any(e.ref.name.startswith("#") for e in entries):
@@ -122,28 +146,44 @@ def _has_encoder(base: str) -> bool:
     return any(part.component.startswith("te") for known in KNOWN if known.name == base for part in known.networks)
 
 
+def _unlikely(score: Score) -> tuple[float, ...]:
+    """Return the order of bases that all have a file's modules; of equal ones the first in the catalog is chosen."""
+    return score.contradicted, -score.whole, -score.complete if score.complete >= _MOST else 0.0
+
+
 def _choose(scores: Mapping[str, Score], best: int, total: int, declared: tuple[Declaration, ...]) -> Detection:
     tied = [name for name, each in scores.items() if each.placed == best]
-    tied.sort(key=lambda name: (scores[name].contradicted, -scores[name].whole))
+    tied.sort(key=lambda name: _unlikely(scores[name]))
     likely, source = tied, None
     for each in declared:
         agreeing = [name for name in likely if name in each.bases]
         if agreeing and len(agreeing) < len(likely):
             likely, source = agreeing, source or each
-    covered = [name for name in likely if scores[name].whole == 1]
-    rivals = len({model_of(name) for name in likely}) > 1
-    narrowed = rivals and 0 < len(covered) < len(likely)
-    likely = covered if narrowed else likely
+    narrowed = ""
+    most = max(scores[name].complete for name in likely)
+    whole = "every block of {} is changed", [name for name in likely if scores[name].whole == 1]
+    most_of_them = [name for name in likely if scores[name].complete >= max(_MOST, 0.8 * most)]
+    complete = "the others have more modules with these names", most_of_them
+    for reason, names in (whole, complete):
+        rest = [name for name in names if name in likely]
+        if len({model_of(name) for name in likely}) > 1 and 0 < len(rest) < len(likely):
+            likely, narrowed = rest, reason
     chosen, families = likely[0], {family_of(name) for name in likely}
     evidence = [f"{best} of {total} modules exist in {chosen} with matching shapes"]
     if narrowed:
-        evidence.append(f"every block of {chosen} is changed")
+        evidence.append(narrowed.format(chosen))
     if len({model_of(name) for name in tied}) == 1:
         certainty = 1.0
     elif len({model_of(name) for name in likely}) == 1:
         certainty = 0.8 if narrowed else 0.9
     else:
         certainty = 0.7 if len(families) == 1 else max(0.2, 1 / len(families))
+    warnings, belief = _against(chosen, declared)
+    if certainty <= 0.7:
+        warnings.insert(0, f"several bases fit equally: {', '.join(likely)}")
+    if scores[chosen].short and source is None:
+        certainty = min(certainty, 0.4)
+        evidence.append(f"the last blocks of {chosen} are not changed: the file may be for a shorter model")
     if source is not None:
         evidence.append(str(source))
     behind = [(each.placed, name) for name, each in scores.items() if each.placed < best]
@@ -156,15 +196,17 @@ def _choose(scores: Mapping[str, Score], best: int, total: int, declared: tuple[
     twins = next((known.same_tensors for known in KNOWN if known.name == chosen), ())
     if twins:
         evidence.append(f"the same tensors have {', '.join(twins)}")
-    contradicted = scores[chosen].contradicted
-    if contradicted:
-        evidence.append(f"{contradicted} modules have names of {chosen} and do not fit it")
-    warnings, belief = _against(chosen, declared)
-    if certainty <= 0.7:
-        warnings.insert(0, f"several bases fit equally: {', '.join(likely)}")
-    confidence = best / total * certainty * max(0.1, 1 - 10 * contradicted / total) * belief
+    confidence = certainty * belief
+    if best < total:
+        misfits, contradicted = total - best, scores[chosen].contradicted
+        shapes = f" ({contradicted} have a name of it and another shape)" if contradicted else ""
+        evidence.append(f"{misfits} of {total} modules do not fit {chosen}{shapes}: made for a model like it")
+        confidence *= 0.45 * max(0.1, 1 - 10 * misfits / total)
     counts = {name: each.placed for name, each in scores.items()}
-    return Detection(chosen, round(confidence, 3), tuple(evidence), counts, total, equals, declared, tuple(warnings))
+    rivals = tuple(name for name in likely[1:] if model_of(name) != model_of(chosen))
+    return Detection(
+        chosen, round(confidence, 3), tuple(evidence), counts, total, equals, declared, tuple(warnings), rivals
+    )
 
 
 def _against(base: str, declared: tuple[Declaration, ...]) -> tuple[list[str], float]:

@@ -13,6 +13,8 @@ from inweave.adapter import Factors
 from inweave.targets.index import Component, Spelling, Use
 from inweave.targets.links import Shape
 
+#: a file of two vectors could state any size: the widest published layer, Flux Fill's first, has six times the inputs
+MOST_WIDENED = 16
 #: the denoiser's first layer, which control adapters may widen
 _INPUT_LAYERS = ("x_embedder.weight", "conv_in.weight", "pos_embed.proj.weight", "patch_embedding.weight")
 
@@ -34,11 +36,17 @@ def fitted(factors: Factors, shape: Shape) -> Factors | None:
     """Return the factors as they apply to a weight of ``shape``, or None. Only flattened shapes are compared."""
     if factors.fits(shape):
         return factors
+    magnitude = factors.magnitude
+    if magnitude is not None and magnitude.axis == "in" and magnitude.tensor.numel == 1:
+        one_output = replace(factors, magnitude=replace(magnitude, axis="out"))  # (1, 1): (out, 1) or (1, in)
+        if one_output.fits(shape):
+            return one_output
     if factors.transposed and replace(factors, transposed=False).fits(shape):
         return replace(
             factors, transposed=False
         )  # fan_in_fan_out is recorded for the whole model; this layer is a Linear
-    return None
+    grouped = factors.within_groups(shape)
+    return grouped if grouped is not None and grouped.fits(shape) else None
 
 
 def either_way(factors: Factors, shape: Shape, part: str) -> Factors:
@@ -53,13 +61,25 @@ def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | No
     """Return the shape that a control adapter or a `reshape_weight` pads the base to, if that makes it fit."""
     if factors.widen is not None:
         large = factors.widen
-        ok = len(large) == len(shape) and all(a >= b for a, b in zip(large, shape, strict=True))
+        ok = (
+            len(large) == len(shape)
+            and all(a >= b for a, b in zip(large, shape, strict=True))
+            and math.prod(large) <= MOST_WIDENED * math.prod(shape)
+        )
         return large if ok and factors.fits(large) else None
     if len(uses) == 1 and uses[0].part in _INPUT_LAYERS and factors.widens_inputs and len(shape) >= 2:
         channels = math.prod(factors.shape()[1:]) // math.prod(shape[2:])
         large = (shape[0], channels, *shape[2:])
         return large if channels == 2 * shape[1] and factors.fits(large) else None
     return None
+
+
+def misfit(factors: Factors, shape: Shape) -> str:
+    """Return why the factors do not fit a weight of ``shape``."""
+    if factors.magnitude is not None and replace(factors, magnitude=None).fits(shape):
+        count, side = factors.magnitude.tensor.numel, factors.magnitude.axis
+        return f"the base has {list(shape)}, the magnitude has {count:,} numbers, one per {side}put"
+    return f"the base has {list(shape)}, the adapter changes {shape_text(factors.stored_shape())}"
 
 
 def shape_text(shape: Shape) -> str:

@@ -3,14 +3,17 @@
     form       a flat module name with `#` for each number:      transformer_blocks_#_attn_to_q
     numbers    which numbers each `#` may be, one set per slot:  ({0 .. 18},)
 
+    leaf       the end of a dotted name, as trainers write their targets: attn.to_q -> to_q, attn.to_out.0 -> to_out.#
+
 The shipped listings write a stack of blocks as one range, and the range of the outermost stack stays one here: a
 transformer of 60 blocks is indexed as if it had one, in both namings, by the tables that index the whole network.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +24,8 @@ from inweave.targets.links import Naming
 from inweave.targets.spellings import alternatives, fused_leaves
 
 _SLOT = re.compile(r"\d+|\[[0-9,-]+\]")
+_LEAF = re.compile(r"[^.]+(?:\.#)*$")
+_COMMON = ("proj", "linear", "linear_#", "lin", "#")  # leaves that say too little without what is before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,11 @@ class FormModule:
 
     numbers: tuple[frozenset[str], ...]
     spelling: Spelling
+
+    @property
+    def count(self) -> int:
+        """The number of modules."""
+        return math.prod(map(len, self.numbers))
 
     def has(self, numbers: tuple[str, ...]) -> bool:
         return all(number in allowed for number, allowed in zip(numbers, self.numbers, strict=True))
@@ -40,6 +50,7 @@ class FormIndex:
     def __init__(self, component: Component) -> None:
         self.component = component
         self._forms: dict[Naming, dict[str, list[FormModule]]] = {}
+        self._leaves: dict[Naming, dict[str, str]] = {}
 
     def look_up(self, form: str, *, flat: bool, namings: tuple[Naming, ...]) -> tuple[str, list[FormModule]]:
         """Return the form under which the network knows a name, and the modules of that form; empty if it knows none.
@@ -54,10 +65,21 @@ class FormIndex:
                 return plain, modules
         return form, []
 
+    def count_siblings(self, forms: Collection[str], namings: tuple[Naming, ...]) -> int:
+        """Return the number of modules whose leaf is that of one of ``forms``: what a trainer with these targets
+        trains.
+        """
+        naming = max(namings, key=lambda each: sum(form in self._leaves.get(each, ()) for form in forms))
+        leaves = self._leaves.get(naming, {})
+        targets = {leaves[form] for form in forms if form in leaves}
+        return sum(m.count for form, leaf in leaves.items() if leaf in targets for m in self._forms[naming][form])
+
     def _modules(self, form: str, naming: Naming) -> list[FormModule]:
         if naming not in self._forms:
             component = self.component
-            self._forms[naming] = _by_form(component.by_diffusers if naming == "diffusers" else component.by_original)
+            spellings = component.by_diffusers if naming == "diffusers" else component.by_original
+            self._forms[naming] = _by_form(spellings)
+            self._leaves[naming] = {form.replace(".", "_"): leaf_of(form) for form in map(form_of, spellings)}
         modules = self._forms[naming].get(form)
         if modules is None and naming == "diffusers" and (leaves := fused_leaves(form)):
             return self._fused(leaves)
@@ -84,6 +106,13 @@ def form_index(part: KnownNetwork) -> FormIndex:
 def form_of(name: str) -> str:
     """Return a name with `#` for each number."""
     return _SLOT.sub("#", name)
+
+
+def leaf_of(form: str) -> str:
+    """Return the end of a dotted form that trainers name as a target."""
+    match = _LEAF.search(form)
+    leaf = match[0] if match else form
+    return ".".join(form.split(".")[-3:]) if leaf in _COMMON else leaf
 
 
 def numbers_in(name: str) -> tuple[str, ...]:

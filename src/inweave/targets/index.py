@@ -46,6 +46,7 @@ QUANTIZATION = (
     ".scale_weight",
     ".weight_scale",
     ".weight_scale_2",
+    ".weight_scale_inv",
     ".scale_input",
     ".input_scale",
     ".comfy_quant",

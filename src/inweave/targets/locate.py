@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from inweave.adapter import Adapter, Entry, Ref
+from inweave.targets.bases import find
 from inweave.targets.fit import fitted, stacked_shape, uses_of
 from inweave.targets.index import Component, ModelIndex, Spelling
 from inweave.targets.links import Naming
@@ -81,7 +82,7 @@ class Locator:
             if (reading := component.look_up(ref.name, flat=ref.flat, prefer=prefer)) is not None
         ]
         if not hits:
-            return "no module of this name in the base"
+            return f"no module of this name in the base{self._unknown_names(candidates)}"
         exact = [hit for hit in hits if hit.component.name == ref.component]
         if ref.component in ("unet", "") and hits[0].component.name in ("unet", "model"):
             exact = hits[:1]
@@ -94,6 +95,15 @@ class Locator:
             return fitting[0]
         names = ", ".join(hit.component.name for hit in hits)
         return f"the file does not say which text encoder is meant, and it fits several ({names})"
+
+    def _unknown_names(self, candidates: list[Component]) -> str:
+        """Return that a denoiser's original names are not known, where no table and no listing gives them."""
+        known = find(self.index.base) if self.index.base else None
+        if any(c.name == "unet" and c.table.name == "own" for c in candidates) and not (
+            known and known.parts[0].one_naming
+        ):
+            return ", of which inweave knows diffusers' names alone: a file in the original names cannot be placed"
+        return ""
 
     def _match_listed(self, entry: Entry) -> Match | str:
         """List files number their layers; the order is that of the program that wrote them."""

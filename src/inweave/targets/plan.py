@@ -93,6 +93,7 @@ class Report:
     placed: int = 0
     carried: int = 0
     modules: int = 0
+    file_modules: int = 0  # modules of the adapter, of which `modules` have a place
     components: dict[str, dict[str, int]] = field(default_factory=dict)
     unplaced: list[Finding] = field(default_factory=list)
     mismatched: list[Finding] = field(default_factory=list)

@@ -16,7 +16,7 @@ from functools import cached_property
 from inweave.adapter import Adapter, Entry, Factors, Ref
 from inweave.errors import TargetError
 from inweave.targets.converter_order import name_layers
-from inweave.targets.fit import either_way, fitted, shape_text, stacked_shape, uses_of, widened
+from inweave.targets.fit import either_way, fitted, misfit, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use
 from inweave.targets.links import Shape
 from inweave.targets.locate import Locator, Match, is_saved_module
@@ -94,7 +94,7 @@ class _Resolver:
             shape = large
         if fit is None:
             got = entry.factors.stored_shape()
-            reason = f"the base has {list(shape)}, the adapter changes {shape_text(got)}"
+            reason = misfit(entry.factors, shape)
             self.report.mismatched.append(
                 Finding(entry.keys, str(entry.ref), component.name, reason, expected=shape, got=got)
             )
@@ -311,6 +311,7 @@ def _count(accepted: list[tuple[Entry, list[Placement]]], adapter: Adapter, repo
         used.difference_update(problem.keys)
     report.placed = len(used)
     report.modules = len(modules)
+    report.file_modules = len({entry.ref for entry in adapter.entries})
     for name, _ in modules:
         row = report.components.setdefault(name, {"modules": 0, "tensors": 0})
         row["modules"] += 1

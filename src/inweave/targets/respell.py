@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from inweave.adapter import Adapter, Blocks, Entry, Factors, Ref, join
 from inweave.targets.converter_order import name_layers
-from inweave.targets.fit import fitted, shape_text, stacked_shape, uses_of, widened
+from inweave.targets.fit import fitted, misfit, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use, module_of
 from inweave.targets.links import Naming, Shape
 from inweave.targets.locate import Locator, is_saved_module
@@ -138,7 +138,7 @@ def _located(entry: Entry, locator: Locator) -> _Located | str:
     if factors is None and (large := widened(entry.factors, shape, uses)):
         factors = replace(entry.factors, widen=large)
     if factors is None:
-        return f"the base has {list(shape)} here, the adapter changes {shape_text(entry.factors.stored_shape())}"
+        return misfit(entry.factors, shape)
     return _Located(entry, match.component, uses, _with_axes(factors, shape), original)
 
 

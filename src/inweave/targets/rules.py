@@ -60,7 +60,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class NameRule:
     part: Template
     original: Template
     layout: str = ""  # "", "qkv", "qkvm", or the number of equal parts
@@ -73,7 +73,7 @@ class Rule:
     pieces: int = 0  # the number of originals in the diffusers tensor; ``index`` is this one's position
 
 
-Lookup = dict[str, list[tuple[Template, Rule]]]
+Lookup = dict[str, list[tuple[Template, NameRule]]]
 
 
 class RuleTable:
@@ -112,7 +112,7 @@ class RuleTable:
         if naming == "original":
             return [link for name in shapes for link in self._from_original(name, shapes, last)]
         by_part = self._rules[0]
-        fused: dict[str, list[tuple[Rule, str, dict[str, str]]]] = {}
+        fused: dict[str, list[tuple[NameRule, str, dict[str, str]]]] = {}
         links: list[Link] = []
         for name in shapes:
             matches = _find(by_part, name, last)
@@ -187,7 +187,7 @@ class RuleTable:
         return aliases
 
 
-def _parse(line: str) -> list[Rule]:
+def _parse(line: str) -> list[NameRule]:
     words = line.split()
     if not words:
         return []
@@ -210,7 +210,7 @@ def _parse(line: str) -> list[Rule]:
         else [(f"{part}.{param}", f"{original}.{param}") for param in ("weight", "bias")]
     )
     return [
-        Rule(
+        NameRule(
             Template.parse(a),
             Template.parse(b),
             layout,
@@ -227,10 +227,10 @@ def _parse(line: str) -> list[Rule]:
 
 
 _MAIN_STACK = re.compile(r"(?:transformer_blocks|joint_blocks|blocks)\.(\d+)\.")
-_SAME = Rule(Template("", (), ("",)), Template("", (), ("",)))
+_SAME = NameRule(Template("", (), ("",)), Template("", (), ("",)))
 
 
-def _find(rules: Lookup, name: str, last: str | None = None) -> list[tuple[Rule, dict[str, str]]]:
+def _find(rules: Lookup, name: str, last: str | None = None) -> list[tuple[NameRule, dict[str, str]]]:
     """Return the rules for a tensor; those of the last block only if it is the ``last`` one, or may be (None)."""
     form, numbers = _form(name)
     candidates = rules.get(form)
@@ -250,19 +250,19 @@ def _form(name: str) -> tuple[str, tuple[str, ...]]:
     return _NUMBER.sub("#", name), tuple(_NUMBER.findall(name))
 
 
-def _piece(rule: Rule, tensor: str, original: str, shape: Shape) -> Link:
+def _piece(rule: NameRule, tensor: str, original: str, shape: Shape) -> Link:
     """Return the link of an original that is some rows of a diffusers tensor, named like a part of a fused module."""
     module, _, param = tensor.rpartition(".")
     rows = shape[0]
     return Link(f"{module}.{rule.index}.{param}", shape, original, tensor=tensor, offset=rule.index * rows)
 
 
-def _share(shape: Shape, rule: Rule) -> Shape:
+def _share(shape: Shape, rule: NameRule) -> Shape:
     return (shape[0] // rule.pieces, *shape[1:])
 
 
 def _stack(
-    original: str, uses: list[tuple[Rule, str, dict[str, str]]], shapes: Mapping[str, Shape], last: str
+    original: str, uses: list[tuple[NameRule, str, dict[str, str]]], shapes: Mapping[str, Shape], last: str
 ) -> list[Link]:
     uses = sorted(uses, key=lambda use: use[0].index)
     if not uses[0][0].layout:
@@ -287,7 +287,7 @@ def _stack(
     return links
 
 
-def _swaps(rule: Rule, variables: Mapping[str, str], last: str) -> bool:
+def _swaps(rule: NameRule, variables: Mapping[str, str], last: str) -> bool:
     return rule.swap or (rule.swap_last and variables.get("{i}") == last)
 
 
@@ -297,7 +297,7 @@ def _last_block(shapes: Mapping[str, Shape]) -> str:
     return str(max(numbers, default=-1))
 
 
-def _width(name: str, shapes: Mapping[str, Shape], rule: Rule, variables: Mapping[str, str]) -> int:
+def _width(name: str, shapes: Mapping[str, Shape], rule: NameRule, variables: Mapping[str, str]) -> int:
     """Return the fused weight's input width; a bias asks the weight next to it."""
     shape = shapes[name]
     if len(shape) > 1:

@@ -63,7 +63,8 @@ def read_table(name: str) -> RuleTable:
 _NAMES = (
     "flux", "flux2", "sd3", "z-image", "lumina2", "wan", "ltx", "mochi", "hunyuan-image", "hunyuan-image-comfy",
     "hunyuan-video", "hunyuan-video-comfy", "hunyuan-video-1.5", "hunyuan-video-1.5-comfy", "ovis", "ovis-comfy",
-    "pixart", "sana", "auraflow", "anima", "krea2", "cascade", "cascade-comfy", "openclip",
+    "pixart", "sana", "sana-video", "auraflow", "anima", "krea2", "minimax-h3", "ideogram4", "flux3",
+    "cascade", "cascade-comfy", "openclip",
 )  # fmt: skip
 OWN = IdentityTable()
 _TABLES: list[Table] = [UnetTable(), *map(read_table, _NAMES), VaeTable(), CAUSAL_VAE, OWN]

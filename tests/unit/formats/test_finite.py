@@ -10,7 +10,7 @@ import torch
 
 from inweave.adapter import Tensor
 from inweave.adapter.tensor import BITS
-from inweave.formats.finite import CHUNK, Values, scan
+from inweave.formats.finite import CHUNK, ValueScan, scan
 
 #: dtype -> patterns that are not finite, patterns that nearly are not
 FLOATS = {name for name in BITS if name.startswith(("F", "BF"))}
@@ -49,26 +49,26 @@ def test_at_the_borders_of_chunks(dtype: str) -> None:
     count = 2 * per_chunk + 3
     indices = (0, 1, per_chunk - 1, per_chunk, 2 * per_chunk - 1, 2 * per_chunk, count - 1)
     base = bytearray(good[-1] * count)
-    assert scan(Tensor(dtype, (count,), bytes(base))) == Values(0, False)
+    assert scan(Tensor(dtype, (count,), bytes(base))) == ValueScan(0, False)
     for number, index in enumerate(indices):
         data = memoryview(base)
         original = bytes(data[index * width : (index + 1) * width])
         data[index * width : (index + 1) * width] = bad[number % len(bad)]
-        assert scan(Tensor(dtype, (count,), data.toreadonly())) == Values(1, False), index
+        assert scan(Tensor(dtype, (count,), data.toreadonly())) == ValueScan(1, False), index
         data[index * width : (index + 1) * width] = original
     for number, index in enumerate(indices):
         base[index * width : (index + 1) * width] = bad[number % len(bad)]
-    assert scan(Tensor(dtype, (count,), bytes(base))) == Values(len(indices), False)
+    assert scan(Tensor(dtype, (count,), bytes(base))) == ValueScan(len(indices), False)
 
 
 @pytest.mark.parametrize("dtype", PATTERNS)
 def test_each_pattern(dtype: str) -> None:
     bad, good = PATTERNS[dtype]
     for pattern in bad:
-        assert scan(Tensor(dtype, (3,), good[0] + pattern + good[0])) == Values(1, False)
+        assert scan(Tensor(dtype, (3,), good[0] + pattern + good[0])) == ValueScan(1, False)
     for pattern in good:
-        assert scan(Tensor(dtype, (3,), pattern * 3)) == Values(0, False)
-    assert scan(Tensor(dtype, (len(bad),), b"".join(bad))) == Values(len(bad), False)
+        assert scan(Tensor(dtype, (3,), pattern * 3)) == ValueScan(0, False)
+    assert scan(Tensor(dtype, (len(bad),), b"".join(bad))) == ValueScan(len(bad), False)
 
 
 _TORCH = {
@@ -93,7 +93,7 @@ def test_every_value_of_the_small_floats(dtype: str) -> None:
     step = 1 if len(codes) == 256 else 61
     for code in range(0, len(codes), step):
         position = scan(Tensor(dtype, (1,), codes[code : code + 1].tobytes()))
-        assert position == Values(int(not finite[code]), bool(zero[code])), hex(code)
+        assert position == ValueScan(int(not finite[code]), bool(zero[code])), hex(code)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("F32", "<f4"), ("F64", "<f8"), ("F16", "<f2")])
@@ -109,34 +109,36 @@ def test_zeros_of_either_sign(dtype: str) -> None:
     width = BITS[dtype] // 8
     minus = bytes(width - 1) + b"\x80"
     count = CHUNK // width + 2
-    assert scan(Tensor(dtype, (count,), bytes(count * width))) == Values(0, True)
-    assert scan(Tensor(dtype, (count,), minus * count)) == Values(0, True)
-    assert scan(Tensor(dtype, (2,), minus + bytes(width))) == Values(0, True)
+    assert scan(Tensor(dtype, (count,), bytes(count * width))) == ValueScan(0, True)
+    assert scan(Tensor(dtype, (count,), minus * count)) == ValueScan(0, True)
+    assert scan(Tensor(dtype, (2,), minus + bytes(width))) == ValueScan(0, True)
     one = PATTERNS[dtype][1][-1]
     for data in (bytes(width * (count - 1)) + one, one + minus * (count - 1), minus * (count - 1) + one):
-        assert scan(Tensor(dtype, (count,), data)) == Values(0, False)
+        assert scan(Tensor(dtype, (count,), data)) == ValueScan(0, False)
 
 
 @pytest.mark.parametrize("dtype", [name for name in BITS if name not in FLOATS and name != "C64"])
 def test_whole_numbers_are_always_finite(dtype: str) -> None:
     width = BITS[dtype] // 8
-    assert scan(Tensor(dtype, (4,), b"\xff" * width * 4)) == Values(0, False)
-    assert scan(Tensor(dtype, (4,), bytes(width * 4))) == Values(0, True)
-    assert scan(Tensor(dtype, (1,), bytes(width - 1) + b"\x80")) == Values(0, False)  # the least number, not minus zero
+    assert scan(Tensor(dtype, (4,), b"\xff" * width * 4)) == ValueScan(0, False)
+    assert scan(Tensor(dtype, (4,), bytes(width * 4))) == ValueScan(0, True)
+    assert scan(Tensor(dtype, (1,), bytes(width - 1) + b"\x80")) == ValueScan(
+        0, False
+    )  # the least number, not minus zero
 
 
 def test_nothing_to_look_at() -> None:
-    assert scan(Tensor("F32", (0, 4), b"")) == Values(0, True)
+    assert scan(Tensor("F32", (0, 4), b"")) == ValueScan(0, True)
 
 
 @pytest.mark.parametrize("dtype", PATTERNS)
 def test_only_a_sample_is_read(dtype: str) -> None:
-    """Values beyond the limit are not scanned, and nothing is reported about zeros."""
+    """ValueScan beyond the limit are not scanned, and nothing is reported about zeros."""
     width = BITS[dtype] // 8
     bad = PATTERNS[dtype][0][0]
     data = bytes(15 * width) + bad
-    assert scan(Tensor(dtype, (16,), data), limit=15 * width) == Values(0, None)
-    assert scan(Tensor(dtype, (16,), data), limit=16 * width) == Values(1, False)
-    assert scan(Tensor(dtype, (16,), data), limit=1 << 40) == Values(1, False)
-    assert scan(Tensor(dtype, (16,), bad + data[:-width]), limit=8 * width) == Values(1, None)
-    assert scan(Tensor(dtype, (16,), data), limit=0) == Values(0, None)
+    assert scan(Tensor(dtype, (16,), data), limit=15 * width) == ValueScan(0, None)
+    assert scan(Tensor(dtype, (16,), data), limit=16 * width) == ValueScan(1, False)
+    assert scan(Tensor(dtype, (16,), data), limit=1 << 40) == ValueScan(1, False)
+    assert scan(Tensor(dtype, (16,), bad + data[:-width]), limit=8 * width) == ValueScan(1, None)
+    assert scan(Tensor(dtype, (16,), data), limit=0) == ValueScan(0, None)

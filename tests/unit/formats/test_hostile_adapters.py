@@ -240,3 +240,32 @@ def test_numbers_of_every_kind_are_read_as_scalars() -> None:
             tensors = {"lora_unet_x.lora_down.weight": random(1, 2, 3), "lora_unet_x.lora_up.weight": random(2, 3, 2)}
             for role in ("alpha", "scale", "on_input", "oft_R.scaled_oft", "reshape_weight"):
                 read(tensors | {f"lora_unet_x.{role}": number})
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "reason"),
+    [
+        ((20_000, 20_000), "I64", "bias_size is [20000, 20000], and the factors change [3, 3]"),
+        ((3_000_000_000, 3_000_000_000), "I64", "bias_size is [3000000000, 3000000000]"),
+        ((-3, -3), "I64", "bias_size is [-3, -3]"),
+        ((3,), "I64", "two whole numbers"),
+        ((3, 3), "F32", "two whole numbers"),
+    ],
+)
+def test_the_size_of_sparse_values_is_that_of_the_change(size: tuple[int, ...], kind: str, reason: str) -> None:
+    stated = Tensor(kind, (len(size),), np.array(size, {"I64": np.int64, "F32": np.float32}[kind]).tobytes())
+    tensors = {"lora_up.weight": zeros((3, 1)), "lora_down.weight": zeros((1, 3)), "bias_indices": zeros((2, 1), "I64"),
+               "bias_values": zeros((1,)), "bias_size": stated}  # fmt: skip
+    adapter = read({f"lora_unet_x.{role}": tensor for role, tensor in tensors.items()})
+    assert not adapter.entries and reason in adapter.problems[0].reason
+    exact = Tensor("I64", (2,), np.array((3, 3), np.int64).tobytes())
+    adapter = read({f"lora_unet_x.{role}": tensor for role, tensor in (tensors | {"bias_size": exact}).items()})
+    assert len(adapter.entries) == 1 and not adapter.problems
+
+
+def test_a_file_of_two_vectors_does_not_widen_a_layer_without_limit() -> None:
+    index = index_from_names({"x.weight": (3, 3)}, source="x")
+    for columns, fits in ((48, True), (49, False), (1_000_000, False)):
+        stated = Tensor("I64", (2,), np.array((3, columns), np.int64).tobytes())
+        tensors = {"x.lora_B.weight": zeros((3, 1)), "x.lora_A.weight": zeros((1, columns)), "x.reshape_weight": stated}
+        assert inweave.check(read(tensors), index).ok is fits, columns

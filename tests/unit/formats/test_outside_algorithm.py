@@ -11,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 pytest.importorskip("torch")
 
@@ -29,10 +31,8 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3))
 save_file({name: value.detach() for name, value in model.state_dict().items()}, "base.safetensors")
 base = model[0].weight.detach().clone()
-column, row = torch.randn(8, 1), torch.randn(1, 6)
-given = {"outer_net.0.outer_column.weight": column, "outer_net.0.outer_row.weight": row,
-         "outer_net.0.alpha": torch.tensor(0.5)}
-save_file(given, "given.safetensors")
+given = load_file("given.safetensors")
+column, row = given["outer_net.0.outer_column.weight"], given["outer_net.0.outer_row.weight"]
 
 adapter = inweave.load("given.safetensors")
 assert adapter.algorithms == ("outer",) and adapter.dialects == ("dashed",), adapter
@@ -81,14 +81,37 @@ def run(arguments: list[str], folder: Path, *packages: Path) -> subprocess.Compl
     )
 
 
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    """Write an adapter in the outside dialect, and the base that it is for."""
+    names = ("outer_net.0.outer_column.weight", "outer_net.0.outer_row.weight", "outer_net.0.alpha")
+    numbers = np.random.default_rng(0).standard_normal(14).astype(np.float32)
+    values = (numbers[:8].reshape(8, 1), numbers[8:].reshape(1, 6), np.array(0.5, np.float32))
+    save_file(dict(zip(names, values, strict=True)), tmp_path / "given.safetensors")
+    shapes = {"0.weight": (8, 6), "0.bias": (8,), "2.weight": (3, 8), "2.bias": (3,)}
+    save_file({name: np.ones(shape, np.float32) for name, shape in shapes.items()}, tmp_path / "base.safetensors")
+
+
 def test_an_algorithm_and_a_dialect_of_another_package(tmp_path: Path) -> None:
     result = run(["-c", PROGRAM], tmp_path, PACKAGE)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "all of it works\n"
 
 
+def test_training_takes_the_algorithm_as_its_network(tmp_path: Path) -> None:
+    settings = {"dataset": "inweave/pixel", "network": "outer", "rank": 1, "steps": 1, "warmup": 0, "targets": ["to_q"]}
+    training = (
+        f"import inweave; config = inweave.TrainConfig(**{settings})\n"
+        "adapter = inweave.load(inweave.train(config).path)\n"
+        "assert adapter.algorithms == ('outer',) and adapter.entries, adapter\n"
+    )
+    result = run(["-c", training], tmp_path, PACKAGE)
+    assert result.returncode == 0, result.stderr
+    refused = run(["-c", training.replace("'outer', 'rank'", "'outre', 'rank'")], tmp_path, PACKAGE)
+    assert "network: should be 'lora', 'locon', 'dora', 'loha', 'lokr' or 'outer', got 'outre'" in refused.stderr
+
+
 def test_the_command_line_knows_them(tmp_path: Path) -> None:
-    assert run(["-c", PROGRAM], tmp_path, PACKAGE).returncode == 0
     inspected = run(["-m", "inweave", "inspect", "given.safetensors"], tmp_path, PACKAGE)
     assert inspected.returncode == 0 and "dashed" in inspected.stdout and "algorithm  outer" in inspected.stdout
     arguments = ["-m", "inweave", "convert", "given.safetensors", "again.safetensors", "--to", "dashed"]
@@ -114,7 +137,6 @@ def test_the_command_line_knows_them(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_plugin_is_reported_by_name(tmp_path: Path, source: str, reason: str) -> None:
-    assert run(["-c", PROGRAM], tmp_path, PACKAGE).returncode == 0
     site = tmp_path / "site"
     info = site / "broken-1.0.dist-info"
     info.mkdir(parents=True)

@@ -98,7 +98,7 @@ class TestEqualFits:
         assert detection.base == "auraflow-0.3"
         assert detection.confidence == 1
 
-    def test_blocks_that_a_base_does_not_have_count_tenfold(self) -> None:
+    def test_a_model_with_more_blocks_than_any_base_is_no_base(self) -> None:
         """A model like Flux, with more blocks than any known base of its width."""
         deeper = {
             key: shape
@@ -107,8 +107,42 @@ class TestEqualFits:
             for key, shape in lora(f"transformer.single_transformer_blocks.{block}.{leaf}", 3072, 3072).items()
         }
         detection = detect(adapter_of(deeper))
-        assert detection.base is not None
-        assert detection.confidence < 0.3
+        assert detection.base is None
+        assert "other shapes or blocks" in detection.evidence[0]
+
+    def test_an_unknown_name_weighs_like_a_shape_that_does_not_fit(self) -> None:
+        gate = {key for block in range(4) for key in lora(f"transformer.transformer_blocks.{block}.attn.gate", 8, 3072)}
+        few = detect(adapter_of(FLUX | dict.fromkeys(sorted(gate)[:2], (8, 8))))
+        assert few.base == "flux1-dev" and not few.proven
+        many = {k: v for block in range(19) for k, v in lora(f"transformer.blocks.{block}.gate", 8, 3072).items()}
+        assert detect(adapter_of(FLUX | many)).base is None
+
+    @pytest.mark.parametrize(("base", "larger"), [
+        ("wan2.1-t2v-1.3b", "wan2.1-vace-1.3b"), ("ssd-1b", "sdxl"), ("sd3-medium", "sd3.5-medium"),
+    ])  # fmt: skip
+    def test_a_base_with_further_modules_of_these_names_is_less_likely(self, base: str, larger: str) -> None:
+        detection = detect(adapter_of(trained(base)))
+        assert detection.base == base
+        assert detection.fits_as_well(larger) and larger not in detection.rivals
+
+    def test_kolors_and_sdxl_are_a_tie(self) -> None:
+        detection = detect(adapter_of(trained("kolors")))
+        assert {detection.base, *detection.rivals} == {"sdxl", "kolors"}
+        assert detection.confidence == 0.7
+
+    def test_the_first_blocks_of_a_longer_model_prove_nothing(self) -> None:
+        """Nucleus-Image has 24 blocks with the attention of HunyuanVideo 1.5, which has 54."""
+        detection = detect(adapter_of(trained("hunyuanvideo-1.5", blocks=24)))
+        assert not detection.proven
+        assert any("shorter model" in line for line in detection.evidence)
+        scattered = trained("flux1-dev", ("attn.to_q", "norm.linear"))
+        blocks = {key: shape for key, shape in scattered.items() if ".7." in key or ".20." in key}
+        assert detect(adapter_of(blocks)).proven  # chosen blocks, as trainers offer them
+
+    def test_known_names_with_unknown_shapes_are_told_from_unknown_names(self) -> None:
+        wide = {key: tuple(7 if size == 3072 else size for size in shape) for key, shape in FLUX.items()}
+        assert "shapes of no" in detect(adapter_of(wide)).evidence[0]
+        assert detect(adapter_of(lora("transformer.stages.3.mixer", 8, 8))).evidence[0].startswith("no known base has")
 
     def test_another_width_is_no_base_at_all(self) -> None:
         strange = {key: tuple(7 if size == 3072 else size for size in shape) for key, shape in FLUX.items()}
@@ -121,6 +155,8 @@ class TestMetadata:
     @pytest.mark.parametrize(("field", "value"), [
         ("ss_base_model_version", "flux2_klein_4b"), ("modelspec.architecture", "Flux.2-klein-4b/lora"),
         ("base_model", "black-forest-labs/FLUX.2-klein-4B"), ("modelspec.architecture", "flux.2-klein-4b"),
+        ("modelspec.architecture", "FLUX.2 [klein] 4B"), ("modelspec.architecture", "flux.2-klein/lora"),
+        ("base_model", "flux-2-klein-base-4b"), ("ss_base_model_version", "flux2_klein_base_4b"),
     ])  # fmt: skip
     def test_metadata_chooses_among_equals(self, field: str, value: str) -> None:
         few = trained("flux2-klein-4b", ("attn.to_q", "attn.to_k"), blocks=2)

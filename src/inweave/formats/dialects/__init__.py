@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from inweave.errors import ConfigError
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 GROUP = "inweave.dialects"
 
-#: dialects that are written, in the order in which they are offered
-WRITTEN = ("kohya", "diffusers", "peft", "comfy", "onetrainer", "bfl", "candle")
+#: dialects that are written, in the order in which they are offered; other packages may add some
+DialectName = Literal["kohya", "diffusers", "peft", "comfy", "onetrainer", "bfl", "candle"]
+WRITTEN: tuple[str, ...] = get_args(DialectName)
 #: read-only dialects; those with unique suffixes come first
 READ = ("cloneofsimo", "xlabs", "hcp", "lycoris", "diffsynth")
 
@@ -107,10 +108,10 @@ def dialect_of(prefix: str, families: Iterable[str], name: str, has_adapter_name
 
 @cache
 def _label(prefix: str, families: frozenset[str], root: str, has_adapter_name: bool) -> str:
-    from inweave.formats.dialects.base import Facts
+    from inweave.formats.dialects.base import ModuleKeys
 
-    facts = Facts(prefix, families, root, has_adapter_name)
-    if label := next(filter(None, (dialect.claims(facts) for dialect in dialects())), ""):
+    keys = ModuleKeys(prefix, families, root, has_adapter_name)
+    if label := next(filter(None, (dialect.claims(keys) for dialect in dialects())), ""):
         return label
     if "dotted" in families or "peft" in families:
         return "diffusers" if "dotted" in families else "diffusers-peft"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple
 
 from inweave.adapter import Adapter, Entry, Form, Tensor
@@ -60,8 +60,15 @@ class Written:
     duplicates: list[Lost] = field(default_factory=list)  # not written: finer tensors of the file cover them
     notes: list[str] = field(default_factory=list)
 
+    def same(self, other: Written) -> bool:
+        """Return whether another file holds the same tensors under the same names, with the same losses."""
+        tensors = other.tensors
+        return (self.tensors.keys(), self.config, self.lost) == (tensors.keys(), other.config, other.lost) and all(
+            tensor is tensors[name] or tensor.same(tensors[name]) for name, tensor in self.tensors.items()
+        )
 
-class Facts(NamedTuple):
+
+class ModuleKeys(NamedTuple):
     """The properties of one module's keys that determine its dialect."""
 
     prefix: str  # the dialect that the prefix belongs to; empty if there is none
@@ -103,14 +110,17 @@ class Dialect:
 
     # reading
 
-    def claims(self, facts: Facts) -> str:
-        """Return the name for reports of a module with these facts; empty if it belongs to another dialect."""
-        return self.name if facts.prefix == self.name else ""
+    def claims(self, keys: ModuleKeys) -> str:
+        """Return the name for reports of a module with these keys; empty if it belongs to another dialect."""
+        return self.name if keys.prefix == self.name else ""
 
     # writing
 
     def write(self, adapter: Adapter, names: ModelNames) -> Written:
         """Write entries with dotted names in this dialect's naming: only adds prefixes and suffixes."""
+        if self.form is not None and self.form.family == "peft":
+            forms = tuple(replace(entry, factors=entry.factors.peft_form()) for entry in adapter.entries)
+            adapter = replace(adapter, entries=forms)
         written = Written(metadata=carried_metadata(adapter))
         entries: list[Entry] = []
         unscaled = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from inweave.adapter import Adapter, Entry, Form
-from inweave.formats.dialects.base import Dialect, Facts, ModelNames, Written, alpha_record
+from inweave.formats.dialects.base import Dialect, ModelNames, ModuleKeys, Written, alpha_record
 
 _ROOTS = (
     "double_blocks", "single_blocks", "img_in", "txt_in", "time_in", "vector_in", "guidance_in", "final_layer",
@@ -26,9 +26,9 @@ class Bfl(Dialect):
         "these names are read by BFL's own code, and by ComfyUI and diffusers for Flux; for other programs write kohya"
     )
 
-    def claims(self, facts: Facts) -> str:
-        other = facts.prefix or facts.has_adapter_name or "candle" in facts.families
-        return self.name if not other and facts.root in _ROOTS else ""
+    def claims(self, keys: ModuleKeys) -> str:
+        other = keys.prefix or keys.has_adapter_name or "candle" in keys.families
+        return self.name if not other and keys.root in _ROOTS else ""
 
     def module(self, entry: Entry, names: ModelNames) -> str:
         return entry.ref.name

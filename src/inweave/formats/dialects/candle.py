@@ -7,12 +7,13 @@ conv2d, embed. Its models use different paths (``prefix``; by default `lora_line
     bert bigcode starcoder resnet     <module>.lora_linear | lora_embed | lora_conv2d | lora_conv1d
     dinov2                            <parent>.lora_<leaf>            lora_qkv, lora_proj, lora_fc1, lora_fc2, lora_head
     falcon                            <parent>.lora_<leaf>            lora_query_key_value, lora_dense
-                                      lora_falcon                     the rest
+                                      lora_falcon                     lm_head, word_embeddings
     llama                             lora_llama                      embed_tokens, lm_head
                                       <attention>.lora_llama_csa      q, k, v, o
                                       <layer>.lora_llama_block        gate, up, down
     anything else                     <module>.<prefix>
 
+A layer that the model `prefix` does not adapt (`_LAYERS`) cannot be written: the program would never look it up.
 If the path does not identify the layer of an id, the metadata records it (`inweave.candle_modules`), so that the file
 can be read again. A Conv1d has a (r*k, in*k) and b (out*k, r*k), whose product is the weight's change only for kernels
 of size one. The format stores neither alpha nor rank; the Rust program passes them to `LoraConfig::new(rank, alpha,
@@ -23,6 +24,7 @@ numbers to pass.
 from __future__ import annotations
 
 import json
+import re
 from typing import ClassVar
 
 from inweave.adapter import Adapter, Entry, Form, Lora, Tensor
@@ -30,9 +32,9 @@ from inweave.formats.dialects.base import (
     CANDLE_ALPHA,
     CANDLE_MODULES,
     Dialect,
-    Facts,
     Lost,
     ModelNames,
+    ModuleKeys,
     Written,
     alpha_record,
     carried_metadata,
@@ -41,6 +43,16 @@ from inweave.formats.dialects.base import (
 _TRACED = ("mistral", "stable_lm", "t5", "mpt", "blip", "traced_lora")
 _PLAIN = ("", "bert", "bigcode", "starcoder", "resnet", "lora")
 _LEAVES = {"dinov2": ("qkv", "proj", "fc1", "fc2", "head"), "falcon": ("query_key_value", "dense")}
+#: model -> the layers that it adapts, by the names of its checkpoints; the other models adapt all linear layers
+_LAYERS = {
+    "dinov2": r"blocks\.\d+\.(attn\.(qkv|proj)|mlp\.fc[12])|patch_embed\.proj|head",
+    "falcon": r"transformer\.(h\.\d+\.self_attention\.(query_key_value|dense)|word_embeddings)|lm_head",
+    "resnet": r"conv1|layer[1-4]\.\d+\.(conv[123]|downsample\.0)",
+    "mpt": r"(transformer\.)?(blocks\.\d+\.(attn\.(Wqkv|out_proj)|ffn\.(up|down)_proj)|wte)",
+    "bigcode": r"transformer\.(h\.\d+\.(attn\.c_(attn|proj)|mlp\.c_(fc|proj))|wte|wpe)|lm_head",
+    "llama": r"model\.(layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj|embed_tokens)|lm_head",
+}
+_LAYERS["starcoder"] = _LAYERS["bigcode"]
 #: candle-lora's models with known paths
 MODELS = (*_TRACED, *_PLAIN[1:], "dinov2", "falcon", "llama")
 #: path segments after a module's name that identify the module
@@ -57,8 +69,8 @@ class Candle(Dialect):
     generic = True
     has_structs = True
 
-    def claims(self, facts: Facts) -> str:
-        return self.name if not facts.prefix and self.name in facts.families else ""
+    def claims(self, keys: ModuleKeys) -> str:
+        return self.name if not keys.prefix and self.name in keys.families else ""
 
     def write(self, adapter: Adapter, names: ModelNames) -> Written:
         written = Written(metadata=carried_metadata(adapter))
@@ -70,6 +82,8 @@ class Candle(Dialect):
             owner = owners.setdefault(entry.ref.name, entry.ref.component)
             if owner != entry.ref.component:
                 pair = f"{owner} has a module of the same name, and candle-lora files do not name networks"
+            if (layers := _LAYERS.get(names.prefix)) and not re.fullmatch(layers, entry.ref.name):
+                pair = f"candle-lora's {names.prefix} adapts no layer of this name, only {layers.replace(chr(92), '')}"
             if isinstance(pair, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {pair}"))
                 continue
@@ -151,10 +165,12 @@ def struct_path(entry: Entry, prefix: str) -> str:
 def _number(paths: dict[str, list[tuple[Entry, Tensor, Tensor]]], written: Written) -> dict[str, str]:
     """Number the layers of each struct; return the modules that their path does not identify, by path and id."""
     modules: dict[str, str] = {}
-    several = 0
+    several, leaves = 0, list[str]()
     for path, layers in paths.items():
-        several += len(layers) > 1
         layers.sort(key=lambda layer: _rank_of(layer[0]))
+        if len(layers) > 1:
+            several += 1
+            leaves += [entry.ref.name.rpartition(".")[2] for entry, *_ in layers]
         for number, (entry, down, up) in enumerate(layers):
             written.tensors[f"{path}.a{number}.weight"] = down
             written.tensors[f"{path}.b{number}.weight"] = up
@@ -162,8 +178,8 @@ def _number(paths: dict[str, list[tuple[Entry, Tensor, Tensor]]], written: Writt
                 modules[f"{path}.{number}"] = entry.ref.name
     if several:
         written.notes.append(
-            f"{several} structs hold several layers, numbered as {', '.join(_ORDER[1:])}; candle-lora itself numbers "
-            "them in the order of a hash map, which differs from run to run"
+            f"{several} structs hold several layers, numbered as {', '.join(dict.fromkeys(leaves))}; candle-lora "
+            "itself numbers them in the order of a hash map, which differs from run to run"
         )
     return modules
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inweave.formats.dialects.base import Dialect, Facts
+from inweave.formats.dialects.base import Dialect, ModuleKeys
 
 
 class CloneOfSimo(Dialect):
@@ -11,8 +11,8 @@ class CloneOfSimo(Dialect):
     name = "cloneofsimo"
     description = "cloneofsimo/lora"
 
-    def claims(self, facts: Facts) -> str:
-        return self.name if self.name in facts.families else ""
+    def claims(self, keys: ModuleKeys) -> str:
+        return self.name if self.name in keys.families else ""
 
 
 DIALECT = CloneOfSimo()

@@ -27,10 +27,6 @@ class Comfy(Dialect):
     form: ClassVar[Form | None] = Form("kohya", replaces=True, widens=True)
     naming = "original"
     comfy_names = True
-    readers = (
-        "these names are read by ComfyUI and Forge; A1111, sd-scripts and diffusers do not read them: "
-        "for those write kohya"
-    )
 
     def refusal(self, entry: Entry, names: ModelNames) -> str:
         numbered = entry.ref.part is not None

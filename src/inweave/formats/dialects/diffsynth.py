@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inweave.formats.dialects.base import Dialect, Facts
+from inweave.formats.dialects.base import Dialect, ModuleKeys
 
 
 class DiffSynth(Dialect):
@@ -12,8 +12,8 @@ class DiffSynth(Dialect):
     description = "DiffSynth-Studio"
     dotted_prefixes = (("dit2.", "unet2"), ("dit.", "unet"), ("pipe.", ""))
 
-    def claims(self, facts: Facts) -> str:
-        return self.name if not facts.prefix and facts.has_adapter_name else super().claims(facts)
+    def claims(self, keys: ModuleKeys) -> str:
+        return self.name if not keys.prefix and keys.has_adapter_name else super().claims(keys)
 
 
 DIALECT = DiffSynth()

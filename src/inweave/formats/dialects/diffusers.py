@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from inweave.adapter import Adapter, Entry, Form
 from inweave.formats.config import from_metadata
-from inweave.formats.dialects.base import DIFFUSERS_CONFIG, Dialect, Facts, ModelNames, Written, alpha_record
+from inweave.formats.dialects.base import DIFFUSERS_CONFIG, Dialect, ModelNames, ModuleKeys, Written, alpha_record
 from inweave.formats.dialects.peft_config import lora_config, scales, still_describes
 
 
@@ -28,16 +28,18 @@ class Diffusers(Dialect):
     form: ClassVar[Form | None] = Form("peft", widens=True, magnitude="lora_magnitude_vector.weight")
     holds_two_denoisers = True
 
-    def claims(self, facts: Facts) -> str:
-        if "processor" in facts.families:
+    def claims(self, keys: ModuleKeys) -> str:
+        if "processor" in keys.families:
             return "diffusers-attn-procs"
-        if facts.prefix != self.name:
+        if keys.prefix != self.name:
             return ""
-        if "dotted" in facts.families:
+        if "dotted" in keys.families:
             return "diffusers"
-        return "onetrainer" if facts.families and "peft" not in facts.families else "diffusers-peft"
+        return "onetrainer" if keys.families and "peft" not in keys.families else "diffusers-peft"
 
     def module(self, entry: Entry, names: ModelNames) -> str:
+        if entry.ref.name.startswith("text_conditioner."):  # Anima's, a folder of its own
+            return entry.ref.name
         return f"{_folder(entry.ref.component, names)}.{entry.ref.name}"
 
     def carries(self, key: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inweave.formats.dialects.base import Dialect, Facts
+from inweave.formats.dialects.base import Dialect, ModuleKeys
 
 
 class Hcp(Dialect):
@@ -12,8 +12,8 @@ class Hcp(Dialect):
     description = "HCP-Diffusion"
     dotted_prefixes = (("clip_bigG.", "te2"), ("clip_B.", "te1"))
 
-    def claims(self, facts: Facts) -> str:
-        return self.name if self.name in facts.families else super().claims(facts)
+    def claims(self, keys: ModuleKeys) -> str:
+        return self.name if self.name in keys.families else super().claims(keys)
 
 
 DIALECT = Hcp()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from inweave.adapter import Entry, Form
-from inweave.formats.dialects.base import Dialect, Facts, ModelNames, Naming
+from inweave.formats.dialects.base import Dialect, ModelNames, ModuleKeys, Naming
 
 
 class Kohya(Dialect):
@@ -27,8 +27,8 @@ class Kohya(Dialect):
     form: ClassVar[Form | None] = Form("kohya", norms=True, rotates_inputs=True)
     naming: ClassVar[Naming] = "trained"
 
-    def claims(self, facts: Facts) -> str:
-        return "" if "lycoris" in facts.families else super().claims(facts)
+    def claims(self, keys: ModuleKeys) -> str:
+        return "" if "lycoris" in keys.families else super().claims(keys)
 
     def module(self, entry: Entry, names: ModelNames) -> str:
         prefix = self.prefix(entry.ref.component, names)

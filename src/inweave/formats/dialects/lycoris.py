@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inweave.formats.dialects.base import Dialect, Facts
+from inweave.formats.dialects.base import Dialect, ModuleKeys
 
 
 class Lycoris(Dialect):
@@ -15,9 +15,9 @@ class Lycoris(Dialect):
         ("lycoris_", "unet"),
     )  # fmt: skip
 
-    def claims(self, facts: Facts) -> str:
-        under_kohya = facts.prefix == "kohya" and "lycoris" in facts.families
-        return self.name if under_kohya else super().claims(facts)
+    def claims(self, keys: ModuleKeys) -> str:
+        under_kohya = keys.prefix == "kohya" and "lycoris" in keys.families
+        return self.name if under_kohya else super().claims(keys)
 
 
 DIALECT = Lycoris()

@@ -1,0 +1,102 @@
+"""The programs that find the modules of a written file, by the rules of their own loaders.
+
+    ComfyUI      lora_unet_<name> and diffusion_model.<name>, where name is that of its own model class: it renames some
+                 models (the tables `<name>-comfy`), and has no class for others (`in_comfyui` in the catalog)
+    diffusers    its own names, and those of the original model for the few families whose loaders convert them
+    A1111        kohya's names of UNets and SD 3; sd-scripts and musubi-tuner: of the families that they train
+
+diffusers 0.42 was tried with a file of each family (`tests/unit/exchange/test_readers.py`), ComfyUI's rules are
+those of January 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from inweave.formats.dialects import dialect_named
+from inweave.targets.bases import Known, find
+from inweave.targets.index import Component, ModelIndex
+from inweave.targets.tables import SPELLINGS
+
+#: dialect -> the families whose names diffusers converts; Qwen-Image has no table, so its listings stand for it
+DIFFUSERS_READS = {
+    "comfy": ("flux", "wan", "minimax-h3", "ideogram4", "qwen-image", "qwen-image-layered"),
+    "kohya": ("unet", "flux", "flux2", "minimax-h3", "qwen-image", "qwen-image-layered"),
+}
+_TRAINED_BY = {
+    "A1111 and sd-scripts": ("unet", "sd3"),
+    "sd-scripts": ("flux", "lumina2", "hunyuan-image", "anima"),
+    "musubi-tuner": ("wan", "hunyuan-video", "hunyuan-video-1.5", "flux2", "z-image", "krea2", "qwen-image"),
+}
+
+
+def original_names_refusal(dialect: str, index: ModelIndex) -> str:
+    """Return why a dialect that spells the original names cannot be written for a model, or nothing.
+
+    Names that a model shares with its original are none of a table; they are known for the listed bases alone. kohya's
+    form of a model that is not listed is read here again, so it is refused for listed ones without a table only.
+    """
+    if dialect == "kohya" and _known(index) is None:
+        return ""
+    denoiser, naming = index.denoiser, dialect_named(dialect).naming
+    if naming == "diffusers" or denoiser is None or denoiser.table.name != "own" or _has_one_naming(index):
+        return ""
+    what = index.base or index.source or "this model"
+    return (
+        f"{dialect} spells modules as the original model does, and inweave has no table of the original names of "
+        f"{what}; write this one as diffusers or peft"
+    )
+
+
+def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> list[str]:
+    """Return notes about programs that do not find ``modules``, the denoiser's names in a file in ``dialect``."""
+    denoiser = index.denoiser
+    if denoiser is None or not modules or dialect not in DIFFUSERS_READS:
+        return []
+    family, there, known = _family(denoiser, index), _comfy_names(denoiser), _known(index)
+    notes = []
+    if known is not None and not known.in_comfyui:
+        notes.append(f"ComfyUI has no model class of {known.name}: it does not use this file")
+    elif lost := [module for module in modules if _flat(module) not in there]:
+        notes.append(
+            f"ComfyUI skips {len(lost)} of {len(modules)} modules, which have other names there ({lost[0]}): "
+            "for it write comfy"
+        )
+    elif dialect == "comfy":
+        forge = " and Forge" if family in ("unet", "flux") else ""
+        notes.append(f"these are the names of ComfyUI{forge}")
+    if family not in DIFFUSERS_READS[dialect]:
+        notes.append("diffusers does not read these names of this model: for it write diffusers")
+    trainers = next((names for names, families in _TRAINED_BY.items() if family in families), "")
+    if dialect == "comfy" and trainers:
+        notes.append(f"{trainers} cannot read these names: for kohya's programs write kohya")
+    return notes
+
+
+def _has_one_naming(index: ModelIndex) -> bool:
+    known = _known(index)
+    return known is not None and known.parts[0].one_naming
+
+
+def _known(index: ModelIndex) -> Known | None:
+    return find(index.base) if index.base else None
+
+
+def _family(component: Component, index: ModelIndex) -> str:
+    name = component.table.name.removesuffix("-comfy")
+    known = _known(index)
+    return known.parts[0].listing if name == "own" and known else name
+
+
+def _comfy_names(component: Component) -> Collection[str]:
+    """Return the flat names under which ComfyUI knows the modules of a denoiser."""
+    name = f"{component.table.name.removesuffix('-comfy')}-comfy"
+    spelled = component.spelled_by(name) if name in SPELLINGS.get(component.table.name, ()) else component
+    names = {_flat(tensor.rpartition(".")[0]) for tensor in spelled.tiles}
+    if component.table.name == "unet":
+        names |= {_flat(part.rpartition(".")[0]) for part in component.parts}
+    return names
+
+
+def _flat(name: str) -> str:
+    return name.replace(".", "_")

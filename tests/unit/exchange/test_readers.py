@@ -1,0 +1,118 @@
+"""Who reads a converted file: names that no table gives are refused, notes are computed, ties are named."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import inweave
+from inweave.adapter import Tensor
+from inweave.errors import TargetError
+from inweave.exchange.convert import rewrite
+from inweave.exchange.programs import DIFFUSERS_READS
+from inweave.formats.read import read
+from inweave.targets.bases import known_index
+from inweave.targets.forms import numbers_in
+from tests.support import random, write, write_sparse
+
+ATTENTION = ("attn.to_q", "attn.to_k", "attn1.to_q", "attn1.to_k")
+
+
+def trained(base: str, leaves: tuple[str, ...] = ATTENTION, blocks: int | None = None) -> dict[str, Tensor]:
+    """A LoRA of rank 1 on the modules of a base that end in ``leaves``, in diffusers names."""
+    denoiser = known_index(base).denoiser
+    assert denoiser is not None
+    tensors: dict[str, Tensor] = {}
+    for part, shape in denoiser.parts.items():
+        module, numbers = part.removesuffix(".weight"), numbers_in(part)
+        if part.endswith(".weight") and len(shape) == 2 and module.endswith(leaves):
+            if blocks is None or not numbers or int(numbers[0]) < blocks:
+                tensors[f"transformer.{module}.lora_A.weight"] = random(1, 1, shape[1])
+                tensors[f"transformer.{module}.lora_B.weight"] = random(2, shape[0], 1)
+    return tensors
+
+
+@pytest.mark.parametrize("dialect", ["comfy", "kohya"])
+def test_names_that_no_table_gives_are_refused_with_the_reason(dialect: str, tmp_path: Path) -> None:
+    adapter = read(trained("cogvideox-2b"))
+    with pytest.raises(TargetError, match="no table of the original names of cogvideox-2b"):
+        inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base="cogvideox-2b")
+    shapes = {name: ("BF16", shape) for name, shape in known_index("cogvideox-2b").components["unet"].parts.items()}
+    file = write_sparse(tmp_path / "transformer.safetensors", shapes)
+    with pytest.raises(TargetError, match="no table of the original names of cogvideox-2b"):
+        inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=file)
+    unknown = write_sparse(tmp_path / "other.safetensors", {name + "x.weight": shape for name, shape in shapes.items()})
+    with pytest.raises(TargetError, match="whose names inweave knows"):
+        inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=unknown)
+
+
+def notes(base: str, dialect: str) -> str:
+    leaves = ("attn.to_q", "attn1.to_q", "linear_1", "net.0.proj", "norm.linear")
+    return " ".join(rewrite(read(trained(base, leaves)), dialect, known_index(base)).notes)
+
+
+def test_modules_that_comfyui_skips_are_counted() -> None:
+    assert "ComfyUI skips" in notes("hunyuanvideo", "kohya")
+    assert "ComfyUI skips" not in notes("hunyuanvideo", "comfy")
+    assert "ComfyUI skips" not in notes("flux1-dev", "kohya")
+    assert "no model class of sana-1.6b" in notes("sana-1.6b", "comfy")
+
+
+def test_a_tie_is_asked_for_unless_every_base_gives_the_same_file(tmp_path: Path) -> None:
+    flux = write(tmp_path / "flux.safetensors", trained("chroma1-hd"))
+    done = inweave.convert(flux, tmp_path / "x.safetensors", to="kohya")
+    assert any("flux1-dev" in note and "chroma1-hd" in note and "equally" in note for note in done.notes)
+    file = write(tmp_path / "ltx.safetensors", trained("ltx-video-2b", ("attn1.to_q",)))
+    with pytest.raises(TargetError, match=r"It fits ltx-video-2b, .*anima"):
+        inweave.convert(file, tmp_path / "y.safetensors", to="comfy")
+
+
+def test_a_base_that_is_not_proven_is_asked_for(tmp_path: Path) -> None:
+    odd = trained("flux1-dev", ("attn.to_q", "ff.net.2")) | {
+        "transformer.transformer_blocks.0.gate.lora_A.weight": random(1, 1, 3072),
+        "transformer.transformer_blocks.0.gate.lora_B.weight": random(2, 3072, 1),
+    }
+    file = write(tmp_path / "odd.safetensors", odd)
+    with pytest.raises(TargetError, match="1 of 77 modules do not fit flux1-dev"):
+        inweave.convert(file, tmp_path / "x.safetensors", to="kohya", drop=True)
+
+
+LOADERS = {"flux1-dev": "Flux", "flux2-klein-4b": "Flux2", "wan2.1-t2v-1.3b": "Wan", "sd3-medium": "SD3",
+           "ltx-video-2b": "LTXVideo", "qwen-image": "QwenImage", "minimax-h3": "MiniMaxH3"}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", LOADERS)
+@pytest.mark.parametrize("dialect", ["comfy", "kohya"])
+def test_diffusers_reads_what_the_notes_say(base: str, dialect: str) -> None:
+    """diffusers' own loader is asked for the modules that it finds."""
+    torch = pytest.importorskip("torch")
+    pipelines = pytest.importorskip("diffusers.loaders.lora_pipeline")
+    index = known_index(base)
+    leaves = ("attn.to_q", "attn.to_k", "attn.to_v", "attn1.to_q", "attn.to_qkv_mlp_proj")
+    source = trained(base, leaves, blocks=1)
+    written = rewrite(read(source), dialect, index)
+    state = {name: torch.zeros(tensor.shape) for name, tensor in written.tensors.items()}
+    state |= {name.replace("lora_down.weight", "alpha"): torch.tensor(1.0) for name in state if "lora_down" in name}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            read_back = getattr(pipelines, f"{LOADERS[base]}LoraLoaderMixin").lora_state_dict(state)
+    except (KeyError, ValueError):
+        read_back = {}
+    there: Mapping[str, object] = read_back[0] if isinstance(read_back, tuple) else read_back
+    family = index.components["unet"].table.name if base != "qwen-image" else base
+    assert (set(source) <= set(there)) == (family in DIFFUSERS_READS[dialect])
+    assert any("diffusers does not read" in note for note in written.notes) == (family not in DIFFUSERS_READS[dialect])
+
+
+def test_original_names_on_a_model_without_a_table_say_why() -> None:
+    original = {
+        f"diffusion_model.layers.0.attention.query_key_value.lora_{side}.weight": random(1, *shape)
+        for side, shape in (("A", (1, 4096)), ("B", (12288, 1)))
+    }
+    report = inweave.check(read(original), "cogview4", values="none").report
+    assert "diffusers' names alone" in report.unplaced[0].reason
+    report = inweave.check(read(original), "qwen-image", values="none").report
+    assert report.unplaced[0].reason == "no module of this name in the base"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inweave.models.families.base import Pieces
 
@@ -27,8 +28,8 @@ BREAK = "BREAK"
 class Tokens:
     """Token ids and their weights, both (chunks, length); ``needed``: how many tokens the whole text has."""
 
-    ids: torch.Tensor
-    weights: torch.Tensor
+    ids: Tensor
+    weights: Tensor
     needed: int = 0
 
 
@@ -60,8 +61,8 @@ def clip_tokens(tokenizer: Any, pieces: Pieces, chunks: int | None = None, limit
 
 
 def encode_clip(
-    encoder: Any, ids: torch.Tensor, weights: torch.Tensor | None = None, *, layer: int | None, final_norm: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    encoder: Any, ids: Tensor, weights: Tensor | None = None, *, layer: int | None, final_norm: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return (states, pooled) of ids shaped (batch, chunks, length): every chunk on its own, pooled from the first.
 
     ``layer`` counts from the end (1 is the last); None takes the encoder's own output. ``final_norm`` applies the
@@ -69,12 +70,12 @@ def encode_clip(
     """
     batch, chunks, length = ids.shape
     out = encoder(ids.reshape(-1, length), output_hidden_states=layer is not None)
-    hidden: torch.Tensor = out.last_hidden_state if layer is None else out.hidden_states[-layer]
+    hidden: Tensor = out.last_hidden_state if layer is None else out.hidden_states[-layer]
     if layer is not None and final_norm:
         hidden = getattr(encoder, "text_model", encoder).final_layer_norm(hidden)
     if weights is not None:
         hidden = _weighted(hidden, weights.reshape(-1, length))
-    pooled: torch.Tensor | None = out.get("text_embeds")
+    pooled: Tensor | None = out.get("text_embeds")
     pooled = pooled if pooled is not None else out.get("pooler_output")
     first = None if pooled is None else pooled.reshape(batch, chunks, -1)[:, 0]
     return hidden.reshape(batch, chunks * length, -1), first
@@ -94,9 +95,9 @@ def t5_tokens(tokenizer: Any, pieces: Pieces, length: int) -> Tokens:
     return Tokens(torch.tensor([ids]), torch.tensor([weights]), len(tokens) + 1)
 
 
-def encode_t5(encoder: Any, ids: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+def encode_t5(encoder: Any, ids: Tensor, weights: Tensor | None = None) -> Tensor:
     """States of ids shaped (batch, length)."""
-    hidden: torch.Tensor = encoder(ids)[0]
+    hidden: Tensor = encoder(ids)[0]
     return hidden if weights is None else _weighted(hidden, weights)
 
 
@@ -113,7 +114,7 @@ def _joined(pieces: Pieces) -> list[tuple[str, float]]:
     return joined
 
 
-def _weighted(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _weighted(hidden: Tensor, weights: Tensor) -> Tensor:
     """States (rows, length, width) times the weights of their tokens; a row without weights keeps its bits."""
     if bool((weights == 1.0).all()):
         return hidden

@@ -12,11 +12,8 @@ def has(module: Any, **expected: Any) -> bool:
     missing = object()
     for name, expectation in expected.items():
         value = getattr(module, name, missing)
-        if not (
-            type(value) in expectation
-            if isinstance(expectation, frozenset)
-            else value is expectation or value == expectation
-        ):
+        same = type(value) in expectation if isinstance(expectation, frozenset) else value == expectation
+        if not same and value is not expectation:
             return False
     return True
 

@@ -50,12 +50,15 @@ def open_folder(
     for part, class_name in index_entries(index):
         if part in NETWORKS:
             file = files.pop(part, None)
-            config = (known_class(folder / part, class_name), read_config(folder / part / "config.json"))
-            networks[part] = (
-                NetworkBlueprint(part, *config, FileSource(_weights(folder / part)))
-                if file is None
-                else part_from_file(Path(file), part, config)
-            )
+            if class_name not in (known := network_classes()):
+                raise FormatError(
+                    f"{folder / part}: a network of class {class_name!r:.80}; known are {', '.join(known)}"
+                )
+            config = (class_name, read_config(folder / part / "config.json"))
+            if file is None:
+                networks[part] = NetworkBlueprint(part, *config, FileSource(_weights(folder / part)))
+            else:
+                networks[part] = part_from_file(Path(file), part, config)
         elif part in TOKENIZER_FOLDERS:
             tokenizers[part] = tokenizer_at(Path(files.pop(part, folder / part)), class_name)
     if files:
@@ -65,17 +68,13 @@ def open_folder(
     if denoiser is None:
         raise FormatError(f"{folder}: model_index.json names no unet and no transformer")
     family = family_of(denoiser.class_name, denoiser.config)
-    blueprint = Blueprint(
-        name or folder.name,
-        family,
-        networks,
-        tokenizers,
-        scheduler_at(folder / "scheduler" / "scheduler_config.json", flow=family.flow),
-        folder,
-        variant or _variant(folder, index, denoiser, family),
-        pipeline_settings(index),
-        (f"model_index.json names {index.get('_class_name')}",),
-    )
+    settings = folder / "scheduler" / "scheduler_config.json"
+    scheduler = checked_scheduler(str(settings), read_config(settings), flow=family.flow)
+    chosen = variant or _variant(folder, index, denoiser, family)
+    evidence = (f"model_index.json names {index.get('_class_name')}",)
+    options = pipeline_settings(index)
+    label = name or folder.name
+    blueprint = Blueprint(label, family, networks, tokenizers, scheduler, folder, chosen, options, evidence)
     check_complete(blueprint)
     return blueprint
 
@@ -90,11 +89,6 @@ def index_entries(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the whole pipeline in a model_index.json."""
     return {key: value for key, value in index.items() if not key.startswith("_") and isinstance(value, bool | None)}
-
-
-def scheduler_at(path: Path, *, flow: bool) -> dict[str, Any]:
-    """Return the settings of a scheduler, after a trial run."""
-    return checked_scheduler(str(path), read_config(path), flow=flow)
 
 
 def part_from_file(path: Path, part: str, config: Config) -> NetworkBlueprint:
@@ -116,13 +110,6 @@ def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
         if name.startswith(prefix) and not name.startswith(others)
     }
     return Renamed(source, component_from_names(FOLDERS.get(part, part), inside, prefix))
-
-
-def known_class(path: Path, class_name: str) -> str:
-    """Return the class name if such a network may be built, else raise FormatError."""
-    if class_name not in (known := network_classes()):
-        raise FormatError(f"{path}: a network of class {class_name!r:.80}; known are {', '.join(known)}")
-    return class_name
 
 
 def _weights(folder: Path) -> Path:

@@ -29,15 +29,10 @@ def load_tokenizer(folder: Path) -> Any:
 
     document = _document(folder)
     class_name = document.get("tokenizer_class")
+    kind = class_name if isinstance(class_name, str) else None
     with _unreadable(folder):
-        config = _config(folder, document)
-        return make_tokenizer(
-            folder,
-            AutoTokenizer,
-            tokenizer_class=class_name if isinstance(class_name, str) else None,
-            config=config,
-            trust_remote_code=False,
-        )
+        options = {"config": _config(folder, document), "trust_remote_code": False}
+        return make_tokenizer(folder, AutoTokenizer, tokenizer_class=kind, **options)
 
 
 def blank_language_model(folder: Path, dtype: torch.dtype) -> Any:

@@ -25,7 +25,7 @@ from torch import nn
 
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
-from inweave.errors import FormatError, MergeStateError
+from inweave.errors import MergeStateError
 from inweave.models.blueprint import Blueprint, NetworkBlueprint
 from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
 from inweave.models.families import network_classes
@@ -178,7 +178,8 @@ def load_model(
     )  # fmt: skip
     target = choose_device(device)
     precision = choose_dtype(dtype, target)
-    vae_precision = choose_dtype(vae_dtype, target) if vae_dtype else _vae_dtype(blueprint.parts["vae"], precision)
+    vae_precision = torch.float32 if blueprint.parts["vae"].config.get("force_upcast") else precision
+    vae_precision = choose_dtype(vae_dtype, target) if vae_dtype else vae_precision
     with collector_waits():
         networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
@@ -202,21 +203,18 @@ def load_model(
             count(0)
             build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision, progress=count)
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
-                _fill_buffers(network, target)
                 blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
     weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
-    tokenizers = {
-        folder: make()
-        for folder, make in blueprint.tokenizers.items()
-        if folder.replace("tokenizer", "text_encoder") in networks
-    }
+    tokenizers = {}
+    for folder, make in blueprint.tokenizers.items():
+        if (encoder := networks.get(folder.replace("tokenizer", "text_encoder"))) is not None:
+            tokenizers[folder] = make()
+            check_tokenizer(f"{blueprint.name}: {folder}", tokenizers[folder], encoder)
     vae: Any = networks["vae"]
-    for folder, tokenizer in tokenizers.items():
-        check_tokenizer(f"{blueprint.name}: {folder}", tokenizer, networks[folder.replace("tokenizer", "text_encoder")])
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
         LatentSpace.of(vae.config)
     return Model(blueprint, networks, tokenizers, weaver, target, precision)
@@ -285,10 +283,6 @@ def on_meta(part: NetworkBlueprint) -> nn.Module:
     return network
 
 
-def _vae_dtype(vae: NetworkBlueprint, dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if vae.config.get("force_upcast") else dtype
-
-
 def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIndex:
     """Return the modules that an adapter may name, under the names of the live networks."""
     components = {
@@ -307,20 +301,3 @@ def _make_contiguous(network: nn.Module) -> None:
     for weight in network.parameters():
         if not weight.is_contiguous():
             weight.data = weight.data.contiguous()
-
-
-def _fill_buffers(network: nn.Module, device: torch.device) -> None:
-    """Compute buffers that no file stores; on the meta device they have no values."""
-    for prefix, module in network.named_modules():
-        rotary: nn.Module | None = None
-        for leaf in module._non_persistent_buffers_set:
-            old = module._buffers.get(leaf)
-            if old is None or not old.is_meta:
-                continue
-            if leaf == "position_ids":
-                module._buffers[leaf] = torch.arange(old.shape[-1], device=device).expand(old.shape).clone()
-            elif hasattr(module, "compute_default_rope_parameters"):  # frequencies, from the configuration alone
-                rotary = rotary or type(module)(module.config)
-                module._buffers[leaf] = rotary.get_buffer(leaf).to(device)
-            else:
-                raise FormatError(f"{prefix}.{leaf}: a buffer that files do not store and inweave cannot compute")

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from inweave.weights.source import TensorSpec, WeightSource
 
@@ -52,7 +52,7 @@ class Mapped:
         spec = self._source.spec(self._ours[name])
         return TensorSpec(self._shapes.get(name, spec.shape), spec.dtype)
 
-    def get(self, name: str, **options: Any) -> torch.Tensor:
+    def get(self, name: str, **options: Any) -> Tensor:
         tensor = self._source.get(self._ours[name], **options)
         shape = self._shapes.get(name)
         return tensor if shape is None else tensor.reshape(tensor.shape[0], *shape[1:])
@@ -72,7 +72,7 @@ class Cast:
         spec = self._source.spec(name)
         return TensorSpec(spec.shape, self._dtype) if spec.dtype.is_floating_point else spec
 
-    def get(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+    def get(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         stored = self.spec(name).dtype
         return self._source.get(name, dtype=stored, **options).to(dtype or stored)
 
@@ -93,11 +93,8 @@ def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
             shapes[name] = shape
     used = set(ours.values())
     ours |= {name: name for name in names if name not in used and name not in ours and not IDLE.fullmatch(name)}
-    return (
-        source
-        if not shapes and all(a == b for a, b in ours.items()) and len(ours) == len(names)
-        else Mapped(source, ours, shapes)
-    )
+    unchanged = not shapes and all(a == b for a, b in ours.items()) and len(ours) == len(names)
+    return source if unchanged else Mapped(source, ours, shapes)
 
 
 def _spellings(name: str) -> list[str]:

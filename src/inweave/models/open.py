@@ -19,13 +19,8 @@ from inweave.models.variants import find_variant, variants, variants_by_name
 #: weights as safetensors, configurations as JSON; no code and no pickle is ever fetched
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer*/*.txt", "tokenizer*/*.model")
 HUB_IGNORED = (
-    "*.fp16.safetensors",
-    "*.non_ema.safetensors",
-    "safety_checker/*",
-    "feature_extractor/*",
-    "*/flax*",
-    "*/openvino*",
-)
+    "*.fp16.safetensors", "*.non_ema.safetensors", "safety_checker/*", "feature_extractor/*", "*/flax*", "*/openvino*",
+)  # fmt: skip
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 

@@ -4,106 +4,90 @@
     sampler  = a name of `SAMPLER_NAMES`      upper and lower case, spaces, hyphens and underscores are alike; ++ is pp
     schedule = a name of `SCHEDULE_NAMES`     "Karras", "_ka", "_k", "Exponential", "SGM Uniform", ...
 
-A name that stands for something inweave does not have is listed with the nearest sampler or schedule, and refused with
-it: another sampler under the same name would be a silent difference.
+Samplers and schedules that inweave lacks are refused with the name of the nearest one: using that one unasked would be
+a silent difference.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from inweave.checked import did_you_mean, for_message
 from inweave.models.samplers import NEEDS_SCIPY, SAMPLERS, SCHEDULES, TABLE
+
+
+def _by_name(groups: Mapping[str, str]) -> dict[str, str]:
+    return {name: ours for ours, names in groups.items() for name in names.split()}
+
 
 #: names of samplers in other programs, as `_key` writes them -> inweave's
 SAMPLER_NAMES = {
     **{name: name for name in SAMPLERS},
     **{entry.class_name.lower(): name for name, entry in reversed(TABLE.items()) if not entry.options},
-    "euler_a": "euler_ancestral", "eulera": "euler_ancestral", "euler_discrete": "euler",
-    "dpmpp": "dpm_solver_multistep", "dpmpp_2m": "dpm_solver_multistep", "dpmsolverpp": "dpm_solver_multistep",
-    "dpm_solverpp": "dpm_solver_multistep", "dpmsolver": "dpm_solver_multistep", "dpm_solver": "dpm_solver_multistep",
-    "dpmpp_2m_sde_gpu": "dpmpp_2m_sde", "dpmpp_2m_sde_heun_gpu": "dpmpp_2m_sde_heun",
-    "dpmpp_3m_sde_gpu": "dpmpp_3m_sde",
-    "dpmpp_sde_gpu": "dpmpp_sde", "dpmpp_2s": "dpmpp_2s", "dpmsingle": "dpmpp_2s", "dpm_solver_singlestep": "dpmpp_2s",
-    "dpm2": "dpm_2", "kdpm_2": "dpm_2", "kdpm2": "dpm_2",
-    "dpm2_a": "dpm_2_ancestral", "dpm_2_a": "dpm_2_ancestral", "kdpm_2_a": "dpm_2_ancestral",
-    "dpm2_ancestral": "dpm_2_ancestral",
-    "kdpm_2_ancestral": "dpm_2_ancestral",
-    "unipc": "uni_pc", "uni_pc_bh2": "uni_pc", "unipc_bh2": "uni_pc", "pndm": "plms", "kdpm2_a": "dpm_2_ancestral",
-    "pndmscheduler": "plms", "dpmsolversinglestepscheduler": "dpmpp_2s", "flowmatcheulerdiscretescheduler": "euler",
-    "ddimparallelscheduler": "ddim", "ddpmparallelscheduler": "ddpm", "lmsd": "lms", "lms_discrete": "lms",
-    "euler_flowmatch": "euler", "deis_2m": "deis",
+    **_by_name({
+        "euler": "euler_discrete flowmatcheulerdiscretescheduler euler_flowmatch",
+        "euler_ancestral": "euler_a eulera",
+        "dpm_solver_multistep": "dpmpp dpmpp_2m dpmsolverpp dpm_solverpp dpmsolver dpm_solver",
+        "dpmpp_2m_sde": "dpmpp_2m_sde_gpu",
+        "dpmpp_2m_sde_heun": "dpmpp_2m_sde_heun_gpu",
+        "dpmpp_3m_sde": "dpmpp_3m_sde_gpu",
+        "dpmpp_sde": "dpmpp_sde_gpu",
+        "dpmpp_2s": "dpmsingle dpm_solver_singlestep dpmsolversinglestepscheduler",
+        "dpm_2": "dpm2 kdpm_2 kdpm2",
+        "dpm_2_ancestral": "dpm2_a dpm_2_a kdpm_2_a dpm2_ancestral kdpm_2_ancestral kdpm2_a",
+        "uni_pc": "unipc uni_pc_bh2 unipc_bh2",
+        "plms": "pndm pndmscheduler",
+        "ddim": "ddimparallelscheduler",
+        "ddpm": "ddpmparallelscheduler",
+        "lms": "lmsd lms_discrete",
+        "deis": "deis_2m",
+    }),
 }  # fmt: skip
-#: samplers that inweave does not have -> the nearest that it has
-NEAREST_SAMPLERS = {
-    "dpm_fast": "dpm_solver_multistep", "dpm_adaptive": "dpm_solver_multistep", "dpm_ad": "dpm_solver_multistep",
-    "restart": "heun", "heunpp2": "heun", "heunpp_2": "heun", "heunpp": "heun", "exp_heun_2_x0": "heun",
-    "exp_heun_2_x0_sde": "dpmpp_sde",
-    "dpmpp_2s_a": "dpmpp_sde", "dpmpp_2s_ancestral": "dpmpp_sde", "dpmpp_3m": "dpm_solver_multistep",
-    "ipndm": "deis", "ipndm_v": "deis", "res_multistep": "dpm_solver_multistep",
-    "res_multistep_ancestral": "dpmpp_2m_sde",
-    "gradient_estimation": "euler", "er_sde": "dpmpp_3m_sde", "seeds_2": "dpmpp_sde", "seeds_3": "dpmpp_sde",
-    "sa_solver_pece": "sa_solver", "tcd": "lcm", "tcdscheduler": "lcm",
-    "dpmpp_1s": "dpmpp_2s", "dpm_sde": "dpmpp_sde", "dpmsolversdescheduler": "dpmpp_sde",
-    "dpmpp_4m_sde": "dpmpp_3m_sde",
-    "dpmpp_2m_alt": "dpm_solver_multistep", "dpmpp_2m_edm": "dpm_solver_multistep",
-    "dpmpp_cosine": "dpm_solver_multistep",
-    "dpm2pp_2m": "dpm_solver_multistep", "cosinedpmsolvermultistepscheduler": "dpmpp_2m_sde", "ipndmscheduler": "deis",
-    "deis_3m": "deis",
-    "edmdpmsolvermultistepscheduler": "dpm_solver_multistep", "edmeulerscheduler": "euler", "euler_edm": "euler",
-    "lms_edm": "lms",
-    "euler_dy": "euler", "euler_smea": "euler", "euler_smea_dy": "euler", "euler_negative": "euler",
-    "euler_dy_negative": "euler",
-    "euler_negative_dy": "euler", "euler_max": "euler", "euler_a2": "euler_ancestral",
-    "euler_a_substep": "euler_ancestral",
-    "dpmpp_sde_substep": "dpmpp_sde", "nai_smea": "euler_ancestral", "ddim_v3": "ddim", "bdia_ddim": "ddim",
-    "kohaku_lonyu_yog": "euler_ancestral",
-    "tcd_euler_a": "lcm", "tdd": "lcm", "cmsi": "lcm", "vk_lcm": "lcm", "lcm_custom": "lcm", "lcm_custom_noise": "lcm",
-    "lcm_flowmatch": "lcm",
-    "flowmatchlcmscheduler": "lcm", "heun_flowmatch": "heun", "flowmatchheundiscretescheduler": "heun",
-    "ufogen": "lcm", "perflow": "euler",
-    "vdm_solver": "ddpm", "dc_solver": "uni_pc", "er_sde_solver": "dpmpp_3m_sde",
-    "extended_reverse_time_sde": "dpmpp_3m_sde",
-    "ode_bosh3": "heun", "ode_fehlberg2": "heun", "ode_adaptive_heun": "heun", "ode_dopri5": "heun",
-    "ode_custom": "heun",
-    "forge_flux_realistic": "euler", "forge_flux_realistic_slow": "heun", "edm_playground_v2_5": "dpm_solver_multistep",
-    "res_2m": "dpm_solver_multistep", "res_3m": "dpm_solver_multistep", "res_2s": "dpmpp_2s", "res_3s": "dpmpp_2s",
-    "res_2s_ode": "dpmpp_2s",
-    "res_3s_ode": "dpmpp_2s", "rk_beta": "dpmpp_2s", "ralston_2s": "heun", "dpmpp_2s_a_cfg_pp": "dpmpp_sde",
-    # CFG++ is another kind of guidance, whose sampler alone would give another image
-    "euler_cfg_pp": "euler", "euler_ancestral_cfg_pp": "euler_ancestral", "euler_a_cfg_pp": "euler_ancestral",
-    "ddim_cfg_pp": "ddim",
-    "dpmpp_2s_ancestral_cfg_pp": "dpmpp_sde", "dpmpp_2m_cfg_pp": "dpm_solver_multistep",
-    "dpmpp_sde_cfg_pp": "dpmpp_sde",
-    "dpmpp_2m_sde_cfg_pp": "dpmpp_2m_sde", "dpmpp_3m_sde_cfg_pp": "dpmpp_3m_sde",
-    "res_multistep_cfg_pp": "dpm_solver_multistep", "res_multistep_ancestral_cfg_pp": "dpmpp_2m_sde",
-    "gradient_estimation_cfg_pp": "euler",
-}  # fmt: skip
+#: samplers that inweave does not have -> the nearest that it has. CFG++ is another kind of guidance, whose sampler
+#: alone would give another image
+NEAREST_SAMPLERS = _by_name({
+    "dpm_solver_multistep": "dpm_fast dpm_adaptive dpm_ad dpmpp_3m res_multistep dpmpp_2m_alt dpmpp_2m_edm dpmpp_cosine"
+        " dpm2pp_2m edmdpmsolvermultistepscheduler edm_playground_v2_5 res_2m res_3m dpmpp_2m_cfg_pp"
+        " res_multistep_cfg_pp",
+    "heun": "restart heunpp2 heunpp_2 heunpp exp_heun_2_x0 heun_flowmatch flowmatchheundiscretescheduler ode_bosh3"
+        " ode_fehlberg2 ode_adaptive_heun ode_dopri5 ode_custom forge_flux_realistic_slow ralston_2s",
+    "dpmpp_sde": "exp_heun_2_x0_sde dpmpp_2s_a dpmpp_2s_ancestral seeds_2 seeds_3 dpm_sde dpmsolversdescheduler"
+        " dpmpp_sde_substep dpmpp_2s_a_cfg_pp dpmpp_2s_ancestral_cfg_pp dpmpp_sde_cfg_pp",
+    "deis": "ipndm ipndm_v ipndmscheduler deis_3m",
+    "dpmpp_2m_sde": "res_multistep_ancestral cosinedpmsolvermultistepscheduler dpmpp_2m_sde_cfg_pp"
+        " res_multistep_ancestral_cfg_pp",
+    "euler": "gradient_estimation edmeulerscheduler euler_edm euler_dy euler_smea euler_smea_dy euler_negative"
+        " euler_dy_negative euler_negative_dy euler_max perflow forge_flux_realistic euler_cfg_pp"
+        " gradient_estimation_cfg_pp",
+    "dpmpp_3m_sde": "er_sde dpmpp_4m_sde er_sde_solver extended_reverse_time_sde dpmpp_3m_sde_cfg_pp",
+    "sa_solver": "sa_solver_pece",
+    "lcm": "tcd tcdscheduler tcd_euler_a tdd cmsi vk_lcm lcm_custom lcm_custom_noise lcm_flowmatch"
+        " flowmatchlcmscheduler ufogen",
+    "dpmpp_2s": "dpmpp_1s res_2s res_3s res_2s_ode res_3s_ode rk_beta",
+    "lms": "lms_edm",
+    "euler_ancestral": "euler_a2 euler_a_substep nai_smea kohaku_lonyu_yog euler_ancestral_cfg_pp euler_a_cfg_pp",
+    "ddim": "ddim_v3 bdia_ddim ddim_cfg_pp",
+    "ddpm": "vdm_solver",
+    "uni_pc": "dc_solver",
+})  # fmt: skip
 #: names of schedules in other programs -> inweave's; A1111's polyexponential has rho 1, which is the exponential one
-SCHEDULE_NAMES = {
-    **{name: name for name in SCHEDULES},
-    "automatic": "simple", "normal": "simple", "uniform": "ddim_uniform", "ddim": "ddim_uniform",
-    "polyexponential": "exponential",
-    "trailing": "sgm_uniform", "leading": "ddim_uniform", "sgm": "sgm_uniform", "default": "simple",
-    "discrete": "simple",
-}  # fmt: skip
-NEAREST_SCHEDULES = {
-    "beta57": "beta", "beta_57": "beta", "beta_custom": "beta", "beta_1_1": "simple", "kl_optimal": "karras",
-    "align_your_steps": "karras", "align_your_steps_11": "karras",
-    "align_your_steps_32": "karras", "align_your_steps_gits": "karras", "ays": "karras", "ays_gits": "karras",
-    "ays_11steps": "karras",
-    "ays_32steps": "karras", "ays_sd1": "karras", "ays_sdxl": "karras", "gits": "karras", "laplace": "karras",
-    "linear_quadratic": "simple", "turbo": "sgm_uniform", "bong_tangent": "simple", "linear": "simple",
-    "cosine": "simple",
-    "linspace": "simple", "quadratic": "simple", "polynomial": "karras", "constant": "simple", "sigmoid": "simple",
-    "sigmoid_uniform": "simple",
-    "loglinear": "exponential", "phi": "karras", "karras_dynamic": "karras", "cosine_exponential_blend": "exponential",
-    "ays_sd15": "karras", "ays_svd": "karras", "align_your_steps_pp": "karras", "sdturbo": "sgm_uniform",
-    "sd_turbo": "sgm_uniform",
-    "lcm": "sgm_uniform", "tcd": "sgm_uniform", "ltxv": "simple", "ltxv_image": "simple", "flux2": "simple",
-    "flow": "simple",
-    "native": "simple", "optimal_steps": "karras", "power_shift": "simple", "edm_playground_v2_5": "karras",
-}  # fmt: skip
+SCHEDULE_NAMES = {name: name for name in SCHEDULES} | _by_name({
+    "simple": "automatic normal default discrete",
+    "ddim_uniform": "uniform ddim leading",
+    "exponential": "polyexponential",
+    "sgm_uniform": "trailing sgm",
+})  # fmt: skip
+NEAREST_SCHEDULES = _by_name({
+    "beta": "beta57 beta_57 beta_custom",
+    "simple": "beta_1_1 linear_quadratic bong_tangent linear cosine linspace quadratic constant sigmoid sigmoid_uniform"
+        " ltxv ltxv_image flux2 flow native power_shift",
+    "karras": "kl_optimal align_your_steps align_your_steps_11 align_your_steps_32 align_your_steps_gits"
+        " align_your_steps_pp ays ays_gits ays_11steps ays_32steps ays_sd1 ays_sd15 ays_sdxl ays_svd gits laplace"
+        " polynomial phi karras_dynamic optimal_steps edm_playground_v2_5",
+    "sgm_uniform": "turbo sdturbo sd_turbo lcm tcd",
+    "exponential": "loglinear cosine_exponential_blend",
+})  # fmt: skip
 #: how a name ends where it carries a schedule -> the schedule
 _SUFFIXES = {"ka": "karras", "k": "karras", "exp": "exponential"} | {
     name: name for name in (*SCHEDULE_NAMES, *NEAREST_SCHEDULES) if name not in ("ddim", "default", "lcm", "tcd")
@@ -134,21 +118,20 @@ def nearest_schedule(text: str) -> str | None:
 
 def sampler_refusal(text: str) -> str:
     """Return the message for an unknown sampler, with one to use instead."""
-    if (near := nearest_sampler(text)) is not None:
-        return f"{for_message(text)} has no equivalent here; the nearest is {near}"
-    if _split(text)[0] in SAMPLER_NAMES:
-        return f"{for_message(text)} {NEEDS_SCIPY}"
     guess = did_you_mean(_split(text)[0], [*SAMPLER_NAMES, *NEAREST_SAMPLERS])
-    return f"{for_message(text)} is unknown{guess}; known are {', '.join(SAMPLERS)}"
+    return _refusal(text, nearest_sampler(text), _split(text)[0] in SAMPLER_NAMES, guess, SAMPLERS)
 
 
 def schedule_refusal(text: str) -> str:
     """Return the message for an unknown schedule, with one to use instead."""
-    if (near := nearest_schedule(text)) is not None:
+    guess = did_you_mean(_key(text), SCHEDULE_NAMES)
+    return _refusal(text, nearest_schedule(text), _key(text) in SCHEDULE_NAMES, guess, SCHEDULES)
+
+
+def _refusal(text: str, near: str | None, known: bool, guess: str, names: tuple[str, ...]) -> str:
+    if near is not None:
         return f"{for_message(text)} has no equivalent here; the nearest is {near}"
-    if _key(text) in SCHEDULE_NAMES:
-        return f"{for_message(text)} {NEEDS_SCIPY}"
-    return f"{for_message(text)} is unknown{did_you_mean(_key(text), SCHEDULE_NAMES)}; known are {', '.join(SCHEDULES)}"
+    return f"{for_message(text)} " + (NEEDS_SCIPY if known else f"is unknown{guess}; known are {', '.join(names)}")
 
 
 def _split(text: str) -> tuple[str, str | None]:

@@ -41,6 +41,7 @@ from inweave.models.lazy_imports import defer_imports
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 SCHEDULES = ("simple", "karras", "exponential", "sgm_uniform", "ddim_uniform", "beta")
 MAX_TIMESTEPS = 100_000
@@ -129,10 +130,8 @@ def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) ->
 
     own = _known_class(document)
     settings: dict[str, Any] = {"_class_name": own}
-    for name in (
-        own if own != "LMSDiscreteScheduler" else "EulerDiscreteScheduler",
-        *_KNOWN_SCHEDULERS,
-    ):  # the first that declares a setting says what type it has
+    first = own if own != "LMSDiscreteScheduler" else "EulerDiscreteScheduler"
+    for name in (first, *_KNOWN_SCHEDULERS):  # the first that declares a setting says what type it has
         rest = {key: value for key, value in document.items() if key not in settings}
         settings |= diffusers_config(label, _class(name), rest)
     if not 1 <= settings.get("num_train_timesteps", 1000) <= MAX_TIMESTEPS:
@@ -142,10 +141,15 @@ def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) ->
         scheduler = make_scheduler(settings, own_sampler(settings), "simple", flow=flow)
         latents = torch.linspace(-1, 1, 16).view(1, 1, 4, 4)
         for time in set_steps(scheduler, 2, torch.device("cpu"), tokens=16 if flow else None):
-            latents = scheduler.step(latents, time, latents, return_dict=False)[0]
+            latents = scheduler.step(scaled_input(scheduler, latents, time), time, latents, return_dict=False)[0]
     if not bool(torch.isfinite(latents).all()):
         raise FormatError(f"{label}: a scheduler of these settings gives numbers that are not finite")
     return settings
+
+
+def scaled_input(scheduler: Any, latents: torch.Tensor, time: Any) -> torch.Tensor:
+    """Return the latents as the denoiser gets them; schedulers of flows have no such scale."""
+    return scheduler.scale_model_input(latents, time) if hasattr(scheduler, "scale_model_input") else latents
 
 
 def _known_class(config: Mapping[str, Any]) -> str:
@@ -184,31 +188,29 @@ def _has_scipy() -> bool:
 
 def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False) -> list[Problem]:
     """Return the problems of a choice for a model of this kind; ``zero_snr``: its last training step is pure noise."""
-    wrong = []
+    wrong: list[Problem] = []
+
+    def refuse(field: str, text: str) -> None:
+        wrong.append(Problem(field, text))
+
     offered = [name for name in (FLOW_SAMPLERS if flow else SAMPLERS) if name in offered_samplers()]
     if sampler not in SAMPLERS:
-        wrong.append(Problem("sampler", f"{sampler!r} is unknown; known are {', '.join(offered)}"))
+        refuse("sampler", f"{sampler!r} is unknown; known are {', '.join(offered)}")
     elif sampler not in offered_samplers():
-        wrong.append(Problem("sampler", f"{sampler!r} {NEEDS_SCIPY}"))
+        refuse("sampler", f"{sampler!r} {NEEDS_SCIPY}")
     elif sampler not in offered:
-        wrong.append(
-            Problem("sampler", f"{sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
-        )
+        refuse("sampler", f"{sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
     elif zero_snr and not TABLE[sampler].zero_snr:
         able = [name for name in offered if TABLE[name].zero_snr]
-        wrong.append(
-            Problem("sampler", f"{sampler!r} cannot start from pure noise, as this model does; use {', '.join(able)}")
-        )
+        refuse("sampler", f"{sampler!r} cannot start from pure noise, as this model does; use {', '.join(able)}")
     if schedule not in SCHEDULES:
-        wrong.append(Problem("schedule", f"{schedule!r} is unknown; known are {', '.join(offered_schedules())}"))
+        refuse("schedule", f"{schedule!r} is unknown; known are {', '.join(offered_schedules())}")
     elif schedule not in offered_schedules():
-        wrong.append(Problem("schedule", f"{schedule!r} {NEEDS_SCIPY}"))
+        refuse("schedule", f"{schedule!r} {NEEDS_SCIPY}")
     if not wrong:
         able = [name for name in offered if _supports(name, schedule, flow)]
         if sampler not in able:
-            wrong.append(
-                Problem("schedule", f"{sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
-            )
+            refuse("schedule", f"{sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
     return wrong
 
 
@@ -260,7 +262,7 @@ def _rescaled_betas(config: Mapping[str, Any]) -> list[float]:
 
 def set_steps(
     scheduler: Any, steps: int, device: torch.device, *, tokens: int | None = None, even_sigmas: bool = False
-) -> torch.Tensor:
+) -> Tensor:
     """Return the timesteps of a run. ``tokens``: of the image, for a flow whose shift depends on it.
 
     ``even_sigmas``: evenly spaced noise levels for a flow's own Euler, instead of those between the first and the last
@@ -275,7 +277,7 @@ def set_steps(
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=device, **options)
     else:
         scheduler.set_timesteps(steps, device=device, **options)
-    timesteps: torch.Tensor = scheduler.timesteps
+    timesteps: Tensor = scheduler.timesteps
     return timesteps
 
 
@@ -299,9 +301,9 @@ class DynamicShift:
         return float(y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
 
 
-def training_alphas(config: Mapping[str, Any]) -> torch.Tensor:
+def training_alphas(config: Mapping[str, Any]) -> Tensor:
     """Return the share of the image at each training timestep. Samplers change the last one; DDPM keeps it."""
-    alphas: torch.Tensor = _from_config(_class("DDPMScheduler"), config).alphas_cumprod
+    alphas: Tensor = _from_config(_class("DDPMScheduler"), config).alphas_cumprod
     return alphas
 
 

@@ -13,14 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from inweave.layers import LoraLayer
 from inweave.layers.siblings import SharedSiblings, Siblings, stacked
 
 #: of one attention module
 _STREAMS = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
+
+
+class ProjectsSiblings:
+    """A mixin for attention modules that call `project` or `project_at_once`."""
+
+    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    projects_siblings = True
 
 
 class TextProjections(NamedTuple):
@@ -53,21 +59,21 @@ def unstack_siblings(network: nn.Module) -> None:
         module.__dict__.pop("text", None)
 
 
-def project(attention: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def project(attention: nn.Module, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
     """Outputs of the layers with these names for one input."""
     group = getattr(attention, "siblings", {}).get(names[0])
     outputs = None if group is None else group.outputs(x)
     return tuple(getattr(attention, name)(x) for name in names) if outputs is None else outputs
 
 
-def project_at_once(attention: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor | None:
+def project_at_once(attention: nn.Module, names: tuple[str, ...], x: Tensor) -> Tensor | None:
     """Return the outputs in one tensor (..., layers, columns); None if the layers compute separately."""
     group = getattr(attention, "siblings", {}).get(names[0])
     return None if group is None else group.product(x)
 
 
 @contextmanager
-def shared_text(network: Any, text: torch.Tensor | None) -> Iterator[None]:
+def shared_text(network: Any, text: Tensor | None) -> Iterator[None]:
     """Share this tensor with the cross attentions, which look up their keys and values for it inside the block."""
     groups = network.siblings.values() if text is not None else ()
     try:

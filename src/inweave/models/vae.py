@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inweave.errors import FormatError
 
@@ -62,28 +63,28 @@ class LatentSpace:
         """Return the shape of latents for images of this size in pixels."""
         return batch, self.channels, height // self.scale, width // self.scale
 
-    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+    def normalize(self, hidden: Tensor) -> Tensor:
         return (hidden - _per_channel(self.shift, hidden)) * _per_channel(self.factor, hidden)
 
-    def denormalize(self, latents: torch.Tensor) -> torch.Tensor:
+    def denormalize(self, latents: Tensor) -> Tensor:
         return latents / _per_channel(self.factor, latents) + _per_channel(self.shift, latents)
 
 
-def encode(vae: Any, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+def encode(vae: Any, image: Tensor, generator: torch.Generator | None) -> Tensor:
     """Latents sampled for a batch of images; without a generator the most likely ones."""
     space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
     hidden = distribution.mode() if generator is None else distribution.sample(generator)
     return space.normalize(_without_frames(hidden, space))
 
 
-def encode_distribution(vae: Any, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_distribution(vae: Any, image: Tensor) -> tuple[Tensor, Tensor]:
     """Return (mean, standard deviation) of the latents of a batch of images."""
     space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
     std = _without_frames(distribution.std, space)
     return space.normalize(_without_frames(distribution.mean, space)), std * _per_channel(space.factor, std)
 
 
-def decode(vae: Any, latents: torch.Tensor, warn: Callable[[str], object] | None = None) -> torch.Tensor:
+def decode(vae: Any, latents: Tensor, warn: Callable[[str], object] | None = None) -> Tensor:
     """Return the images of latents; if memory runs out, decode overlapping tiles, half as large each time."""
     space = LatentSpace.of(vae.config)
     hidden = space.denormalize(latents.to(vae.dtype))
@@ -91,7 +92,7 @@ def decode(vae: Any, latents: torch.Tensor, warn: Callable[[str], object] | None
     while True:
         try:
             with _tiled(vae, side if side < whole else None, space.scale):
-                image: torch.Tensor = vae.decode(hidden[:, :, None] if space.frames else hidden, return_dict=False)[0]
+                image: Tensor = vae.decode(hidden[:, :, None] if space.frames else hidden, return_dict=False)[0]
             if side < whole and warn is not None:
                 warn(
                     "not enough memory to decode the image at once; it was decoded in tiles of "
@@ -106,16 +107,16 @@ def decode(vae: Any, latents: torch.Tensor, warn: Callable[[str], object] | None
         side //= 2
 
 
-def _distribution(vae: Any, image: torch.Tensor) -> Any:
+def _distribution(vae: Any, image: Tensor) -> Any:
     image = image.to(vae.device, vae.dtype)
     return vae.encode(image[:, :, None] if LatentSpace.of(vae.config).frames else image).latent_dist
 
 
-def _without_frames(tensor: torch.Tensor, space: LatentSpace) -> torch.Tensor:
+def _without_frames(tensor: Tensor, space: LatentSpace) -> Tensor:
     return tensor[:, :, 0] if space.frames else tensor
 
 
-def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> float | torch.Tensor:
+def _per_channel(values: tuple[float, ...], like: Tensor) -> float | Tensor:
     """Return a plain number if all channels share it."""
     if len(values) == 1:
         return values[0]
@@ -130,23 +131,15 @@ def _tiled(vae: Any, side: int | None, scale: int) -> Iterator[None]:
         return
     pixels = side * scale
     if hasattr(vae, "tile_latent_min_size"):
-        before = vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size
-        vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = True, side, pixels
-        try:
-            yield
-        finally:
-            vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = before
-        return
-    stride = pixels - pixels // _OVERLAP
-    sizes = vae.tile_sample_min_height, vae.tile_sample_min_width
-    strides = vae.tile_sample_stride_height, vae.tile_sample_stride_width
-    tiling = vae.use_tiling
-    vae.use_tiling = True
-    vae.tile_sample_min_height = vae.tile_sample_min_width = pixels
-    vae.tile_sample_stride_height = vae.tile_sample_stride_width = stride
+        tiles = {"tile_latent_min_size": side, "tile_sample_min_size": pixels}
+    else:
+        stride = pixels - pixels // _OVERLAP
+        tiles = {"tile_sample_min_height": pixels, "tile_sample_min_width": pixels}
+        tiles |= {"tile_sample_stride_height": stride, "tile_sample_stride_width": stride}
+    tiles["use_tiling"] = True
+    before = {name: getattr(vae, name) for name in tiles}
+    vars(vae).update(tiles)
     try:
         yield
     finally:
-        vae.use_tiling = tiling
-        vae.tile_sample_min_height, vae.tile_sample_min_width = sizes
-        vae.tile_sample_stride_height, vae.tile_sample_stride_width = strides
+        vars(vae).update(before)

@@ -121,12 +121,12 @@ def test_layers_and_their_loras_as_one_operation_change_no_gradient(mode: str, m
     calls: list[bool] = []
     output = FusedConv.output
 
-    def counted(self: FusedConv, *arguments: Any) -> Any:
+    def amount(self: FusedConv, *arguments: Any) -> Any:
         result = output(self, *arguments)
         calls.append(result is not None)
         return result
 
-    monkeypatch.setattr(FusedConv, "output", counted)
+    monkeypatch.setattr(FusedConv, "output", amount)
     apply_checkpointing({"unet": unet}, mode, random=False)
     assert largest_gap(gradients(unet, inputs), plain) < 1e-9
     assert len(calls) > 3 and (any(calls) if mode == "selective" else all(calls))

@@ -295,3 +295,20 @@ def test_the_schedules_of_a_sampler_are_those_that_its_scheduler_takes() -> None
 def test_a_model_that_names_lms_is_read_without_scipy() -> None:
     settings = {"_class_name": "LMSDiscreteScheduler", "num_train_timesteps": 1000, "beta_schedule": "scaled_linear"}
     assert samplers.checked_scheduler("x", settings, flow=False)["beta_schedule"] == "scaled_linear"
+
+
+@pytest.mark.parametrize("name", ["EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "LMSDiscreteScheduler"])
+def test_the_trial_of_a_scheduler_leaves_no_warning_of_the_library(name: str) -> None:
+    """Its steps are those of a generation, input scale included."""
+    import logging
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
+    log = logging.getLogger("diffusers")
+    log.addHandler(handler)
+    try:
+        samplers.checked_scheduler("x", {"_class_name": name, "num_train_timesteps": 1000}, flow=False)
+    finally:
+        log.removeHandler(handler)
+    assert not [record.getMessage() for record in records]

@@ -354,7 +354,7 @@ def test_only_large_layers_of_even_sizes_fit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_device_without_such_products_says_so() -> None:
-    assert Fp8Linear.device_problems(torch.device("cpu")) == ["device cpu: 8-bit products need a CUDA device"]
+    assert Fp8Linear.device_problems(torch.device("cpu")) == ["device cpu: 8-bit products need an NVIDIA GPU"]
 
 
 def interpreted() -> dict[str, list[str]]:

@@ -184,7 +184,7 @@ def test_selective_checkpointing_stores_the_output() -> None:
     calls = 0
     plain_forward = reference.forward
 
-    def counted(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def amount(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal calls
         calls += 1
         return plain_forward(*arguments)
@@ -196,7 +196,7 @@ def test_selective_checkpointing_stores_the_output() -> None:
         )  # fmt: skip
         return result
 
-    reference.forward = counted  # type: ignore[assignment]
+    reference.forward = amount  # type: ignore[assignment]
     try:
         ours = gradients(recomputed, tensors, 0.5)
     finally:
@@ -311,3 +311,22 @@ def test_kernels_compile_for_a_gpu(rank: int) -> None:
         options = {"COUNT": count, "BIAS": bias, "ROWS": kernel._ROWS, "COLUMNS": kernel._COLUMNS}
         assert compiled_size(kernel._output_kernel, {**common, **options}) > 1000
     assert compiled_size(kernel._sum_kernel, {"ADD": True, "SPLITS": 2, "BLOCK": kernel._SUM_BLOCK}) > 1000
+
+
+def test_the_gradients_of_an_adapter_are_those_of_autograd_and_other_shapes_are_refused() -> None:
+    import inweave
+
+    torch.manual_seed(0)
+    x, down, up = (torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 8), (3, 8), (6, 3)))
+    grad = torch.randn(2, 5, 6)
+    expected = torch.autograd.grad((0.5 * (x @ down.T) @ up.T), (x, down, up), grad)
+    for ours, theirs in zip(inweave.lora_backward(grad, x, down, up, 0.5), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    for wrong in (
+        (grad[..., :5], x, down, up),
+        (grad, x, down.T, up),
+        (grad, x, down, up.T),
+        (grad.double(), x, down, up),
+    ):
+        with pytest.raises(inweave.ConfigError, match="lora_backward: expected x"):
+            inweave.lora_backward(*wrong, 0.5)

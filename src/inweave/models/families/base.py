@@ -15,8 +15,7 @@ never branches on its name; it asks the family.
 Contract
 - Files of this package import torch only inside methods, so that configurations are read without it.
 - Latents are (batch, channels, height, width) everywhere. A family that packs patches or adds a frame axis does so
-inside
-  `denoise` and undoes it there.
+  inside `denoise` and undoes it there.
 - Times are those of the scheduler, 0 to 1000, also for flows; `denoise` rescales or reverses them. It returns the
   prediction that the scheduler and the objective expect: noise, velocity, or for a flow noise minus image.
 - Token ids go by the folder of their encoder, with the batch as the first axis; a family may add tensors such as a mask
@@ -29,8 +28,7 @@ inside
   positive = negative + sum of weight (prediction - negative).
 - Return values depend only on the arguments and the weights; a family has no state.
 - A family of another package may bring classes of its own (`Network.library`), and for single files the configurations
-of
-  its variants (`Family.package`). Such files use the tensor names of the network's class (`table = "own"`).
+  of its variants (`Family.package`). Such files use the tensor names of the network's class (`table = "own"`).
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from inweave.models.vae import LatentSpace
 
 Prediction = Literal["epsilon", "v_prediction", "flow"]
 Shape = tuple[int, ...]
-Tensors = dict[str, "torch.Tensor"]
+Tensors = dict[str, "Tensor"]
 #: (text, weight) in order; a piece with the text BREAK starts a new chunk
 Pieces = Sequence[tuple[str, float]]
 
@@ -56,13 +54,9 @@ ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 #: the training preset for images unless a family has a reason to differ
 IMAGE_PRESET: Mapping[str, Any] = {
-    "rank": 16,
-    "learning_rate": 1e-4,
-    "precision": "bf16",
-    "max_grad_norm": 1.0,
-    "targets": "attention-mlp",
+    "rank": 16, "learning_rate": 1e-4, "precision": "bf16", "max_grad_norm": 1.0, "targets": "attention-mlp",
     "steps": 2000,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +131,7 @@ class Conditioning:
     ``weights``: those of several positive prompts, in order; nothing for a single one of weight 1.
     """
 
-    inputs: Mapping[str, torch.Tensor]
+    inputs: Mapping[str, Tensor]
     guidance: float
     guided: bool
     warnings: tuple[str, ...] = ()
@@ -186,9 +180,8 @@ class Family(ABC):
     networks: ClassVar[tuple[Network, ...]]
     tokenizers: ClassVar[tuple[str, ...]]  # classes of transformers that a folder may name
     variants: ClassVar[tuple[Variant, ...]] = ()
-    package: ClassVar[str] = (
-        "inweave.models"  # whose folder `configs` describes the variants (`inweave.models.bundled`)
-    )
+    #: the package whose folder `configs` describes the variants (`inweave.models.bundled`)
+    package: ClassVar[str] = "inweave.models"
 
     #: the name table of `inweave.targets` its denoiser is listed in, and the tensors to look for in a single file
     table: ClassVar[str]
@@ -302,7 +295,7 @@ class Family(ABC):
     # the denoiser
 
     def batch_inputs(
-        self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+        self, model: ModelView, text: Tensors, sizes: Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
         """Return all arguments of the denoiser for a batch.
 
@@ -312,16 +305,14 @@ class Family(ABC):
         return {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in text.items()}
 
     @abstractmethod
-    def denoise(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return one prediction in the shape of the latents, without guidance, from the inputs of `batch_inputs`."""
 
     def is_guided(self, model: ModelView, guidance: float) -> bool:
         """Return whether this guidance needs a prediction for the negative prompt."""
         return guidance > 1.0
 
-    def guide(self, negative: torch.Tensor, positive: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guide(self, negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
         """Combine two predictions by classifier-free guidance."""
         return negative + guidance * (positive - negative)
 
@@ -369,9 +360,7 @@ class Family(ABC):
         weights = (request.weight, *(weight for _, weight in request.others))
         return Conditioning(inputs, request.guidance, guided, tuple(warnings), () if weights == (1.0,) else weights)
 
-    def predict(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, conditioning: Conditioning
-    ) -> torch.Tensor:
+    def predict(self, model: ModelView, latents: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Return one prediction, guided if the conditioning is."""
         import torch
 

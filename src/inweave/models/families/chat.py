@@ -27,6 +27,7 @@ from inweave.models.families.base import (
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 QWEN_TOKENIZERS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
@@ -83,10 +84,7 @@ class ChatFamily(Family):
         if MASK not in ids:
             return {"encoder_hidden_states": states}
         mask = ids[MASK]
-        return {
-            "encoder_hidden_states": states * mask[..., None].to(states.dtype),
-            "encoder_hidden_states_mask": mask,
-        }
+        return {"encoder_hidden_states": states * mask[..., None].to(states.dtype), "encoder_hidden_states_mask": mask}
 
     def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         return {ENCODER: self._states(model, ids[ENCODER].to(device_of(model.networks[ENCODER])))}
@@ -111,8 +109,8 @@ class ChatFamily(Family):
             warnings.append("a negative prompt has no effect without guidance; it was ignored")
         return warnings
 
-    def _states(self, model: ModelView, ids: torch.Tensor) -> torch.Tensor:
+    def _states(self, model: ModelView, ids: Tensor) -> Tensor:
         encoder: Any = model.networks[ENCODER]
         hidden = encoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-        states: torch.Tensor = hidden[-self.layer][:, self.dropped :]
+        states: Tensor = hidden[-self.layer][:, self.dropped :]
         return states

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from inweave.errors import ConfigError
 from inweave.models.families.base import Family, ModelView, Pieces, PromptTokens, Tensors, device_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")
@@ -32,7 +34,7 @@ class ClipFamily(Family):
 
     def t5_length(self, model: ModelView) -> int:
         """Return how many tokens T5 reads."""
-        raise NotImplementedError(f"{self.name} has no T5")
+        raise ConfigError(f"the family {self.name} has a frozen text encoder and must define t5_length")
 
     def tokenize(
         self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
@@ -83,26 +85,21 @@ class ClipFamily(Family):
 
     def clip_states(
         self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return the states of all CLIPs concatenated along the width, and the pooled output of each."""
         import torch
 
         from inweave.models.encode import encode_clip
 
-        layer = self.clip_layer(clip_skip)
+        options: Any = {"layer": self.clip_layer(clip_skip), "final_norm": self.final_norm}
+        own = weights or {}
         states = [
-            encode_clip(
-                model.networks[folder],
-                ids[folder],
-                None if weights is None else weights[folder],
-                layer=layer,
-                final_norm=self.final_norm,
-            )
+            encode_clip(model.networks[folder], ids[folder], own.get(folder), **options)
             for folder in self.trainable_encoders
         ]
         return torch.cat([hidden for hidden, _ in states], -1), [pooled for _, pooled in states if pooled is not None]
 
-    def t5_states(self, model: ModelView, ids: Tensors, weights: Tensors | None) -> torch.Tensor | None:
+    def t5_states(self, model: ModelView, ids: Tensors, weights: Tensors | None) -> Tensor | None:
         """Return T5's states of a text, computed now or before; None if the model has no T5."""
         from inweave.models.encode import encode_t5
 

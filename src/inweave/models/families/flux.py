@@ -20,7 +20,7 @@ from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, Mode
 from inweave.models.families.clip import CLIP_TOKENIZERS, T5_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 
 class Flux1(ClipFamily):
@@ -99,7 +99,7 @@ class Flux1(ClipFamily):
         return False  # distilled: guidance is an input
 
     def batch_inputs(
-        self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+        self, model: ModelView, text: Tensors, sizes: Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
         import torch
 
@@ -111,30 +111,28 @@ class Flux1(ClipFamily):
             inputs["guidance"] = torch.full((len(hidden),), guidance, dtype=torch.float32, device=hidden.device)
         return inputs
 
-    def denoise(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         step = t.expand(len(latents)).to(latents.dtype) / 1000
         packed = pack(latents)
         prediction = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **inputs)[0]
         return unpack(prediction, latents.shape)
 
 
-def pack(latents: torch.Tensor) -> torch.Tensor:
+def pack(latents: Tensor) -> Tensor:
     """Return 2x2 patches as rows: (batch, rows * columns, channels * 4)."""
     batch, channels, height, width = latents.shape
     patches = latents.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return patches.reshape(batch, height // 2 * width // 2, channels * 4)
 
 
-def unpack(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return rows of patches as latents of this shape."""
     batch, channels, height, width = shape
     patches = packed.view(batch, height // 2, width // 2, channels, 2, 2).permute(0, 3, 1, 4, 2, 5)
     return patches.reshape(batch, channels, height, width)
 
 
-def patch_positions(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+def patch_positions(rows: int, columns: int, like: Tensor) -> Tensor:
     """Return (0, row, column) of every patch, in the dtype of ``like``."""
     import torch
 

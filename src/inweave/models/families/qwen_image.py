@@ -25,8 +25,7 @@ from inweave.models.families.chat import ChatFamily
 from inweave.models.families.flux import pack, unpack
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class QwenImage(ChatFamily):
@@ -83,20 +82,13 @@ class QwenImage(ChatFamily):
             positions: Any = network.pos_embed
             network.pos_embed = type(positions)(positions.theta, positions.axes_dim, positions.scale_rope)
 
-    def denoise(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         batch, _, height, width = latents.shape
-        prediction = model.denoiser(
-            hidden_states=pack(latents),
-            timestep=t.expand(batch).to(latents.dtype) / 1000,
-            img_shapes=[[(1, height // 2, width // 2)]] * batch,
-            return_dict=False,
-            **inputs,
-        )[0]
-        return unpack(prediction, latents.shape)
+        step, shapes = t.expand(batch).to(latents.dtype) / 1000, [[(1, height // 2, width // 2)]] * batch
+        images = {"hidden_states": pack(latents), "timestep": step, "img_shapes": shapes}
+        return unpack(model.denoiser(**images, **inputs, return_dict=False)[0], latents.shape)
 
-    def guide(self, negative: torch.Tensor, positive: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guide(self, negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
         plain, guided = pack(positive), pack(super().guide(negative, positive, guidance))
         return unpack(guided * (plain.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True)), positive.shape)
 

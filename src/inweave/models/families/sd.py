@@ -28,11 +28,11 @@ from inweave.models.families.base import (
 from inweave.models.families.clip import CLIP_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 
 _STABILITY = "stabilityai/stable-diffusion"
-_ABSENT = [None, None]  # how a pipeline's index marks a part that is left out
+ABSENT = [None, None]  # how a pipeline's index marks a part that is left out
 #: width of the text a UNet attends to -> (base, what people call it)
 _TEXT_WIDTHS = {768: ("sd1.5", "SD 1.x"), 1024: ("sd2.1", "SD 2.x"), 2048: ("sdxl", "SDXL")}
 _PREDICTIONS: dict[str, Prediction] = {
@@ -111,14 +111,10 @@ class UNetFamily(ClipFamily):
         """Return the published variant with the same tensors and this prediction, or None."""
         return None
 
-    def denoise(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         rest = dict(inputs)
         added = {name: rest.pop(name) for name in ("text_embeds", "time_ids") if name in rest}
-        prediction: torch.Tensor = model.denoiser(
-            latents, t, added_cond_kwargs=added or None, return_dict=False, **rest
-        )[0]
+        prediction: Tensor = model.denoiser(latents, t, added_cond_kwargs=added or None, return_dict=False, **rest)[0]
         return prediction
 
 
@@ -143,26 +139,19 @@ class StableDiffusion(UNetFamily):
     inpaint_variants: ClassVar[Mapping[str, str]] = {"sd1.5": "sd1.5-inpaint", "sd2.1": "sd2-inpaint"}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "inweave/emoji": {
-            "rank": 8,
-            "learning_rate": 2e-3,  # high for a short run, so it rises and falls
-            "lr_scheduler": "cosine",
-            "warmup": 20,
-            "steps": 300,
-            "batch_size": 2,
-            "resolution": 128,
-            "bucket_step": 32,
-            "targets": "attention-mlp",
-            "precision": "fp32",
+            # the learning rate is high for a short run, so it rises and falls
+            "rank": 8, "learning_rate": 2e-3, "lr_scheduler": "cosine", "warmup": 20, "steps": 300, "batch_size": 2,
+            "resolution": 128, "bucket_step": 32, "targets": "attention-mlp", "precision": "fp32",
             "caption_dropout": 0.1,
         },
         "sd": {**IMAGE_PRESET, "resolution": 512, "text_encoder_learning_rate": 5e-5},
         # published for 512 and for 768 pixels: the model's own resolution is used
         "sd2": {**IMAGE_PRESET, "text_encoder_learning_rate": 5e-5},
-    }
+    }  # fmt: skip
     pipeline = "StableDiffusionPipeline"
     inpaint_pipeline = "StableDiffusionInpaintPipeline"
     index_options: ClassVar[Mapping[str, Any]] = {
-        "feature_extractor": _ABSENT, "image_encoder": _ABSENT, "safety_checker": _ABSENT,
+        "feature_extractor": ABSENT, "image_encoder": ABSENT, "safety_checker": ABSENT,
         "requires_safety_checker": False,
     }  # fmt: skip
 

@@ -17,7 +17,7 @@ from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, Mode
 from inweave.models.families.clip import CLIP_TOKENIZERS, T5_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 
 _STABILITY = "stabilityai/stable-diffusion"
@@ -94,10 +94,8 @@ class StableDiffusion3(ClipFamily):
             return []
         return ["this model has no T5 text encoder; the prompt goes through CLIP only"]
 
-    def denoise(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
-        prediction: torch.Tensor = model.denoiser(
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        prediction: Tensor = model.denoiser(
             hidden_states=latents, timestep=t.expand(latents.shape[0]), return_dict=False, **inputs
         )[0]
         return prediction

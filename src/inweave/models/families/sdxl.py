@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, ModelView, Network, Tensors, Variant
 from inweave.models.families.clip import CLIP_TOKENIZERS
-from inweave.models.families.sd import UNetFamily
+from inweave.models.families.sd import ABSENT, UNetFamily
 
 if TYPE_CHECKING:
-    import torch
-
-
-_ABSENT = [None, None]
+    from torch import Tensor
 
 
 class StableDiffusionXL(UNetFamily):
@@ -57,10 +54,8 @@ class StableDiffusionXL(UNetFamily):
     pipeline = "StableDiffusionXLPipeline"
     inpaint_pipeline = "StableDiffusionXLInpaintPipeline"
     index_options: ClassVar[Mapping[str, Any]] = {
-        "feature_extractor": _ABSENT,
-        "image_encoder": _ABSENT,
-        "force_zeros_for_empty_prompt": True,
-    }
+        "feature_extractor": ABSENT, "image_encoder": ABSENT, "force_zeros_for_empty_prompt": True,
+    }  # fmt: skip
     inpaint_index_options: ClassVar[Mapping[str, Any]] = {"requires_aesthetics_score": False}
 
     def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
@@ -79,7 +74,7 @@ class StableDiffusionXL(UNetFamily):
         return {name: value.new_zeros(value.shape) for name, value in negative.items()}
 
     def batch_inputs(
-        self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+        self, model: ModelView, text: Tensors, sizes: Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
         inputs = super().batch_inputs(model, text, sizes, latents, guidance)
         return inputs | {"time_ids": sizes}  # training has them in float32: bfloat16 steps from 1024 to 1032

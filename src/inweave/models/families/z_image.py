@@ -24,7 +24,7 @@ from inweave.models.families.base import IMAGE_PRESET, ModelView, Network, Shape
 from inweave.models.families.chat import ChatFamily
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 
 class ZImage(ChatFamily):
@@ -68,9 +68,7 @@ class ZImage(ChatFamily):
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
         return "z_image", "z-image"
 
-    def denoise(
-        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         import torch
 
         states, mask = inputs["encoder_hidden_states"], inputs.get("encoder_hidden_states_mask")
@@ -83,7 +81,7 @@ class ZImage(ChatFamily):
     def is_guided(self, model: ModelView, guidance: float) -> bool:
         return guidance > 0.0
 
-    def guide(self, negative: torch.Tensor, positive: torch.Tensor, guidance: float) -> torch.Tensor:
+    def guide(self, negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
         return positive + guidance * (positive - negative)
 
 

@@ -37,27 +37,13 @@ from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxSingleTransformerBlock
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
-from inweave.models.fused.complex import (
-    FusedQwenAttention,
-    FusedZImageAttention,
-    qwen_attention_fits,
-    z_image_attention_fits,
-)
-from inweave.models.fused.feed_forward import FusedFeedForward, FusedGELU, feed_forward_fits, gelu_fits
-from inweave.models.fused.joint import (
-    FusedFluxAttention,
-    FusedFluxSingleTransformerBlock,
-    FusedJointAttention,
-    flux_attention_fits,
-    flux_single_block_fits,
-    joint_attention_fits,
-)
+from inweave.models.fused import complex, feed_forward, joint
 from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
 from inweave.ops.common.gradients import are_frozen
@@ -102,33 +88,33 @@ def _set_layout(network: nn.Module, layout: torch.memory_format) -> None:
 
 
 class FusedGroupNorm(nn.GroupNorm):
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return group_norm(input, self.weight, self.bias, self.num_groups, self.eps)
 
 
 class FrozenConv2d(nn.Conv2d):
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         return self.convolve(input, self.bias)
 
-    def convolve(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def convolve(self, input: Tensor, bias: Tensor | None) -> Tensor:
         stride, padding, dilation = ((size[0], size[1]) for size in (self.stride, self.padding, self.dilation))
         return frozen_conv2d(input, self.weight, bias, stride, padding, dilation, self.groups)  # type: ignore[arg-type]
 
 
 class FusedGEGLU(GEGLU):
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return geglu(self.proj(hidden_states))
 
 
 class FusedRMSNorm(RMSNorm):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         if self.weight is not None and self.weight.dtype != hidden_states.dtype:  # the result has the wider of the two
             return super().forward(hidden_states)
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
 class FusedResnetBlock2D(ResnetBlock2D):
-    def forward(self, input_tensor: torch.Tensor, temb: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, input_tensor: Tensor, temb: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not all(map(is_unchanged, (self.norm1, self.norm2, self.nonlinearity))):
             return super().forward(input_tensor, temb, *args, **kwargs)
         h, skip = _norm_silu(self.norm1, input_tensor)
@@ -142,14 +128,8 @@ class FusedResnetBlock2D(ResnetBlock2D):
 
 class FusedTransformer2DModel(Transformer2DModel):
     def _get_output_for_continuous_inputs(
-        self,
-        hidden_states: torch.Tensor,
-        residual: torch.Tensor,
-        batch_size: int,
-        height: int,
-        width: int,
-        inner_dim: int,
-    ) -> torch.Tensor:
+        self, hidden_states: Tensor, residual: Tensor, batch_size: int, height: int, width: int, inner_dim: int
+    ) -> Tensor:
         h = self.proj_out(hidden_states) if self.use_linear_projection else hidden_states
         h = h.reshape(batch_size, height, width, inner_dim).permute(0, 3, 1, 2)  # channels-last without a copy
         return residual_sum(h if self.use_linear_projection else self.proj_out(h), residual)
@@ -158,15 +138,15 @@ class FusedTransformer2DModel(Transformer2DModel):
 class FusedBasicTransformerBlock(BasicTransformerBlock):
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         timestep: torch.LongTensor | None = None,
         cross_attention_kwargs: dict[str, Any] | None = None,
         class_labels: torch.LongTensor | None = None,
-        added_cond_kwargs: dict[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        added_cond_kwargs: dict[str, Tensor] | None = None,
+    ) -> Tensor:
         unchanged = all(map(is_unchanged, (self.norm1, self.norm2, self.norm3)))
         if cross_attention_kwargs or self._chunk_size is not None or not unchanged:
             return super().forward(
@@ -206,11 +186,11 @@ class FusedAttention(Attention):
 
     def forward(
         self,
-        hidden_states: torch.Tensor | tuple[torch.Tensor, ...],
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor | tuple[Tensor, ...],
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         **cross_attention_kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Compute attention; three equal ``hidden_states`` give queries, keys and values a gradient each."""
         inputs = hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
         hidden_states = inputs[0]
@@ -227,7 +207,7 @@ class FusedAttention(Attention):
             h = module(h)
         return h
 
-    def _projections(self, inputs: tuple[torch.Tensor, ...], text: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _projections(self, inputs: tuple[Tensor, ...], text: Tensor | None) -> tuple[Tensor, ...]:
         if text is not None:
             keys = values = None
             if self.text is not None:
@@ -250,13 +230,11 @@ class FusedUNet2DConditionModel(UNet2DConditionModel):
             return super().forward(*args, **kwargs)
 
 
-def _norm_silu(
-    norm: nn.GroupNorm, x: torch.Tensor, shift: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _norm_silu(norm: nn.GroupNorm, x: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return group_norm_and_input(x, norm.weight, norm.bias, norm.num_groups, norm.eps, silu=True, shift=shift)
 
 
-def _product_and_bias(conv: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _product_and_bias(conv: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return a convolution's output without its bias, and the bias; (output, None) unless it is a plain convolution."""
     plain = (
         type(conv) is FrozenConv2d
@@ -267,7 +245,7 @@ def _product_and_bias(conv: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, t
     return (conv.convolve(x, None), conv.bias) if plain else (conv(x), None)  # type: ignore[operator, return-value]
 
 
-def _affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _affine(norm: Any) -> tuple[Tensor, Tensor, float]:
     return norm.weight, norm.bias, norm.eps
 
 
@@ -333,26 +311,23 @@ def _unet_fits(module: UNet2DConditionModel) -> bool:
 
 
 def _conv_fits(module: nn.Conv2d) -> bool:
-    return (
-        module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-        and "_conv_forward" not in module.__dict__
-    )
+    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return plain and "_conv_forward" not in module.__dict__
 
 
 #: (class, its fused subclass, which of its modules can be fused); the first that fits is taken
 _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ...] = (
     (nn.GroupNorm, FusedGroupNorm, lambda module: module.affine),
     (nn.Conv2d, FrozenConv2d, _conv_fits),
-    (Attention, FusedJointAttention, joint_attention_fits),
-    (Attention, FusedQwenAttention, qwen_attention_fits),
-    (Attention, FusedZImageAttention, z_image_attention_fits),
+    (Attention, joint.FusedJointAttention, joint.joint_attention_fits),
+    (Attention, complex.FusedQwenAttention, complex.qwen_attention_fits),
+    (Attention, complex.FusedZImageAttention, complex.z_image_attention_fits),
     (Attention, FusedAttention, _attention_fits),
-    (FluxAttention, FusedFluxAttention, flux_attention_fits),
-    (FluxSingleTransformerBlock, FusedFluxSingleTransformerBlock, flux_single_block_fits),
+    (FluxAttention, joint.FusedFluxAttention, joint.flux_attention_fits),
+    (FluxSingleTransformerBlock, joint.FusedFluxSingleTransformerBlock, joint.flux_single_block_fits),
     (GEGLU, FusedGEGLU, lambda module: hasattr(module, "proj")),
-    (GELU, FusedGELU, gelu_fits),
-    (FeedForward, FusedFeedForward, feed_forward_fits),
+    (GELU, feed_forward.FusedGELU, feed_forward.gelu_fits),
+    (FeedForward, feed_forward.FusedFeedForward, feed_forward.feed_forward_fits),
     (RMSNorm, FusedRMSNorm, lambda module: has(module, bias=None) and len(module.dim) == 1),
     (ResnetBlock2D, FusedResnetBlock2D, _resnet_fits),
     (Transformer2DModel, FusedTransformer2DModel, _transformer_fits),

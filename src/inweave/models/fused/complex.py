@@ -17,21 +17,19 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.attention_processor import Attention
 from diffusers.models.transformers.transformer_qwenimage import QwenDoubleStreamAttnProcessor2_0
 from diffusers.models.transformers.transformer_z_image import ZSingleStreamAttnProcessor
+from torch import Tensor
 
-from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has_all
 from inweave.models.fused.joint import ADDED, ADDED_NORMS, MAIN, NORMS, Rotary, joined_heads, streams_fit
+from inweave.models.siblings import ProjectsSiblings
 
 
-class FusedQwenAttention(Attention):
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
-    projects_siblings = True
-
+class FusedQwenAttention(ProjectsSiblings, Attention):
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         **cross_attention_kwargs: Any,
     ) -> Any:
         more = {"encoder_hidden_states_mask": None, "image_rotary_emb": None} | cross_attention_kwargs
@@ -58,15 +56,12 @@ class FusedQwenAttention(Attention):
         return _projected(self.to_out, image.contiguous()), self.to_add_out(text.contiguous())
 
 
-class FusedZImageAttention(Attention):
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
-    projects_siblings = True
-
+class FusedZImageAttention(ProjectsSiblings, Attention):
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         **cross_attention_kwargs: Any,
     ) -> Any:
         more = {"freqs_cis": None} | cross_attention_kwargs
@@ -87,14 +82,14 @@ class FusedZImageAttention(Attention):
         return _projected(self.to_out, dispatch_attention_fn(q, k, v, attn_mask=attention_mask).flatten(2))
 
 
-def real_tables(*rotations: torch.Tensor) -> Rotary:
+def real_tables(*rotations: Tensor) -> Rotary:
     """Cosines and sines (rows of all, size), every number twice, of complex numbers (rows, size / 2)."""
     pairs = torch.cat([torch.view_as_real(each) for each in rotations])
     cos, sin = pairs.repeat_interleave(2, 1).unbind(-1)
     return cos, sin
 
 
-def _projected(modules: Any, h: torch.Tensor) -> torch.Tensor:
+def _projected(modules: Any, h: Tensor) -> Tensor:
     for module in modules:
         h = module(h)
     return h
@@ -109,13 +104,8 @@ def _is_plain(processor: Any, kind: Any) -> bool:
 
 def qwen_attention_fits(module: Attention) -> bool:
     """Return whether `FusedQwenAttention` computes what this module does."""
-    names = (
-        "hidden_states",
-        "encoder_hidden_states",
-        "encoder_hidden_states_mask",
-        "attention_mask",
-        "image_rotary_emb",
-    )
+    text = ("encoder_hidden_states", "encoder_hidden_states_mask")
+    names = ("hidden_states", *text, "attention_mask", "image_rotary_emb")
     return (
         streams_fit(module, QwenDoubleStreamAttnProcessor2_0, added=True)
         and accepts(QwenDoubleStreamAttnProcessor2_0.__call__, "attn", *names)

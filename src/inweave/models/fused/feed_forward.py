@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from diffusers.models.activations import GELU
 from diffusers.models.attention import FeedForward
-from torch import nn
+from torch import Tensor, nn
 
 from inweave.layers.fused import is_unchanged
 from inweave.models.fitting import accepts, has
@@ -26,14 +25,14 @@ from inweave.ops.quantized.fp8 import Fp8Linear
 
 
 class FusedGELU(GELU):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         if self.approximate != "tanh":
             return super().forward(hidden_states)
         return tanh_gelu(self.proj(hidden_states))
 
 
 class FusedFeedForward(FeedForward):
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         parts: Any = tuple(self.net)
         if not args and not kwargs and tuple(map(type, parts[:2])) == (FusedGELU, nn.Dropout) and len(parts) == 3:
             activation, dropout, last = parts

@@ -28,14 +28,13 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
 from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor, FluxSingleTransformerBlock
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from inweave.layers.fused import is_unchanged
-from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused.feed_forward import is_frozen_in_8_bits
-from inweave.models.siblings import project, project_at_once
+from inweave.models.siblings import ProjectsSiblings, project, project_at_once
 from inweave.ops.activation import tanh_gelu
 from inweave.ops.fp8 import frozen_feed_forward
 from inweave.ops.rotary import join_heads, join_projections
@@ -45,19 +44,16 @@ ADDED = ("add_q_proj", "add_k_proj", "add_v_proj")
 NORMS = ("norm_q", "norm_k")
 ADDED_NORMS = ("norm_added_q", "norm_added_k")
 
-Rotary = tuple[torch.Tensor, torch.Tensor]
+Rotary = tuple[Tensor, Tensor]
 _HALF_RANGE = -65504, 65504  # diffusers keeps a stream in float16 from becoming infinite
 
 
-class FusedFluxAttention(FluxAttention):
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
-    projects_siblings = True
-
+class FusedFluxAttention(ProjectsSiblings, FluxAttention):
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
         **kwargs: Any,
     ) -> Any:
@@ -76,7 +72,7 @@ class FusedFluxAttention(FluxAttention):
         text, image = torch.split(h, [stream.shape[1] for stream in streams], 1)
         return self.to_out[1](self.to_out[0](image.contiguous())), self.to_add_out(text.contiguous())
 
-    def _serves(self, encoder_hidden_states: torch.Tensor | None) -> bool:
+    def _serves(self, encoder_hidden_states: Tensor | None) -> bool:
         processor: Any = self.processor
         return (
             type(processor) is FluxAttnProcessor
@@ -90,12 +86,12 @@ class FusedFluxAttention(FluxAttention):
 class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor,
-        temb: torch.Tensor,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        temb: Tensor,
         image_rotary_emb: Any = None,
         joint_attention_kwargs: dict[str, Any] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         if type(self.act_mlp) is nn.GELU and self.act_mlp.approximate == "tanh" and is_unchanged(self.act_mlp):
             stream = torch.cat([encoder_hidden_states, hidden_states], 1)
             stream = stream + self._change(stream, temb, image_rotary_emb, joint_attention_kwargs or {})
@@ -109,9 +105,7 @@ class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
             )
         return (text.clone(), image.clone()) if torch.compiler.is_compiling() else (text, image)
 
-    def _change(
-        self, stream: torch.Tensor, temb: torch.Tensor, rotary: Any, attention_kwargs: dict[str, Any]
-    ) -> torch.Tensor:
+    def _change(self, stream: Tensor, temb: Tensor, rotary: Any, attention_kwargs: dict[str, Any]) -> Tensor:
         normed, gate = self.norm(stream, emb=temb)
         in_8_bits = is_frozen_in_8_bits(self.proj_mlp, self.act_mlp, self.proj_out)
         wide = None if in_8_bits else self.proj_mlp(normed)
@@ -120,19 +114,16 @@ class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
             output = frozen_feed_forward(normed, self.proj_mlp, self.proj_out, attended)  # type: ignore[arg-type]
         else:
             output = self.proj_out(tanh_gelu(self.proj_mlp(normed) if wide is None else wide, attended))
-        change: torch.Tensor = gate[:, None] * output
+        change: Tensor = gate[:, None] * output
         return change
 
 
-class FusedJointAttention(Attention):
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
-    projects_siblings = True
-
+class FusedJointAttention(ProjectsSiblings, Attention):
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         **cross_attention_kwargs: Any,
     ) -> Any:
         processor: Any = self.processor
@@ -161,12 +152,12 @@ def is_rotary(tables: Any, rows: int, size: int) -> bool:
 
 def joined_heads(
     attention: Any,
-    streams: Sequence[tuple[torch.Tensor, tuple[str, ...], tuple[str, ...]]],
+    streams: Sequence[tuple[Tensor, tuple[str, ...], tuple[str, ...]]],
     size: int,
     rotary: Rotary | None,
     *,
     one_sequence: bool = False,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, ...]:
     """Return queries, keys and values (batch, rows of all streams, heads, size).
 
     ``streams``: the input, the projections, and the norms of queries and keys.
@@ -175,7 +166,7 @@ def joined_heads(
     of its own. Projections see the examples separately: their dropout is seeded by row.
     """
 
-    def arrange(columns: torch.Tensor) -> torch.Tensor:
+    def arrange(columns: Tensor) -> Tensor:
         heads = columns.view(*columns.shape[:-1], -1, size)
         return heads.flatten(0, 1)[None] if one_sequence else heads
 
@@ -198,7 +189,7 @@ def joined_heads(
     return q, k, join_heads(parts[2])
 
 
-def _normalized(parts: Sequence[torch.Tensor], norms: Sequence[Any], rotary: Rotary | None) -> torch.Tensor:
+def _normalized(parts: Sequence[Tensor], norms: Sequence[Any], rotary: Rotary | None) -> Tensor:
     if norms[0] is None:
         return join_heads(parts, rotary=rotary)
     if not _are_plain(norms, parts[0].dtype):
@@ -264,19 +255,13 @@ def streams_fit(module: Attention, processor: type, *, added: bool) -> bool:
         and has(module, processor=frozenset({processor}), to_out=frozenset({nn.ModuleList}))
         and has_all(module, "heads", "inner_dim", *MAIN, *(ADDED if added else ()))
         and module.inner_dim == module.inner_kv_dim
-        and (
-            all(norm is None for norm in norms)
-            or (
-                all(
-                    type(norm) is RMSNorm
-                    and norm.bias is None
-                    and tuple(norm.dim) == (module.inner_dim // module.heads,)
-                    for norm in norms
-                )
-                and _one_eps(norms)
-            )
-        )
+        and (all(norm is None for norm in norms) or _normalize_heads(norms, module.inner_dim // module.heads))
     )
+
+
+def _normalize_heads(norms: Sequence[Any], size: int) -> bool:
+    plain = all(type(norm) is RMSNorm and norm.bias is None and tuple(norm.dim) == (size,) for norm in norms)
+    return plain and _one_eps(norms)
 
 
 def _one_eps(norms: Sequence[Any]) -> bool:

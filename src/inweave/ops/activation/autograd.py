@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from inweave.ops.activation import meta
@@ -24,7 +25,7 @@ from inweave.ops.common.select import implementation, on_device_of
 _PACKAGE = "inweave.ops.activation"
 
 
-def geglu(x: torch.Tensor) -> torch.Tensor:
+def geglu(x: Tensor) -> Tensor:
     """Return the first half of the last axis times the exact GELU of the second."""
     if torch.compiler.is_compiling():
         a, b = x.chunk(2, -1)
@@ -34,35 +35,35 @@ def geglu(x: torch.Tensor) -> torch.Tensor:
 
 class _Geglu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         ctx.save_for_backward(rows)
         with on_device_of(x):
-            y: torch.Tensor = implementation(_PACKAGE, x).geglu(rows)
+            y: Tensor = implementation(_PACKAGE, x).geglu(rows)
         return y.view(*x.shape[:-1], y.shape[1])
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
         grads = dy.reshape(-1, dy.shape[-1]).contiguous()
         with on_device_of(rows):
-            dx: torch.Tensor = implementation(_PACKAGE, rows).geglu_backward(grads, rows)
+            dx: Tensor = implementation(_PACKAGE, rows).geglu_backward(grads, rows)
         return dx.view(*dy.shape[:-1], dx.shape[1])
 
 
-def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None = None) -> torch.Tensor:
+def tanh_gelu(x: Tensor, left: Tensor | None = None) -> Tensor:
     """Return the tanh GELU of x (..., width); with ``left`` (..., columns), [left | gelu(x)] (..., columns of both)."""
     ensure_same_rows(x, left)
     if _uses_operator(x, left):
         # matrices: if the operator returned a view, it could not be modified in place
-        y: torch.Tensor = torch.ops.inweave.tanh_gelu(_matrix(x), None if left is None else _matrix(left))
+        y: Tensor = torch.ops.inweave.tanh_gelu(_matrix(x), None if left is None else _matrix(left))
         return y.view(*x.shape[:-1], y.shape[1])
     y = functional.gelu(x, approximate="tanh")
     return y if left is None else torch.cat((left, y), -1)
 
 
-def ensure_same_rows(x: torch.Tensor, left: torch.Tensor | None) -> None:
+def ensure_same_rows(x: Tensor, left: Tensor | None) -> None:
     """Raise ValueError unless `left` and `x` match in every dimension but the last."""
     if left is not None and left.shape[:-1] != x.shape[:-1]:
         raise ValueError(
@@ -71,44 +72,40 @@ def ensure_same_rows(x: torch.Tensor, left: torch.Tensor | None) -> None:
         )
 
 
-def _uses_operator(x: torch.Tensor, left: torch.Tensor | None) -> bool:
+def _uses_operator(x: Tensor, left: Tensor | None) -> bool:
     """Return whether x has rows, and one dtype with ``left``."""
     return x.dim() > 0 and (left is None or left.dtype == x.dtype)
 
 
-def gelu_matrix(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
+def gelu_matrix(x: Tensor, left: Tensor | None) -> Tensor:
     """Return `tanh_gelu` of matrices, without a gradient."""
     with on_device_of(x):
-        y: torch.Tensor = implementation(_PACKAGE, x).tanh_gelu(
-            x.contiguous(), None if left is None else left.contiguous()
-        )
+        y: Tensor = implementation(_PACKAGE, x).tanh_gelu(x.contiguous(), None if left is None else left.contiguous())
     return y
 
 
-def gelu_matrix_gradients(
-    dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def gelu_matrix_gradients(dy: Tensor, x: Tensor, of_x: bool, of_left: bool) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and left; None for a gradient that is not requested."""
     with on_device_of(x):
         dx, dleft = implementation(_PACKAGE, x).tanh_gelu_backward(dy.contiguous(), x.contiguous(), of_x, of_left)
     return dx, dleft
 
 
-def _matrix(tensor: torch.Tensor) -> torch.Tensor:
+def _matrix(tensor: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
-def _backward(dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _backward(dy: Tensor, x: Tensor, of_x: bool, of_left: bool) -> tuple[Tensor, Tensor]:
     dx, dleft = gelu_matrix_gradients(dy, x, of_x, of_left)
     return x.new_empty(0) if dx is None else dx, x.new_empty(0) if dleft is None else dleft
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0])
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     of_x, of_left = ctx.needs_input_grad
     if dy is None:
         return None, None

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.precision import widened
 
@@ -28,13 +29,13 @@ LINEAR = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715 * LINEAR
 
 
-def geglu(x: torch.Tensor) -> torch.Tensor:
+def geglu(x: Tensor) -> Tensor:
     """Return y (rows, width) of x (rows, 2 * width)."""
     a, b = widened(x).chunk(2, -1)
     return (a * b * _share(b)).to(x.dtype)
 
 
-def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def geglu_backward(dy: Tensor, x: Tensor) -> Tensor:
     """Return the gradient of x."""
     a, b = widened(x).chunk(2, -1)
     dy, share = widened(dy), _share(b)
@@ -42,16 +43,14 @@ def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.cat((dy * b * share, dy * a * slope), -1).to(x.dtype)
 
 
-def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
+def tanh_gelu(x: Tensor, left: Tensor | None) -> Tensor:
     """Return y (rows, width) of x (rows, width); or [left | y] (rows, columns of both), in new memory."""
     wide = widened(x)
     y = (wide * torch.sigmoid(wide * (LINEAR + CUBIC * wide * wide))).to(x.dtype)
     return y if left is None else torch.cat((left, y), -1)
 
 
-def tanh_gelu_backward(
-    dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def tanh_gelu_backward(dy: Tensor, x: Tensor, of_x: bool, of_left: bool) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of x and of left, in new memory; None for a gradient that is not requested."""
     columns = dy.shape[1] - x.shape[1]
     dleft = dy[:, :columns].clone(memory_format=torch.contiguous_format) if of_left else None
@@ -64,6 +63,6 @@ def tanh_gelu_backward(
     return (widened(dy[:, columns:]) * slope).to(x.dtype), dleft
 
 
-def _share(b: torch.Tensor) -> torch.Tensor:
-    share: torch.Tensor = 0.5 * torch.special.erfc(b * -math.sqrt(0.5))
+def _share(b: Tensor) -> Tensor:
+    share: Tensor = 0.5 * torch.special.erfc(b * -math.sqrt(0.5))
     return share

@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from inweave.ops.common.exponential import exact_exp
 
@@ -138,7 +139,7 @@ def _tanh_gelu_gradient_kernel(
         tl.store(dx + row * width + column, (g * slope).to(dx.dtype.element_ty), mask=column < width)
 
 
-def geglu(x: torch.Tensor) -> torch.Tensor:
+def geglu(x: Tensor) -> Tensor:
     """Compute `reference.geglu` of a contiguous x."""
     rows, width = x.shape[0], x.shape[1] // 2
     y = x.new_empty(rows, width)
@@ -146,7 +147,7 @@ def geglu(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def geglu_backward(dy: Tensor, x: Tensor) -> Tensor:
     """Compute `reference.geglu_backward` of contiguous tensors."""
     rows, width = dy.shape
     dx = torch.empty_like(x)
@@ -154,7 +155,7 @@ def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return dx
 
 
-def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
+def tanh_gelu(x: Tensor, left: Tensor | None) -> Tensor:
     """Compute `reference.tanh_gelu` of contiguous tensors of one dtype."""
     rows, width = x.shape
     left_width = 0 if left is None else left.shape[1]
@@ -168,9 +169,7 @@ def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
     return y
 
 
-def tanh_gelu_backward(
-    dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def tanh_gelu_backward(dy: Tensor, x: Tensor, of_x: bool, of_left: bool) -> tuple[Tensor | None, Tensor | None]:
     """Compute `reference.tanh_gelu_backward` of contiguous tensors of one dtype."""
     rows, width = x.shape
     left_width = dy.shape[1] - width

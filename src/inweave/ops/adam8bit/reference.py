@@ -27,6 +27,7 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 #: values that share a scale
@@ -34,7 +35,7 @@ BLOCK = 256
 
 
 @cache
-def code_book(signed: bool, device: torch.device) -> torch.Tensor:
+def code_book(signed: bool, device: torch.device) -> Tensor:
     """Return the 256 float32 values of the dynamic tree, ascending."""
     values = [0.0, 1.0]
     for decade in range(7):
@@ -47,13 +48,13 @@ def code_book(signed: bool, device: torch.device) -> torch.Tensor:
 
 
 @cache
-def middles(signed: bool, device: torch.device) -> torch.Tensor:
+def middles(signed: bool, device: torch.device) -> Tensor:
     """Return the 255 borders between neighboring codes: a code is the number of borders below the value."""
     book = code_book(signed, torch.device("cpu")).double()
     return ((book[1:] + book[:-1]) / 2).float().to(device)
 
 
-def fresh(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def fresh(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (m_codes, m_scales, v_codes, v_scales) of ``size`` values before the first step: all zero."""
     zero = int((code_book(True, torch.device("cpu")) == 0).nonzero())
     blocks = -(-size // BLOCK)
@@ -66,14 +67,14 @@ def fresh(size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 @cache  # unbounded: a captured graph keeps the address
-def _constants(beta1: float, beta2: float, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _constants(beta1: float, beta2: float, device: torch.device) -> tuple[Tensor, Tensor]:
     return (
         torch.tensor((beta1, beta2), dtype=torch.float64, device=device),
         torch.tensor((-1.0, -0.5), dtype=torch.float64, device=device),
     )
 
 
-def corrections(count: torch.Tensor, beta1: float, beta2: float) -> torch.Tensor:
+def corrections(count: Tensor, beta1: float, beta2: float) -> Tensor:
     """Return (1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)) as float32 on count's device.
 
     Computed in float64: at t = 1 and beta2 = 0.999 the difference has four digits fewer than its terms.
@@ -82,7 +83,7 @@ def corrections(count: torch.Tensor, beta1: float, beta2: float) -> torch.Tensor
     return (1 - betas.pow(count)).pow(powers).float()
 
 
-def quantize(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """Return (codes uint8, scales float32) of a flat float32 tensor."""
     blocks = _blocks(values)
     high, low = blocks.amax(1), blocks.amin(1)
@@ -94,28 +95,28 @@ def quantize(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch
     return codes.to(torch.uint8).reshape(-1)[: values.numel()], scales
 
 
-def dequantize(codes: torch.Tensor, scales: torch.Tensor, *, signed: bool) -> torch.Tensor:
+def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """Return the float32 values of the results of `quantize`."""
     table = code_book(signed, codes.device)
     return (_blocks(table[codes.int()]) * scales[:, None]).reshape(-1)[: codes.numel()]
 
 
 def step(
-    values: torch.Tensor,
-    grads: torch.Tensor,
-    m_codes: torch.Tensor,
-    m_scales: torch.Tensor,
-    v_codes: torch.Tensor,
-    v_scales: torch.Tensor,
+    values: Tensor,
+    grads: Tensor,
+    m_codes: Tensor,
+    m_scales: Tensor,
+    v_codes: Tensor,
+    v_scales: Tensor,
     *,
-    lr: torch.Tensor,
+    lr: Tensor,
     beta1: float,
     beta2: float,
     epsilon: float,
     weight_decay: float,
-    inverse: torch.Tensor,
-    ok: torch.Tensor,
-    grad_scale: torch.Tensor,
+    inverse: Tensor,
+    ok: Tensor,
+    grad_scale: Tensor,
 ) -> None:
     """Take one step in place; ``inverse`` is from `corrections`, the rest as in `select.step`."""
     rate = lr if lr.dim() == 0 else lr.repeat_interleave(BLOCK)[: values.numel()]
@@ -129,5 +130,5 @@ def step(
         torch.where(accepted, made, old, out=old)
 
 
-def _blocks(flat: torch.Tensor) -> torch.Tensor:
+def _blocks(flat: Tensor) -> Tensor:
     return pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)

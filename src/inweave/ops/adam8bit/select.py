@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from inweave.ops.adam8bit import reference
 from inweave.ops.adam8bit.reference import corrections
-from inweave.ops.common.select import on_device_of
+from inweave.ops.common.select import has_kernels, on_device_of
 
 
 @torch.no_grad()
 def step(
-    values: torch.Tensor,
-    grads: torch.Tensor,
-    m_codes: torch.Tensor,
-    m_scales: torch.Tensor,
-    v_codes: torch.Tensor,
-    v_scales: torch.Tensor,
+    values: Tensor,
+    grads: Tensor,
+    m_codes: Tensor,
+    m_scales: Tensor,
+    v_codes: Tensor,
+    v_scales: Tensor,
     *,
-    lr: torch.Tensor,
+    lr: Tensor,
     beta1: float,
     beta2: float,
     epsilon: float,
     weight_decay: float,
-    count: torch.Tensor,
-    ok: torch.Tensor,
-    grad_scale: torch.Tensor,
+    count: Tensor,
+    ok: Tensor,
+    grad_scale: Tensor,
 ) -> None:
     """Take one AdamW step on flat float32 ``values``, in place; the formula is in `reference`.
 
@@ -40,7 +41,7 @@ def step(
     """
     inverse = corrections(count, beta1, beta2)
     tensors = (values, grads, m_codes, m_scales, v_codes, v_scales)
-    dense = all(tensor.is_cuda and tensor.is_contiguous() for tensor in (*tensors, lr, ok, grad_scale, inverse))
+    dense = all(has_kernels(tensor) and tensor.is_contiguous() for tensor in (*tensors, lr, ok, grad_scale, inverse))
     floats = all(tensor.dtype == torch.float32 for tensor in (values, grads, lr, grad_scale))
     work: Callable[..., None] = reference.step
     if dense and floats:
@@ -49,13 +50,6 @@ def step(
         work = kernel.step
     with on_device_of(values):
         work(
-            *tensors,
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            inverse=inverse,
-            ok=ok,
-            grad_scale=grad_scale,
-        )
+            *tensors, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay,
+            inverse=inverse, ok=ok, grad_scale=grad_scale,
+        )  # fmt: skip

@@ -13,9 +13,9 @@ multiply-adds may move a value across a border, by one code.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from inweave.ops.adam8bit.reference import BLOCK, code_book, middles
 
@@ -48,33 +48,14 @@ def _share(moment, scale):
 
 @triton.jit
 def _step_kernel(
-    values,
-    grads,
-    m_codes,
-    m_scales,
-    v_codes,
-    v_scales,
-    m_book,
-    v_book,
-    m_borders,
-    v_borders,
+    values, grads, m_codes, m_scales, v_codes, v_scales, m_book, v_book, m_borders, v_borders,
     lr_ptr,  # one number, or one per block
     inverse,  # (2,) float32: 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
-    ok_ptr,
-    grad_scale_ptr,
-    size,
-    blocks,
-    beta1,
+    ok_ptr, grad_scale_ptr, size, blocks, beta1,
     rest1,  # 1 - beta1, rounded once
-    beta2,
-    rest2,
-    epsilon,
-    weight_decay,
-    LR_PER_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    COARSE: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
+    beta2, rest2, epsilon, weight_decay,
+    LR_PER_BLOCK: tl.constexpr, ROWS: tl.constexpr, COARSE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
     if tl.load(ok_ptr) != 0:
         rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         there = rows < blocks
@@ -110,21 +91,21 @@ def _step_kernel(
 
 
 def step(
-    values: torch.Tensor,
-    grads: torch.Tensor,
-    m_codes: torch.Tensor,
-    m_scales: torch.Tensor,
-    v_codes: torch.Tensor,
-    v_scales: torch.Tensor,
+    values: Tensor,
+    grads: Tensor,
+    m_codes: Tensor,
+    m_scales: Tensor,
+    v_codes: Tensor,
+    v_scales: Tensor,
     *,
-    lr: torch.Tensor,
+    lr: Tensor,
     beta1: float,
     beta2: float,
     epsilon: float,
     weight_decay: float,
-    inverse: torch.Tensor,
-    ok: torch.Tensor,
-    grad_scale: torch.Tensor,
+    inverse: Tensor,
+    ok: Tensor,
+    grad_scale: Tensor,
     rows: int = 4,
     warps: int = 4,
     coarse: int = 3,
@@ -135,31 +116,8 @@ def step(
         return
     device = values.device
     _step_kernel[(triton.cdiv(blocks, rows),)](
-        values,
-        grads,
-        m_codes,
-        m_scales,
-        v_codes,
-        v_scales,
-        code_book(True, device),
-        code_book(False, device),
-        middles(True, device),
-        middles(False, device),
-        lr,
-        inverse,
-        ok,
-        grad_scale,
-        values.numel(),
-        blocks,
-        beta1,
-        1 - beta1,
-        beta2,
-        1 - beta2,
-        epsilon,
-        weight_decay,
-        LR_PER_BLOCK=lr.dim() > 0,
-        ROWS=rows,
-        COARSE=coarse,
-        WIDTH=BLOCK,
-        num_warps=warps,
-    )
+        values, grads, m_codes, m_scales, v_codes, v_scales,
+        code_book(True, device), code_book(False, device), middles(True, device), middles(False, device),
+        lr, inverse, ok, grad_scale, values.numel(), blocks, beta1, 1 - beta1, beta2, 1 - beta2, epsilon, weight_decay,
+        LR_PER_BLOCK=lr.dim() > 0, ROWS=rows, COARSE=coarse, WIDTH=BLOCK, num_warps=warps,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -27,25 +28,23 @@ from inweave.ops.common.operators import register_operator
 _MAX_HEAD = 256
 
 
-def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, deterministic: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool) -> tuple[Tensor, Tensor]:
     q, k, v = aligned_rows(q), aligned_rows(k), aligned_rows(v)
     out, lse = kernel_for(q, k, causal, deterministic).forward(q, k, v, causal, scale)
     return sequence_first(out), lse.contiguous()
 
 
 def _backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
     causal: bool,
     scale: float,
     deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     grad, out = sequence_first(grad), sequence_first(out)
     q, k, v = aligned_rows(q), aligned_rows(k), aligned_rows(v)
     kernel = kernel_for(q, k, causal, deterministic)
@@ -54,13 +53,13 @@ def _backward(
     return sequence_first(dq), sequence_first(dk), sequence_first(dv)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, ctx.causal, ctx.scale, ctx.deterministic = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad: torch.Tensor | None, _lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, _lse: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6
     q, k, v, out, lse = ctx.saved_tensors
@@ -85,14 +84,8 @@ register_operator(
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    deterministic: bool = False,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, deterministic: bool = False
+) -> Tensor:
     """Return softmax(scale * q k^T) v of (batch, heads, sequence, size), by the fastest kernel for the shape.
 
     ``scale``: 1 / sqrt(size) by default. ``deterministic``: gradients have the same bits every time, at the cost of
@@ -101,7 +94,7 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     # outside of the operator, so that a compiler lets their producers write them in this order
     q, k, v = strided_rows(q), strided_rows(k), strided_rows(v)
-    out: torch.Tensor = torch.ops.inweave.attention(q, k, v, causal, scale, deterministic)[0]
+    out: Tensor = torch.ops.inweave.attention(q, k, v, causal, scale, deterministic)[0]
     return out
 
 
@@ -120,22 +113,22 @@ class MeasuredAttention(TorchFunctionMode):
 
     def _attention(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if attn_mask is None and dropout_p == 0.0 and self._supports(query, key, value):
             return attention(query, key, value, causal=is_causal, scale=scale, deterministic=self.deterministic)
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
-    def _supports(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    def _supports(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         size = query.shape[-1]
         dtypes = (torch.bfloat16, torch.float16, *((torch.float32,) if self.deterministic else ()))
         return (

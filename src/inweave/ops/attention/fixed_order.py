@@ -27,6 +27,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+
+from inweave.ops.attention.meta import empty_sequence_first
 
 _DISTRIBUTION = "nvidia-cudnn-frontend"
 _INPUTS = ("q", "k", "v", "out", "g", "lse")
@@ -81,15 +84,8 @@ def frontend_problem() -> str | None:
 
 
 def fixed_order_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv); raise RuntimeError if cuDNN or this machine cannot compute them in a fixed order."""
     frontend = _frontend()
     tensors = (q, k, v, out, g, lse.unsqueeze(-1))
@@ -100,7 +96,7 @@ def fixed_order_backward(
             f"attention in a fixed order needs {graph.workspace >> 20} MiB for this shape, more than "
             f"{MAX_WORKSPACE >> 20}"
         )
-    grads = tuple(_sequence_first_like(each) for each in (q, k, v))
+    grads = tuple(empty_sequence_first(each) for each in (q, k, v))
     workspace = torch.empty(max(1, graph.workspace), dtype=torch.uint8, device=q.device)
     # addresses, so that the package keeps no tensor
     addresses = (each.data_ptr() for each in (*tensors, *grads))
@@ -115,11 +111,6 @@ def fixed_order_backward(
             f"cuDNN cannot compute attention of {tuple(q.shape)} in a fixed order: {refusal}"
         ) from refusal
     return grads[0], grads[1], grads[2]
-
-
-def _sequence_first_like(tensor: torch.Tensor) -> torch.Tensor:
-    batch, heads, rows, size = tensor.shape
-    return tensor.new_empty((batch, rows, heads, size)).transpose(1, 2)
 
 
 def _frontend() -> Any:
@@ -151,28 +142,15 @@ def _build(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float
     types[torch.float32] = single
     torch.cuda.set_device(device)  # of the building thread
     try:
-        graph = frontend.pygraph(
-            io_data_type=types[layouts[0].dtype],
-            intermediate_data_type=single,
-            compute_data_type=single,
-            handle=_handle(device),
-        )
+        precision = {"intermediate_data_type": single, "compute_data_type": single}
+        graph = frontend.pygraph(io_data_type=types[layouts[0].dtype], handle=_handle(device), **precision)
         inputs = [
             graph.tensor(name=name, dim=list(layout.shape), stride=list(layout.strides), data_type=types[layout.dtype])
             for name, layout in zip(_INPUTS, layouts, strict=True)
         ]
         q, k, v, out, g, lse = inputs
-        grads = graph.sdpa_backward(
-            q=q,
-            k=k,
-            v=v,
-            o=out,
-            dO=g,
-            stats=lse,
-            attn_scale=scale,
-            use_causal_mask=causal,
-            use_deterministic_algorithm=True,
-        )
+        options = {"attn_scale": scale, "use_causal_mask": causal, "use_deterministic_algorithm": True}
+        grads = graph.sdpa_backward(q=q, k=k, v=v, o=out, dO=g, stats=lse, **options)
         for grad, layout in zip(grads, layouts, strict=False):
             _, heads, rows, size = layout.shape
             strides = [rows * heads * size, size, heads * size, 1]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.utils.deterministic
+from torch import Tensor
 
 from inweave.ops.attention import reference
 from inweave.ops.attention.fixed_order import fixed_order_backward
@@ -25,8 +26,8 @@ from inweave.ops.attention.fixed_order import fixed_order_backward
 _ATEN = torch.ops.aten
 _PADDED_ROWS = 32  # the efficient kernel's statistics have a multiple of this many rows
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class Kernel(NamedTuple):
@@ -35,17 +36,17 @@ class Kernel(NamedTuple):
     ``repeats_only``: only for deterministic runs, because a call takes longer on the host.
     """
 
-    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Pair]
+    forward: Callable[[Tensor, Tensor, Tensor, bool, float], Pair]
     backward: Callable[..., Triple]
     repeats_only: bool = False
 
 
-def sequence_first(tensor: torch.Tensor) -> torch.Tensor:
+def sequence_first(tensor: Tensor) -> Tensor:
     """Return (batch, heads, sequence, size) with the memory of a contiguous (batch, sequence, heads, size)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def strided_rows(tensor: torch.Tensor) -> torch.Tensor:
+def strided_rows(tensor: Tensor) -> Tensor:
     """Return the same layout, but rows of a sequence may be further apart: columns of a wider matrix are not copied."""
     _, heads, _, size = tensor.shape
     batch_stride, head_stride, row_stride, stride = tensor.stride()
@@ -54,67 +55,39 @@ def strided_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if columns and whole else sequence_first(tensor)
 
 
-def aligned_rows(tensor: torch.Tensor) -> torch.Tensor:
+def aligned_rows(tensor: Tensor) -> Tensor:
     """Return the same layout at an address that is aligned to 16 bytes."""
     return strided_rows(tensor if tensor.data_ptr() % 16 == 0 else tensor.clone())
 
 
-def _no_random(tensor: torch.Tensor) -> torch.Tensor:
+def _no_random(tensor: Tensor) -> Tensor:
     """Return a placeholder for a generator's state, which only dropout reads: uninitialized, so without a launch."""
     return torch.empty((), dtype=torch.int64, device=tensor.device)
 
 
-def _cudnn_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Pair:
     out, lse, *_ = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
     return out, lse.squeeze(-1)
 
 
 def _cudnn_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Triple:
     none = _no_random(q)
+    rows, keys = q.shape[2], k.shape[2]
     grads: Triple = _ATEN._scaled_dot_product_cudnn_attention_backward(
-        g,
-        q,
-        k,
-        v,
-        out,
-        lse.unsqueeze(-1),
-        none,
-        none,
-        None,
-        None,
-        None,
-        q.shape[2],
-        k.shape[2],
-        0.0,
-        causal,
-        scale=scale,
+        g, q, k, v, out, lse.unsqueeze(-1), none, none, None, None, None, rows, keys, 0.0, causal, scale=scale
     )
     return grads
 
 
-def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Pair:
     out, lse, *_ = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
 
 def _flash_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Triple:
     none = _no_random(q)
     grads: Triple = _ATEN._scaled_dot_product_flash_attention_backward(
@@ -123,20 +96,13 @@ def _flash_backward(
     return grads
 
 
-def _efficient_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+def _efficient_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Pair:
     out, lse, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
     return out, lse[:, :, : q.shape[2]]
 
 
 def _efficient_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> Triple:
     none, missing = _no_random(q), -q.shape[2] % _PADDED_ROWS
     padded = torch.nn.functional.pad(lse, (0, missing), value=float("inf")) if missing else lse
@@ -166,10 +132,8 @@ def deterministic_calls(on: bool) -> Iterator[None]:
         yield
         return
     switch: Any = torch.utils.deterministic
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill, switch.fill_uninitialized_memory = switch.fill_uninitialized_memory, False  # results are fully written
     torch.use_deterministic_algorithms(True)
     try:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, deterministic: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
+) -> tuple[Tensor, Tensor]:
     """Allocate (out, lse)."""
-    return _sequence_first(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_sequence_first(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def attention_backward(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate (dq, dk, dv)."""
-    return _sequence_first(q), _sequence_first(k), _sequence_first(v)
+    return empty_sequence_first(q), empty_sequence_first(k), empty_sequence_first(v)
 
 
-def _sequence_first(tensor: torch.Tensor) -> torch.Tensor:
+def empty_sequence_first(tensor: Tensor) -> Tensor:
+    """Allocate a tensor of this shape (batch, heads, sequence, size) in the layout of the results."""
     batch, heads, rows, size = tensor.shape
     return tensor.new_empty((batch, rows, heads, size)).transpose(1, 2)

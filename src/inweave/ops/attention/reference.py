@@ -12,13 +12,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.precision import widened
 
 
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Return (out, lse)."""
     scores = _scores(q, k, causal, scale)
     lse = scores.logsumexp(-1)
@@ -26,15 +25,8 @@ def forward(
 
 
 def backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv)."""
     scores = _scores(q, k, causal, scale)
     p = (scores - scores.logsumexp(-1, keepdim=True)).exp()
@@ -44,7 +36,7 @@ def backward(
     return (ds @ kw).to(q.dtype), (ds.mT @ qw).to(k.dtype), (p.mT @ gw).to(v.dtype)
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     scores = widened(q) @ widened(k).mT
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)

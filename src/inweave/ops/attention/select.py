@@ -24,12 +24,14 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from inweave.errors import InweaveError
 from inweave.files.documents import read_json
 from inweave.files.writing import write_atomic
 from inweave.ops.attention.fixed_order import frontend_problem, frontend_version
 from inweave.ops.attention.kernels import ALL, KERNELS, PLAIN, Kernel, deterministic_calls, sequence_first
+from inweave.ops.common.select import is_nvidia
 
 _RUNS, _REPEATS = 10, 6
 _BUSY = 20_000_000  # cycles, about ten milliseconds: longer than it takes to queue the runs
@@ -40,9 +42,9 @@ _unmeasured: set[str] = set()  # keys of fallbacks, chosen without a measurement
 _record: dict[str, str] | None = None  # of the current run; global, since backward passes run in other threads
 
 
-def kernel_for(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> Kernel:
+def kernel_for(q: Tensor, k: Tensor, causal: bool, deterministic: bool) -> Kernel:
     """Return the kernel for these queries and keys; a shape is measured when it first occurs."""
-    if not q.is_cuda:
+    if not is_nvidia(q):
         return PLAIN
     capturing = torch.cuda.is_current_stream_capturing()
     measure = None if capturing else partial(_fastest, q, k, causal, deterministic)
@@ -62,7 +64,7 @@ def recorded_choices(record: dict[str, str]) -> Iterator[None]:
 
 def machine_name(device: torch.device, deterministic: bool) -> str:
     """Return the first part of the keys of choices on this device: GPU and versions of libraries."""
-    return _machine(device.index or 0, deterministic) if device.type == "cuda" else device.type
+    return _machine(device.index or 0, deterministic) if is_nvidia(device) else device.type
 
 
 def _choose(key: str, measure: Callable[[], str | None] | None, fallback: str) -> str:
@@ -96,7 +98,7 @@ def cache_file() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inweave" / "attention.json"
 
 
-def _key(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> str:
+def _key(q: Tensor, k: Tensor, causal: bool, deterministic: bool) -> str:
     shape = "x".join(str(size) for size in (*q.shape[:3], k.shape[2], q.shape[3]))
     dtype = str(q.dtype).removeprefix("torch.")
     flags = ("", " causal")[causal] + ("", " deterministic")[deterministic]
@@ -111,11 +113,11 @@ def _machine(index: int, deterministic: bool) -> str:
     return f"{torch.cuda.get_device_name(index)}, {libraries}{frontend}"
 
 
-def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> dict[str, float]:
+def measure(q: Tensor, k: Tensor, causal: bool, deterministic: bool) -> dict[str, float]:
     """Return the milliseconds of a forward and backward pass by kernel, without kernels that reject the shape."""
     generator = torch.Generator(q.device).manual_seed(0)  # leaves the model's own generator unchanged
 
-    def numbers(like: torch.Tensor) -> torch.Tensor:
+    def numbers(like: Tensor) -> Tensor:
         return sequence_first(torch.randn(like.shape, generator=generator, device=q.device, dtype=q.dtype))
 
     queries, keys, values, grad = numbers(q), numbers(k), numbers(k), numbers(q)
@@ -125,7 +127,7 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
         if kernel.repeats_only and not deterministic:
             continue
 
-        def gradients(kernel: Kernel = kernel) -> tuple[torch.Tensor, ...]:
+        def gradients(kernel: Kernel = kernel) -> tuple[Tensor, ...]:
             out, lse = kernel.forward(queries, keys, values, causal, scale)
             return kernel.backward(grad, queries, keys, values, sequence_first(out), lse, causal, scale)
 
@@ -142,12 +144,12 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
     return times
 
 
-def _repeats_its_bits(gradients: Callable[[], tuple[torch.Tensor, ...]]) -> bool:
+def _repeats_its_bits(gradients: Callable[[], tuple[Tensor, ...]]) -> bool:
     first = gradients()
     return all(torch.equal(one, two) for _ in range(_REPEATS) for one, two in zip(first, gradients(), strict=True))
 
 
-def _fastest(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> str | None:
+def _fastest(q: Tensor, k: Tensor, causal: bool, deterministic: bool) -> str | None:
     try:
         with torch.cuda.device(q.device):  # events belong to the current device
             times = measure(q, k, causal, deterministic)

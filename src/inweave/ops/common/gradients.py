@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,6 +29,6 @@ def first_derivative_only(backward: Callable[..., Any]) -> Callable[..., Any]:
     return refuse_or_run
 
 
-def are_frozen(*parameters: torch.Tensor | None) -> bool:
+def are_frozen(*parameters: Tensor | None) -> bool:
     """Return whether none of these requires a gradient."""
     return not any(parameter is not None and parameter.requires_grad for parameter in parameters)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
-def as_rows(image: torch.Tensor) -> torch.Tensor:
+def as_rows(image: Tensor) -> Tensor:
     """Return (batch, positions, channels), contiguous; a view if the image is channels-last."""
     return image.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def as_image(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def as_image(rows: Tensor, shape: torch.Size) -> Tensor:
     """Return the image of rows, always a view."""
     return rows.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)
 
 
-def as_channels_last(image: torch.Tensor) -> torch.Tensor:
+def as_channels_last(image: Tensor) -> Tensor:
     """Return the image in channels-last memory, with strides that torch recognizes as such.
 
     The first stride of a batch of one has no meaning, so elementwise operations choose any. With some values torch

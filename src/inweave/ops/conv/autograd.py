@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from inweave.ops.common.gradients import are_frozen, first_derivative_only
@@ -18,40 +19,25 @@ _Pair = tuple[int, int]
 
 
 def frozen_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: _Pair,
-    padding: _Pair,
-    dilation: _Pair,
-    groups: int,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: _Pair, padding: _Pair, dilation: _Pair, groups: int
+) -> Tensor:
     """Return `functional.conv2d` of x; a trained weight or bias gets its gradient from torch."""
     if torch.compiler.is_compiling() or not are_frozen(weight, bias):
         return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    y: torch.Tensor = _FrozenConv2d.apply(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-untyped-call]
+    y: Tensor = _FrozenConv2d.apply(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-untyped-call]
     return y
 
 
 class _FrozenConv2d(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: _Pair,
-        padding: _Pair,
-        dilation: _Pair,
-        groups: int,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.size, ctx.geometry = x.shape[2:], (stride, padding, dilation, groups)
-        return functional.conv2d(_known_layout(x), weight, bias, stride, padding, dilation, groups)
+        ctx.size, ctx.geometry = x.shape[2:], geometry
+        return functional.conv2d(_known_layout(x), weight, bias, *geometry)
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         # rows and columns at the end that no window of the forward pass reached
@@ -64,7 +50,7 @@ class _FrozenConv2d(torch.autograd.Function):
         return dx, *[None] * 6
 
 
-def _known_layout(image: torch.Tensor) -> torch.Tensor:
+def _known_layout(image: Tensor) -> Tensor:
     """Return a channels-last image with unambiguous strides; any other image unchanged."""
     is_known = image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and image.shape[0] == 1
     return as_channels_last(image) if is_known else image

@@ -15,41 +15,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.operators import register_operator
+from inweave.ops.common.select import is_nvidia
 from inweave.ops.fp8 import meta, select
 from inweave.ops.fp8.select import Rows, quantize_rows, traced_rows
 
 
 def fp8_linear(
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    row_scales: torch.Tensor,
-    columns: torch.Tensor,
-    column_scales: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
+    x: Tensor, rows: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor, bias: Tensor | None
+) -> Tensor:
     """Return x W^T + b of a matrix x, with gradients of x and of a trained bias."""
     work: Any = _TracedLinear.apply if select.is_traced() else torch.ops.inweave.fp8_linear
-    y: torch.Tensor = work(x, rows, row_scales, columns, column_scales, bias)
+    y: Tensor = work(x, rows, row_scales, columns, column_scales, bias)
     return y
 
 
 def scaled_product(
-    x: Rows, rows: torch.Tensor, row_scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, fast: bool
-) -> torch.Tensor:
+    x: Rows, rows: Tensor, row_scales: Tensor, bias: Tensor | None, dtype: torch.dtype, *, fast: bool
+) -> Tensor:
     """Return x @ (rows * row_scales)^T + bias of a quantized matrix x, in this dtype."""
     q, scales = x
-    if q.is_cuda:
+    if is_nvidia(q):
         own = None if bias is None else bias.to(torch.bfloat16)
-        product = torch._scaled_mm(  # contiguous: some of its kernels ignore the strides of a part of a matrix
-            q.contiguous(),
-            rows.contiguous().t(),
-            scale_a=scales,
-            scale_b=row_scales.t(),
-            bias=own,
-            out_dtype=torch.bfloat16,
-            use_fast_accum=fast,
+        left, right = q.contiguous(), rows.contiguous().t()  # some kernels ignore the strides of a part of a matrix
+        product = torch._scaled_mm(
+            left, right, scales, row_scales.t(), bias=own, out_dtype=torch.bfloat16, use_fast_accum=fast
         )
     else:
         product = (q.float() * scales) @ (rows.float() * row_scales).t()
@@ -58,46 +50,35 @@ def scaled_product(
 
 
 def _forward(
-    x: torch.Tensor,
-    rows: torch.Tensor,
-    row_scales: torch.Tensor,
-    columns: torch.Tensor,
-    column_scales: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
+    x: Tensor, rows: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor, bias: Tensor | None
+) -> Tensor:
     return scaled_product(quantize_rows(x), rows, row_scales, bias, x.dtype, fast=True)
 
 
-def _backward(dy: torch.Tensor, columns: torch.Tensor, column_scales: torch.Tensor) -> torch.Tensor:
+def _backward(dy: Tensor, columns: Tensor, column_scales: Tensor) -> Tensor:
     return scaled_product(quantize_rows(dy), columns, column_scales, None, dy.dtype, fast=False)
 
 
 def _product(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    rows: torch.Tensor,
-    row_scales: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-    fast: bool,
-) -> torch.Tensor:
+    x: Tensor, scales: Tensor, rows: Tensor, row_scales: Tensor, bias: Tensor | None, dtype: torch.dtype, fast: bool
+) -> Tensor:
     return scaled_product((x, scales), rows, row_scales, bias, dtype, fast=fast)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, _, _, columns, column_scales, _ = inputs
     ctx.save_for_backward(columns, column_scales)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 6
     dx = torch.ops.inweave.fp8_linear_backward(dy, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None
     return dx, None, None, None, None, _bias_gradient(dy) if ctx.needs_input_grad[5] else None
 
 
-def _bias_gradient(dy: torch.Tensor) -> torch.Tensor:
+def _bias_gradient(dy: Tensor) -> Tensor:
     return dy.sum(0, dtype=torch.promote_types(dy.dtype, torch.float32)).to(dy.dtype)
 
 
@@ -126,19 +107,19 @@ class _TracedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        rows: torch.Tensor,
-        row_scales: torch.Tensor,
-        columns: torch.Tensor,
-        column_scales: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+        x: Tensor,
+        rows: Tensor,
+        row_scales: Tensor,
+        columns: Tensor,
+        column_scales: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
         ctx.save_for_backward(columns, column_scales)
-        y: torch.Tensor = torch.ops.inweave.fp8_product(*traced_rows(x), rows, row_scales, bias, x.dtype, True)
+        y: Tensor = torch.ops.inweave.fp8_product(*traced_rows(x), rows, row_scales, bias, x.dtype, True)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         columns, column_scales = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:

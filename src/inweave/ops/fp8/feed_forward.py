@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from inweave.ops.activation import ensure_same_rows, gelu_matrix, gelu_matrix_gradients
 from inweave.ops.common.gradients import first_derivative_only
 from inweave.ops.common.operators import register_operator
-from inweave.ops.common.select import on_device_of
+from inweave.ops.common.select import has_kernels, on_device_of
 from inweave.ops.fp8 import meta, select
 from inweave.ops.fp8.reference import WIDEST
 from inweave.ops.fp8.select import Rows, quantize_rows, traced_rows
@@ -31,50 +32,36 @@ class Fp8Layer(Protocol):
     """A layer with a quantized weight and a frozen bias: `inweave.ops.quantized.fp8.Fp8Linear`."""
 
     @property
-    def bias(self) -> torch.Tensor | None: ...
+    def bias(self) -> Tensor | None: ...
 
     @property
-    def quantized(self) -> Iterable[torch.Tensor]: ...
+    def quantized(self) -> Iterable[Tensor]: ...
 
 
-def frozen_feed_forward(
-    x: torch.Tensor, first: Fp8Layer, second: Fp8Layer, left: torch.Tensor | None = None
-) -> torch.Tensor:
+def frozen_feed_forward(x: Tensor, first: Fp8Layer, second: Fp8Layer, left: Tensor | None = None) -> Tensor:
     """Return ``second`` of [left | gelu(first(x))] for x (..., inputs) and left (..., columns) of one dtype."""
     ensure_same_rows(x, left)
     inputs = x.reshape(-1, x.shape[-1]), None if left is None else left.reshape(-1, left.shape[-1])
     work: Any = _FeedForward.apply
-    y: torch.Tensor = work(*inputs, *first.quantized, first.bias, *second.quantized, second.bias)
+    y: Tensor = work(*inputs, *first.quantized, first.bias, *second.quantized, second.bias)
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        left: torch.Tensor | None,
-        rows: torch.Tensor,
-        row_scales: torch.Tensor,
-        columns: torch.Tensor,
-        column_scales: torch.Tensor,
-        bias: torch.Tensor | None,
-        next_rows: torch.Tensor,
-        next_row_scales: torch.Tensor,
-        next_columns: torch.Tensor,
-        next_column_scales: torch.Tensor,
-        next_bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, left: Tensor | None, *layers: Tensor | None) -> Tensor:
         operators = torch.ops.inweave
+        rows, row_scales, columns, column_scales, bias = layers[:5]
+        next_rows, next_row_scales, next_columns, next_column_scales, next_bias = layers[5:]
         z = operators.fp8_product(*_rows_of(x), rows, row_scales, bias, x.dtype, True)
         activations = operators.gelu_rows(z, left)
-        y: torch.Tensor = operators.fp8_product(*activations, next_rows, next_row_scales, next_bias, x.dtype, True)
+        y: Tensor = operators.fp8_product(*activations, next_rows, next_row_scales, next_bias, x.dtype, True)
         ctx.save_for_backward(z, columns, column_scales, next_columns, next_column_scales)
         return y
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         operators = torch.ops.inweave
         z, columns, column_scales, next_columns, next_column_scales = ctx.saved_tensors
         of_x, of_left = ctx.needs_input_grad[:2]
@@ -84,11 +71,11 @@ class _FeedForward(torch.autograd.Function):
         return dx, dleft if of_left else None, *[None] * 10
 
 
-def _rows_of(x: torch.Tensor) -> Rows:
+def _rows_of(x: Tensor) -> Rows:
     return traced_rows(x) if select.is_traced() else quantize_rows(x)
 
 
-def _gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
+def _gelu_rows(z: Tensor, left: Tensor | None) -> Rows:
     if _has_kernel(z, 0 if left is None else left.shape[1]):
         from inweave.ops.fp8 import triton as kernel
 
@@ -97,9 +84,7 @@ def _gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
     return quantize_rows(gelu_matrix(z, left))
 
 
-def _gelu_gradient_rows(
-    d: torch.Tensor, z: torch.Tensor, of_z: bool, of_left: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gelu_gradient_rows(d: Tensor, z: Tensor, of_z: bool, of_left: bool) -> tuple[Tensor, Tensor, Tensor]:
     if of_z and _has_kernel(z, 0):
         from inweave.ops.fp8 import triton as kernel
 
@@ -111,8 +96,8 @@ def _gelu_gradient_rows(
     return rows, scales, z.new_empty(0, 0) if dleft is None else dleft
 
 
-def _has_kernel(z: torch.Tensor, columns: int) -> bool:
-    return z.is_cuda and z.dtype in _KERNEL_DTYPES and z.shape[1] + columns <= WIDEST and z.numel() > 0
+def _has_kernel(z: Tensor, columns: int) -> bool:
+    return has_kernels(z) and z.dtype in _KERNEL_DTYPES and z.shape[1] + columns <= WIDEST and z.numel() > 0
 
 
 register_operator("gelu_rows(Tensor z, Tensor? left) -> (Tensor, Tensor)", _gelu_rows, meta.gelu_rows)

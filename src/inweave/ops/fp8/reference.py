@@ -16,6 +16,7 @@ the exact result.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 LARGEST = 448.0
 WIDEST = 16384  # numbers of a row that one program of a kernel can hold
@@ -23,7 +24,7 @@ WIDEST = 16384  # numbers of a row that one program of a kernel can hold
 SMALLEST = 2.0**-100
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return (e4m3, scales): the shape (M, K) of x, and (M, 1) in float32."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True).clamp_min(SMALLEST).double()

@@ -8,17 +8,18 @@ rounded to 16 bits.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from inweave.ops.common.select import on_device_of
+from inweave.ops.common.select import has_kernels, on_device_of
 from inweave.ops.fp8 import reference
 
 #: numbers (M, K) in e4m3 and scales (M, 1) in float32
-Rows = tuple[torch.Tensor, torch.Tensor]
+Rows = tuple[Tensor, Tensor]
 
 
-def quantize_rows(x: torch.Tensor) -> Rows:
+def quantize_rows(x: Tensor) -> Rows:
     """Return (e4m3, scales): the shape (M, K) of x, and (M, 1) in float32; the formula is in `reference`."""
-    if x.is_cuda:
+    if has_kernels(x):
         from inweave.ops.fp8 import triton as kernel
 
         with on_device_of(x):
@@ -31,6 +32,6 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling()
 
 
-def traced_rows(x: torch.Tensor) -> Rows:
+def traced_rows(x: Tensor) -> Rows:
     """Return `quantize_rows` of x (..., K) in plain operations, without a gradient; rows are contiguous."""
     return reference.quantize_rows(x.detach().reshape(-1, x.shape[-1]).contiguous())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from inweave.ops.activation.triton import gelu_and_slope
 from inweave.ops.fp8.reference import LARGEST, SMALLEST, WIDEST
@@ -129,7 +130,7 @@ def _gelu_gradient_row_kernel(
     tl.store(scales + row, tl.div_rn(top, LARGE))
 
 
-def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return (e4m3, scales) of contiguous rows."""
     rows, columns = x.shape
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
@@ -143,7 +144,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q, scales
 
 
-def gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def gelu_rows(z: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (e4m3, scales) of [left | gelu(z)]; both are contiguous and have one dtype."""
     rows, width = z.shape
     left_width = 0 if left is None else left.shape[1]
@@ -156,9 +157,7 @@ def gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> tuple[torch.Tensor,
     return q, scales
 
 
-def gelu_gradient_rows(
-    d: torch.Tensor, z: torch.Tensor, of_left: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def gelu_gradient_rows(d: Tensor, z: Tensor, of_left: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return (e4m3, scales) of the gradient of z, and the gradient of left if ``of_left``; d and z are contiguous."""
     rows, width = z.shape
     left_width = d.shape[1] - width

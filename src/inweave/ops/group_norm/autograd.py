@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from inweave.ops.common.gradients import are_frozen, first_derivative_only
@@ -24,15 +25,15 @@ _PACKAGE = "inweave.ops.group_norm"
 
 
 def group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     groups: int,
     eps: float,
     *,
     silu: bool = False,
-    shift: torch.Tensor | None = None,
-) -> torch.Tensor:
+    shift: Tensor | None = None,
+) -> Tensor:
     """Return the group normalization of x (batch, channels, height, width), followed by SiLU if ``silu``.
 
     ``shift``: (batch, channels), added to x before.
@@ -41,15 +42,15 @@ def group_norm(
 
 
 def group_norm_and_input(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     groups: int,
     eps: float,
     *,
     silu: bool = False,
-    shift: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    shift: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Return (`group_norm`, x).
 
     Use the returned x in the residual branch, so that its gradient is fused into the backward kernel.
@@ -67,15 +68,8 @@ def group_norm_and_input(
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        shift: torch.Tensor | None,
-        groups: int,
-        eps: float,
-        silu: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         rows = as_rows(x)
         shift = None if shift is None else shift.contiguous()
@@ -88,7 +82,7 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, dy: torch.Tensor | None, more: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
         if dy is None:
             return more, *[None] * 6
         rows, weight, bias, shift, mean, rstd = ctx.saved_tensors
@@ -104,14 +98,8 @@ class _GroupNorm(torch.autograd.Function):
 
 
 def _operator(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     shift = None if shift is None else shift.contiguous()
     with on_device_of(x):
         y, mean, rstd = implementation(_PACKAGE, x).group_norm(as_rows(x), weight, bias, shift, groups, eps, silu)
@@ -119,15 +107,8 @@ def _operator(
 
 
 def _operator_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    silu: bool,
-) -> torch.Tensor:
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, mean: Tensor, rstd: Tensor, silu: bool
+) -> Tensor:
     shift = None if shift is None else shift.contiguous()
     work = implementation(_PACKAGE, x)
     with on_device_of(x):
@@ -135,12 +116,12 @@ def _operator_backward(
     return as_image(dx, x.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, shift, _, _, ctx.silu = inputs
     ctx.save_for_backward(x, weight, bias, shift, *output[1:])
 
 
-def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     shift = ctx.saved_tensors[3]
     dx = torch.ops.inweave.group_norm_backward(dy, *ctx.saved_tensors, ctx.silu)
     dshift = (

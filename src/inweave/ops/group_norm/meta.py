@@ -5,43 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Any, bias: Any, shift: Any, groups: int, *settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate the results of `reference.group_norm`."""
     mean, rstd = (torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device) for _ in range(2))
     return torch.empty_like(x), mean, rstd
 
 
-def group_norm_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    silu: bool,
-    more: torch.Tensor | None,
-) -> torch.Tensor:
+def group_norm_backward(dy: Tensor, x: Tensor, *rest: Any) -> Tensor:
     """Allocate the result of `reference.group_norm_backward`."""
     return torch.empty_like(x)
 
 
-def image_group_norm(x: torch.Tensor, weight: Any, bias: Any, shift: Any, groups: int, *settings: Any) -> Any:
+def image_group_norm(x: Tensor, weight: Any, bias: Any, shift: Any, groups: int, *settings: Any) -> Any:
     """Allocate the results of the operator `group_norm`, which takes images (batch, channels, height, width)."""
     moments = [x.new_empty((x.shape[0], groups), dtype=torch.promote_types(x.dtype, torch.float32)) for _ in range(2)]
     return torch.empty_like(x, memory_format=torch.channels_last), *moments
 
 
-def image_group_norm_backward(dy: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+def image_group_norm_backward(dy: Tensor, x: Tensor, *rest: Any) -> Tensor:
     """Allocate the result of the operator `group_norm_backward`."""
     return torch.empty_like(x, memory_format=torch.channels_last)

@@ -17,19 +17,14 @@ group.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.precision import widened
 
 
 def group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return (y, mean, rstd) of x (batch, positions, channels); mean and rstd are float32, (batch, groups)."""
     h = _grouped(_shifted(x, shift), groups)
     variance, mean = torch.var_mean(h, dim=(1, 3), correction=0)
@@ -39,16 +34,16 @@ def group_norm(
 
 
 def group_norm_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shift: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
     silu: bool,
-    more: torch.Tensor | None,
-) -> torch.Tensor:
+    more: Tensor | None,
+) -> Tensor:
     """Return the gradient of x."""
     groups = mean.shape[1]
     n = _normal(_grouped(_shifted(x, shift), groups), mean, rstd)
@@ -63,17 +58,17 @@ def group_norm_backward(
     return (dx if more is None else dx + more).to(x.dtype)
 
 
-def _shifted(x: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+def _shifted(x: Tensor, shift: Tensor | None) -> Tensor:
     return widened(x) if shift is None else widened(x) + shift[:, None]
 
 
-def _grouped(h: torch.Tensor, groups: int) -> torch.Tensor:
+def _grouped(h: Tensor, groups: int) -> Tensor:
     return h.reshape(*h.shape[:2], groups, -1)
 
 
-def _normal(h: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+def _normal(h: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
     return (h - mean[:, None, :, None]) * rstd[:, None, :, None]
 
 
-def _affine(n: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def _affine(n: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return n * weight + bias

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from inweave.ops.common.exponential import exact_exp
 
@@ -63,6 +64,15 @@ def _sigmoid(z, EXACT: tl.constexpr):
 
 
 @triton.jit
+def _chunk(column, positions, channels, chunk, ROWS: tl.constexpr):
+    """Return (positions of this program's chunk, offset of its first number, rows of a tile, offsets in a tile)."""
+    first = tl.program_id(1) * chunk
+    start = (tl.program_id(2).to(tl.int64) * positions + first) * channels
+    row = tl.arange(0, ROWS)
+    return tl.minimum(chunk, positions - first), start, row, row[:, None] * channels + column[None, :]
+
+
+@triton.jit
 def _partial_places(groups, chunks, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr):
     """Return (offsets of the first partials of the groups, distance to the second ones, mask of groups that exist)."""
     local = tl.arange(0, GROUPS)
@@ -79,11 +89,8 @@ def _moments_kernel(
 ):  # fmt: skip
     local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
     number, example = tl.program_id(1), tl.program_id(2)
-    first = number * chunk
-    count = tl.minimum(chunk, positions - first)
-    base = x + (example.to(tl.int64) * positions + first) * channels
-    row = tl.arange(0, ROWS)
-    places = row[:, None] * channels + column[None, :]
+    count, start_of_chunk, row, places = _chunk(column, positions, channels, chunk, ROWS)
+    base = x + start_of_chunk
     inside = (row[:, None] < count) & real[None, :]
     head = tl.load(base + places, mask=inside, other=0.0).to(tl.float32)
     center = tl.div_rn(tl.sum(head, axis=0), tl.minimum(count, ROWS).to(tl.float32))
@@ -145,11 +152,7 @@ def _normalize_kernel(
         center -= tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
     scale = _to_channels(rstd, members) * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
     offset = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    first = number * chunk
-    count = tl.minimum(chunk, positions - first)
-    start_of_chunk = (example.to(tl.int64) * positions + first) * channels
-    row = tl.arange(0, ROWS)
-    places = row[:, None] * channels + column[None, :]
+    count, start_of_chunk, row, places = _chunk(column, positions, channels, chunk, ROWS)
     for start in range(0, count, ROWS):
         inside = (start + row[:, None] < count) & real[None, :]
         at = start_of_chunk + start * channels + places
@@ -161,13 +164,31 @@ def _normalize_kernel(
 
 
 @triton.jit
-def _gradient_of_normal(n, dy, weight, bias, SILU: tl.constexpr, EXACT: tl.constexpr):
-    """Return g, the gradient of the normalized values."""
+def _channel_constants(
+    means, rstds, shift, weight, bias, column, real, channels, groups, GROUP: tl.constexpr, SHIFT: tl.constexpr
+):
+    """Return (mean without the shift, rstd, weight, bias) of the channels of a block."""
+    example = tl.program_id(2)
+    group = example * groups + column // GROUP
+    center = tl.load(means + group, mask=real, other=0.0)
+    rstd = tl.load(rstds + group, mask=real, other=0.0)
+    if SHIFT:
+        center -= tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
+    return center, rstd, scale, tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _normal_and_gradient(dy, x, at, inside, center, rstd, scale, offset, SILU: tl.constexpr):
+    """Return (n, g) of a tile: the normalized values and their gradient."""
+    h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+    n = (h - center[None, :]) * rstd[None, :]
     if SILU:
-        z = n * weight + bias
-        s = _sigmoid(z, EXACT)
-        dy = dy * (s * (1.0 + z * (1.0 - s)))
-    return dy * weight
+        z = n * scale[None, :] + offset[None, :]
+        s = _sigmoid(z, dy.dtype.element_ty == tl.float32)
+        g = g * (s * (1.0 + z * (1.0 - s)))
+    return n, g * scale[None, :]
 
 
 @triton.jit(do_not_specialize=_ANY)
@@ -177,28 +198,17 @@ def _averages_kernel(
     SHIFT: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
-    number, example = tl.program_id(1), tl.program_id(2)
-    group = example * groups + column // GROUP
-    center = tl.load(means + group, mask=real, other=0.0)
-    rstd = tl.load(rstds + group, mask=real, other=0.0)
-    if SHIFT:
-        center -= tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
-    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
-    offset = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    first = number * chunk
-    count = tl.minimum(chunk, positions - first)
-    start_of_chunk = (example.to(tl.int64) * positions + first) * channels
-    row = tl.arange(0, ROWS)
-    places = row[:, None] * channels + column[None, :]
+    number = tl.program_id(1)
+    center, rstd, scale, offset = _channel_constants(
+        means, rstds, shift, weight, bias, column, real, channels, groups, GROUP, SHIFT
+    )
+    count, start_of_chunk, row, places = _chunk(column, positions, channels, chunk, ROWS)
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     products = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, count, ROWS):
         inside = (start + row[:, None] < count) & real[None, :]
         at = start_of_chunk + start * channels + places
-        h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        n = (h - center[None, :]) * rstd[None, :]
-        g = _gradient_of_normal(n, g, scale[None, :], offset[None, :], SILU, dy.dtype.element_ty == tl.float32)
+        n, g = _normal_and_gradient(dy, x, at, inside, center, rstd, scale, offset, SILU)
         sums += g
         products += tl.where(inside, g * n, 0.0)
     members = _members(local, real, GROUP, GROUPS)
@@ -214,7 +224,6 @@ def _gradient_kernel(
     CHUNKS: tl.constexpr, SHIFT: tl.constexpr, SILU: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
-    number, example = tl.program_id(1), tl.program_id(2)
     place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
     part = tl.arange(0, CHUNKS)
     known = exists[:, None] & (part[None, :] < chunks)
@@ -224,25 +233,14 @@ def _gradient_kernel(
     average = _to_channels(tl.div_rn(tl.sum(sums, axis=1), total), members)
     products = tl.load(partials + (place + next_half)[:, None] + part[None, :], mask=known, other=0.0)
     slope = _to_channels(tl.div_rn(tl.sum(products, axis=1), total), members)
-    group = example * groups + column // GROUP
-    center = tl.load(means + group, mask=real, other=0.0)
-    rstd = tl.load(rstds + group, mask=real, other=0.0)
-    if SHIFT:
-        center -= tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
-    scale = tl.load(weight + column, mask=real, other=0.0).to(tl.float32)
-    offset = tl.load(bias + column, mask=real, other=0.0).to(tl.float32)
-    first = number * chunk
-    count = tl.minimum(chunk, positions - first)
-    start_of_chunk = (example.to(tl.int64) * positions + first) * channels
-    row = tl.arange(0, ROWS)
-    places = row[:, None] * channels + column[None, :]
+    center, rstd, scale, offset = _channel_constants(
+        means, rstds, shift, weight, bias, column, real, channels, groups, GROUP, SHIFT
+    )
+    count, start_of_chunk, row, places = _chunk(column, positions, channels, chunk, ROWS)
     for start in range(0, count, ROWS):
         inside = (start + row[:, None] < count) & real[None, :]
         at = start_of_chunk + start * channels + places
-        h = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
-        n = (h - center[None, :]) * rstd[None, :]
-        g = _gradient_of_normal(n, g, scale[None, :], offset[None, :], SILU, dy.dtype.element_ty == tl.float32)
+        n, g = _normal_and_gradient(dy, x, at, inside, center, rstd, scale, offset, SILU)
         result = (g - average[None, :] - n * slope[None, :]) * rstd[None, :]
         if MORE:
             result += tl.load(more + at, mask=inside, other=0.0).to(tl.float32)
@@ -262,32 +260,21 @@ class _Tiling:
             blocks = -(-groups // count)
             choices.append((blocks * width, width, count, blocks))
         small, large = choices
-        _, self.width, self.per_block, self.blocks = large if large[0] < 0.9 * small[0] else small
-        self.rows = max(4096 // self.width, 4)
-        most = min(max(_PROGRAMS // (self.blocks * batch), 1), _MOST_CHUNKS)
-        tiles = -(-positions // self.rows)
-        self.chunk = -(-tiles // most) * self.rows
-        self.chunks = -(-positions // self.chunk)
-        self.grid = (self.blocks, self.chunks, batch)
-        self.sizes = (positions, channels, groups, self.chunk, self.chunks)
-        self.shape = {
-            "GROUP": size,
-            "PER_BLOCK": self.per_block,
-            "GROUPS": triton.next_power_of_2(self.per_block),
-            "WIDTH": self.width,
-            "ROWS": self.rows,
-        }
+        _, width, per_block, blocks = large if large[0] < 0.9 * small[0] else small
+        rows = max(4096 // width, 4)
+        most = min(max(_PROGRAMS // (blocks * batch), 1), _MOST_CHUNKS)
+        tiles = -(-positions // rows)
+        chunk = -(-tiles // most) * rows
+        self.chunks = -(-positions // chunk)
+        self.grid = (blocks, self.chunks, batch)
+        self.sizes = (positions, channels, groups, chunk, self.chunks)
+        group_count = triton.next_power_of_2(per_block)
+        self.shape = {"GROUP": size, "PER_BLOCK": per_block, "GROUPS": group_count, "WIDTH": width, "ROWS": rows}
 
 
 def group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, silu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `reference.group_norm` of contiguous tensors."""
     tiling = _Tiling(x.shape, groups)
     y = torch.empty_like(x)
@@ -303,16 +290,16 @@ def group_norm(
 
 
 def group_norm_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    shift: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shift: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
     silu: bool,
-    more: torch.Tensor | None,
-) -> torch.Tensor:
+    more: Tensor | None,
+) -> Tensor:
     """Compute `reference.group_norm_backward` of contiguous tensors."""
     groups = mean.shape[1]
     tiling = _Tiling(x.shape, groups)
@@ -322,12 +309,6 @@ def group_norm_backward(
     options = {**tiling.shape, "SHIFT": shift is not None, "SILU": silu}
     _averages_kernel[tiling.grid](*inputs, *tiling.sizes, **options)
     _gradient_kernel[tiling.grid](
-        *inputs,
-        x if more is None else more,
-        dx,
-        *tiling.sizes,
-        **options,
-        CHUNKS=_MOST_CHUNKS,
-        MORE=more is not None,
+        *inputs, x if more is None else more, dx, *tiling.sizes, **options, CHUNKS=_MOST_CHUNKS, MORE=more is not None
     )
     return dx

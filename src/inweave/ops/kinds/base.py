@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from inweave.errors import ConfigError
 from inweave.ops.delta import lora
 
 #: applied to the values between two factors, with the axis of the ranks
-OnHidden = Callable[[torch.Tensor, int], torch.Tensor]
+OnHidden = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LayerKind(ABC):
     #: the target "all-linear" includes it
     linear: ClassVar[bool] = False
 
-    def shape(self, weight: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    def shape(self, weight: Tensor) -> tuple[int, tuple[int, ...]]:
         """Return (out, into) of a stored weight."""
         rows, columns, *kernel = weight.shape
         return (columns, (rows,)) if self.transposed else (rows, (columns, *kernel))
@@ -54,7 +54,7 @@ class LayerKind(ABC):
         return 1
 
     @abstractmethod
-    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def apply(self, module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
         """Return the module's linear function of an input with another weight and no bias.
 
         Args:
@@ -66,13 +66,13 @@ class LayerKind(ABC):
     def apply_low_rank(
         self,
         module: nn.Module,
-        x: torch.Tensor,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
         blocks: int,
         dtype: torch.dtype,
         on_hidden: OnHidden | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return `apply` of up @ down; override it to multiply in two steps, without computing the product.
 
         Args:
@@ -100,23 +100,23 @@ class LayerKind(ABC):
         method = type(self).apply_low_rank
         return method is not LayerKind.apply_low_rank and "on_hidden" in inspect.signature(method).parameters
 
-    def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
+    def along_outputs(self, module: nn.Module, vector: Tensor) -> Tensor:
         """Reshape one number per output so that it broadcasts over the module's output."""
         return vector
 
-    def add(self, output: torch.Tensor, change: torch.Tensor, alpha: float) -> torch.Tensor:
+    def add(self, output: Tensor, change: Tensor, alpha: float) -> Tensor:
         """Return output + alpha * change; ``output`` is the value that the module returned."""
         return torch.add(output, change, alpha=alpha)
 
-    def obstacle(self, module: nn.Module, weight: torch.Tensor) -> str | None:
+    def obstacle(self, module: nn.Module, weight: Tensor) -> str | None:
         """Return why this module cannot take an adapter, or None if it can."""
         return None
 
-    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor | None:
+    def example(self, module: nn.Module, weight: Tensor) -> Tensor | None:
         """Return a small input to try the module with; None if it is never tried."""
         return None
 
 
-def noise(weight: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
+def noise(weight: Tensor, *shape: int, seed: int = 0) -> Tensor:
     """Return normal random numbers like ``weight``, the same at every call."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(weight)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(weight.device, weight.dtype)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from inweave.ops.kinds.base import LayerKind, OnHidden, noise
@@ -40,19 +40,19 @@ class LinearKind(LayerKind):
 
     linear: ClassVar[bool] = True
 
-    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def apply(self, module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
         return functional.linear(x, weight)
 
     def apply_low_rank(
         self,
         module: nn.Module,
-        x: torch.Tensor,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
         blocks: int,
         dtype: torch.dtype,
         on_hidden: OnHidden | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         hidden = functional.linear(x, down.to(dtype))
         if on_hidden is not None:
             hidden = on_hidden(hidden, -1)
@@ -62,7 +62,7 @@ class LinearKind(LayerKind):
         hidden = hidden.reshape(*hidden.shape[:-1], blocks, -1)
         return torch.einsum("...br,bor->...bo", hidden, up.reshape(blocks, -1, up.shape[1])).flatten(-2)
 
-    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    def example(self, module: nn.Module, weight: Tensor) -> Tensor:
         return noise(weight, 2, *self.shape(weight)[1])
 
 
@@ -73,20 +73,20 @@ class ConvKind(LayerKind):
     def groups(self, module: nn.Module) -> int:
         return cast("int", module.groups)
 
-    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = cast("nn.Conv2d", module)._conv_forward(x, weight, None)
+    def apply(self, module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = cast("nn.Conv2d", module)._conv_forward(x, weight, None)
         return result
 
     def apply_low_rank(
         self,
         module: nn.Module,
-        x: torch.Tensor,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
         blocks: int,
         dtype: torch.dtype,
         on_hidden: OnHidden | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         down, up = down.to(dtype), up.to(dtype)
         groups = self.groups(module)
         if groups > 1 and blocks == 1:
@@ -96,10 +96,10 @@ class ConvKind(LayerKind):
             hidden = on_hidden(hidden, 1 - up.dim())
         return _CONVOLUTIONS[up.dim() - 2](hidden, up, groups=groups if groups > 1 else blocks)
 
-    def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
+    def along_outputs(self, module: nn.Module, vector: Tensor) -> Tensor:
         return vector.reshape(-1, *[1] * len(cast("nn.Conv2d", module).kernel_size))
 
-    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    def example(self, module: nn.Module, weight: Tensor) -> Tensor:
         conv = cast("nn.Conv2d", module)
         pads = conv.padding if isinstance(conv.padding, tuple) else conv.kernel_size
         sizes = [d * (k - 1) + 2 + p for k, d, p in zip(conv.kernel_size, conv.dilation, pads, strict=True)]
@@ -113,20 +113,20 @@ class EmbeddingKind(LayerKind):
     transposed: bool = True
     embedding: ClassVar[bool] = True
 
-    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def apply(self, module: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
         rows = functional.embedding(x, weight.T)
         return rows if (factor := embed_scale(module)) is None else rows * factor
 
     def apply_low_rank(
         self,
         module: nn.Module,
-        x: torch.Tensor,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
         blocks: int,
         dtype: torch.dtype,
         on_hidden: OnHidden | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         padding, by_frequency = getattr(module, "padding_idx", None), getattr(module, "scale_grad_by_freq", False)
         rows = functional.embedding(x, down.T, padding, scale_grad_by_freq=by_frequency)
         rows = rows.to(dtype)
@@ -135,15 +135,15 @@ class EmbeddingKind(LayerKind):
         change = functional.linear(rows, up.to(dtype))
         return change if (factor := embed_scale(module)) is None else change * factor
 
-    def obstacle(self, module: nn.Module, weight: torch.Tensor) -> str | None:
+    def obstacle(self, module: nn.Module, weight: Tensor) -> str | None:
         if getattr(module, "max_norm", None) is not None:
             return "max_norm rewrites the embedding's rows whenever they are used"
         return None
 
-    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    def example(self, module: nn.Module, weight: Tensor) -> Tensor:
         return torch.arange(min(3, weight.shape[0]), device=weight.device)
 
 
-def embed_scale(module: nn.Module) -> float | torch.Tensor | None:
+def embed_scale(module: nn.Module) -> float | Tensor | None:
     """Return the factor by which some models multiply their embeddings (Bart, Gemma), or None."""
-    return cast("float | torch.Tensor | None", getattr(module, "embed_scale", None))
+    return cast("float | Tensor | None", getattr(module, "embed_scale", None))

@@ -22,6 +22,26 @@ def is_wrapper(module: nn.Module, leaf: str) -> bool:
     return leaf in _CHILDREN
 
 
+def peft_layers(network: nn.Module) -> list[str]:
+    """Return the names of PEFT's layers in a network, below which its weights have other names."""
+    return [
+        name
+        for name, module in named_modules(network)
+        if any(kind.__name__ == "BaseTunerLayer" for kind in type(module).__mro__) and "base_layer" in module._modules
+    ]
+
+
+def peft_problem(network: nn.Module) -> str | None:
+    """Return why adapters find no place in a network that already has PEFT's layers, or None."""
+    if not (names := peft_layers(network)):
+        return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"{type(network).__name__} already has PEFT layers ({names[0]}{more}), inside which its weights have other "
+        "names: remove them first (pipe.unload_lora_weights(), or unload() or merge_and_unload() of the PeftModel)"
+    )
+
+
 def unwrapped(network: nn.Module) -> nn.Module:
     """Return the module inside of all wrappers; a module without wrappers is returned unchanged."""
     while True:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.gradients import first_derivative_only
 from inweave.ops.common.operators import register_operator
@@ -34,31 +35,31 @@ class Rounded(NamedTuple):
     ``grads``: a float32 buffer of the factor's shape: eager backward passes add to it, and not to the factor's `.grad`.
     """
 
-    values: torch.Tensor
-    grads: torch.Tensor | None = None
+    values: Tensor
+    grads: Tensor | None = None
 
 
-def rounded_values(factor: torch.Tensor, rounded: Rounded | None, dtype: torch.dtype) -> torch.Tensor:
+def rounded_values(factor: Tensor, rounded: Rounded | None, dtype: torch.dtype) -> Tensor:
     """Return a factor in the dtype of the inputs."""
     return factor.to(dtype) if rounded is None else rounded.values
 
 
-def gradient_buffers(*rounded: Rounded | None) -> tuple[torch.Tensor | None, ...]:
+def gradient_buffers(*rounded: Rounded | None) -> tuple[Tensor | None, ...]:
     """Return the buffers that the gradients of these factors are added to; None if they go to autograd."""
     return tuple(None if each is None else each.grads for each in rounded)
 
 
 def lora_linear(
-    x: torch.Tensor,
+    x: Tensor,
     weight: Weight,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     *,
     rounded_down: Rounded | None = None,
     rounded_up: Rounded | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return x W^T + b + scale (x down^T) up^T for x (..., K), with gradients for x, ``down`` and ``up``.
 
     W and b are frozen. x, W and b have one dtype, unless W is quantized; the factors are rounded to it, once, unless
@@ -68,11 +69,11 @@ def lora_linear(
     if torch.compiler.is_compiling():
         low_down = None if rounded_down is None else rounded_down.values
         low_up = None if rounded_up is None else rounded_up.values
-        y: torch.Tensor = torch.ops.inweave.lora_linear(
+        y: Tensor = torch.ops.inweave.lora_linear(
             x, first, bias, down, up, scale, low_down, low_up, *parts, format, *traced_input(x, weight)
         )[0]
         return y
-    result: torch.Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]
+    result: Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]
         x, first, bias, down, up, scale, rounded_down, rounded_up, format, *parts
     )
     return result
@@ -82,20 +83,20 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
         scale: float,
         rounded_down: Rounded | None,
         rounded_up: Rounded | None,
         format: str | None,
-        *parts: torch.Tensor | None,
-    ) -> torch.Tensor:
+        *parts: Tensor | None,
+    ) -> Tensor:
         low_down, low_up = rounded_values(down, rounded_down, x.dtype), rounded_values(up, rounded_up, x.dtype)
         with torch._C._AutoDispatchBelowAutograd():  # gradients are this function's
-            y: torch.Tensor
+            y: Tensor
             y, hidden = torch.ops.inweave.lora_linear(
                 x, weight, bias, low_down, low_up, scale, None, None, *parts, format
             )
@@ -110,7 +111,7 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, down, up, *weight = ctx.saved_tensors
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
         fresh = all(own is None for own in ctx.grads)
@@ -131,21 +132,21 @@ class _LoraLinear(torch.autograd.Function):
 
 
 def _forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
-    low_down: torch.Tensor | None,
-    low_up: torch.Tensor | None,
-    second: torch.Tensor | None,
-    third: torch.Tensor | None,
-    fourth: torch.Tensor | None,
+    low_down: Tensor | None,
+    low_up: Tensor | None,
+    second: Tensor | None,
+    third: Tensor | None,
+    fourth: Tensor | None,
     format: str | None,
-    x_rows: torch.Tensor | None = None,
-    x_scales: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x_rows: Tensor | None = None,
+    x_scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     return forward(
         x, weight_of(format, weight, second, third, fourth), bias,
         down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
@@ -154,25 +155,25 @@ def _forward(
 
 
 def _backward(
-    grad_out: torch.Tensor,
-    x: torch.Tensor,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    grad_out: Tensor,
+    x: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    down: Tensor,
+    up: Tensor,
     scale: float,
-    low_down: torch.Tensor | None,
-    low_up: torch.Tensor | None,
-    second: torch.Tensor | None,
-    third: torch.Tensor | None,
-    fourth: torch.Tensor | None,
+    low_down: Tensor | None,
+    low_up: Tensor | None,
+    second: Tensor | None,
+    third: Tensor | None,
+    fourth: Tensor | None,
     format: str | None,
     of_x: bool,
     of_down: bool,
     of_up: bool,
-    grad_rows: torch.Tensor | None = None,
-    grad_scales: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad_rows: Tensor | None = None,
+    grad_scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     grad_down, grad_up = (meta.empty_like(like, needed) for like, needed in ((down, of_down), (up, of_up)))
     grad_x = backward(
         grad_out, x, hidden, weight_of(format, weight, second, third, fourth),
@@ -183,36 +184,23 @@ def _backward(
     return meta.empty_like(x, False) if grad_x is None else grad_x, grad_down, grad_up
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, _, down, up, ctx.scale, low_down, low_up, *parts, ctx.format, x_rows, _ = inputs
     ctx.quantizes = x_rows is not None
     ctx.save_for_backward(x, output[1], down, up, low_down, low_up, weight, *parts)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, grad_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 14
     x, hidden, down, up, low_down, low_up, first, *parts = ctx.saved_tensors
     of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
     rows = traced_input(grad_out, weight_of(ctx.format, first, *parts)) if ctx.quantizes and of_x else (None, None)
     grad_x, grad_down, grad_up = torch.ops.inweave.lora_linear_backward(
-        grad_out,
-        x,
-        hidden,
-        first,
-        down,
-        up,
-        ctx.scale,
-        low_down,
-        low_up,
-        *parts,
-        ctx.format,
-        of_x,
-        of_down,
-        of_up,
+        grad_out, x, hidden, first, down, up, ctx.scale, low_down, low_up, *parts, ctx.format, of_x, of_down, of_up,
         *rows,
-    )
+    )  # fmt: skip
     factors = grad_down if of_down else None, grad_up if of_up else None
     return grad_x if of_x else None, None, None, *factors, *[None] * 9
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from inweave.ops.common.gradients import first_derivative_only
@@ -34,17 +35,17 @@ class Window(NamedTuple):
 
 
 def lora_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     window: Window,
     *,
     rounded_down: Rounded | None = None,
     rounded_up: Rounded | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return conv(x, W) + b + scale up(conv(x, down)), with gradients for x, ``down`` and ``up``; W and b are frozen.
 
     x is channels-last. x, W and b have one dtype; the factors are rounded to it, once, unless `Rounded` copies are
@@ -56,7 +57,7 @@ def lora_conv2d(
             rounded_down=_as_matrix(rounded_down), rounded_up=_as_matrix(rounded_up),
         )  # fmt: skip
         return y.permute(0, 3, 1, 2)
-    result: torch.Tensor = _LoraConv2d.apply(  # type: ignore[no-untyped-call]
+    result: Tensor = _LoraConv2d.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, down, up, scale, window, rounded_down, rounded_up
     )
     return result
@@ -70,7 +71,7 @@ def _as_matrix(rounded: Rounded | None) -> Rounded | None:
     return Rounded(values.flatten(1), None if grads is None else grads.view(values.shape[0], -1))
 
 
-def _rows(image: torch.Tensor) -> torch.Tensor:
+def _rows(image: Tensor) -> Tensor:
     """Return (positions of all images, channels), a view of channels-last memory."""
     return image.permute(0, 2, 3, 1).flatten(0, 2)
 
@@ -79,16 +80,16 @@ class _LoraConv2d(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
         scale: float,
         window: Window,
         rounded_down: Rounded | None,
         rounded_up: Rounded | None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         low_down = rounded_values(down, rounded_down, x.dtype)
         low_up = rounded_values(up, rounded_up, x.dtype).flatten(1)
         hidden = _channels_last(functional.conv2d(x, low_down, None, *window))
@@ -102,7 +103,7 @@ class _LoraConv2d(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, hidden, down, up = ctx.saved_tensors
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
         grad_out = _channels_last(grad_out)
@@ -125,18 +126,18 @@ class _LoraConv2d(torch.autograd.Function):
         return grad_x, None, None, *returned, None, None, None, None
 
 
-def _channels_last(image: torch.Tensor) -> torch.Tensor:
+def _channels_last(image: Tensor) -> Tensor:
     return image.contiguous(memory_format=torch.channels_last)
 
 
-def _total(own: torch.Tensor | None, like: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+def _total(own: Tensor | None, like: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Return the tensor that a factor's gradient is added to."""
     return like.new_zeros(shape, dtype=dtype) if own is None else own
 
 
 def _gradients(
-    grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, window: Window, of_x: bool, of_weight: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_out: Tensor, x: Tensor, weight: Tensor, window: Window, of_x: bool, of_weight: bool
+) -> tuple[Tensor, Tensor]:
     grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
         grad_out, x, weight, None, *window, False, (0, 0), 1, (of_x, of_weight, False)
     )

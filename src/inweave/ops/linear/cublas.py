@@ -13,7 +13,9 @@ not that of a batch (three times the error for 4,096 rows on an H200, invisible 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from inweave.ops.common.select import is_nvidia
 from inweave.ops.linear import frozen
 from inweave.ops.linear.frozen import Weight
 from inweave.ops.linear.reference import block_count, blocks
@@ -21,14 +23,14 @@ from inweave.ops.quantized import Rows
 
 
 def forward(
-    x: torch.Tensor,
+    x: Tensor,
     weight: Weight,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     quantized: Rows | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Compute `reference.forward`."""
     hidden = torch.mm(x, down.T)
     y = frozen.product(x, weight, bias, quantized)
@@ -39,20 +41,20 @@ def forward(
 
 
 def backward(
-    grad_out: torch.Tensor,
-    x: torch.Tensor,
-    hidden: torch.Tensor | None,
+    grad_out: Tensor,
+    x: Tensor,
+    hidden: Tensor | None,
     weight: Weight | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     *,
     grad_x: bool = True,
-    grad_down: torch.Tensor | None = None,
-    grad_up: torch.Tensor | None = None,
+    grad_down: Tensor | None = None,
+    grad_up: Tensor | None = None,
     fresh: bool = False,
     quantized: Rows | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Compute `reference.backward`; ``fresh``: the factors' gradients are overwritten instead of added to."""
     beta = 0 if fresh else 1
     count = block_count(down, up)
@@ -78,16 +80,16 @@ def backward(
     return torch.mm(inner, down) if weight is None else frozen.gradient(grad_out, weight, quantized).addmm_(inner, down)
 
 
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
     """Add alpha * left @ right to ``total``; the sum is in float32 at least, for any dtypes and any device."""
-    if left.is_cuda and (left.dtype == total.dtype or total.dtype == torch.float32):
+    if is_nvidia(left) and (left.dtype == total.dtype or total.dtype == torch.float32):
         _accumulate(total, left, right, 1, alpha)
     else:
         wide = torch.promote_types(left.dtype, torch.float32)
         total.add_((left.to(wide) @ right.to(wide)).to(total.dtype), alpha=alpha)
 
 
-def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
+def _accumulate(total: Tensor, left: Tensor, right: Tensor, beta: int, alpha: float) -> None:
     """Set total = beta * total + alpha * left @ right, in the dtype of ``total``."""
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=beta, alpha=alpha)
@@ -95,7 +97,7 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, be
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, beta=beta, alpha=alpha, out=total)
 
 
-def _accumulate_blocks(totals: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
+def _accumulate_blocks(totals: Tensor, left: Tensor, right: Tensor, beta: int, alpha: float) -> None:
     """Accumulate one product per layer."""
     if left.dtype == torch.float32:
         for total, one, two in zip(totals, left, right, strict=True):

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from inweave.ops.linear import frozen
 from inweave.ops.linear.frozen import Weight
 from inweave.ops.quantized import Rows
 
 
-def block_count(down: torch.Tensor, up: torch.Tensor) -> int:
+def block_count(down: Tensor, up: Tensor) -> int:
     """Return the number of layers that the factors belong to."""
     return down.shape[0] // up.shape[1]
 
 
-def blocks(matrix: torch.Tensor, count: int) -> torch.Tensor:
+def blocks(matrix: Tensor, count: int) -> Tensor:
     """Return (count, M, columns), the columns of each layer, as a view of a matrix that has them side by side."""
     return matrix.view(matrix.shape[0], count, matrix.shape[1] // count).transpose(0, 1)
 
 
 def forward(
-    x: torch.Tensor,
+    x: Tensor,
     weight: Weight,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     quantized: Rows | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return (y, S) of matrices of one dtype; ``quantized``: x, if it was already quantized for a quantized weight."""
     hidden = x @ down.T
     base = frozen.product(x, weight, bias, quantized)
@@ -38,19 +39,19 @@ def forward(
 
 
 def backward(
-    grad_out: torch.Tensor,
-    x: torch.Tensor,
-    hidden: torch.Tensor | None,
+    grad_out: Tensor,
+    x: Tensor,
+    hidden: Tensor | None,
     weight: Weight | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     *,
     grad_x: bool = True,
-    grad_down: torch.Tensor | None = None,
-    grad_up: torch.Tensor | None = None,
+    grad_down: Tensor | None = None,
+    grad_up: Tensor | None = None,
     quantized: Rows | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Return dX if ``grad_x``, and add the factors' gradients to ``grad_down`` and ``grad_up`` if they are passed.
 
     ``hidden`` None: it is computed again. ``weight`` None: dX of the adapter alone. ``x`` is read only for

@@ -21,13 +21,13 @@ Microseconds of the adapter's part in the backward pass on one H200, bf16, in a 
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import cast
 
 import torch
+from torch import Tensor
 
-from inweave.ops.common.select import on_device_of
+from inweave.errors import ConfigError
+from inweave.ops.common.select import has_kernels, is_nvidia, on_device_of
 from inweave.ops.linear import cublas, reference
 from inweave.ops.linear.frozen import Weight, output_count
 from inweave.ops.quantized import Rows
@@ -40,41 +40,41 @@ _WIDEST = 4096
 
 
 def forward(
-    x: torch.Tensor,
+    x: Tensor,
     weight: Weight,
-    bias: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     quantized: Rows | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Return (y, S) for x (..., K); S is a matrix (M, r). ``quantized``: x, if it was already quantized for W."""
     rows = x.reshape(-1, x.shape[-1])
     if _adapter_first(rows, weight, bias, down, up):
         from inweave.ops.linear import triton as kernel
 
-        y, hidden = kernel.forward(rows, cast("torch.Tensor", weight), bias, down, up, scale)
+        y, hidden = kernel.forward(rows, cast("Tensor", weight), bias, down, up, scale)
     else:
-        work = cublas.forward if x.is_cuda else reference.forward
+        work = cublas.forward if is_nvidia(x) else reference.forward
         y, hidden = work(rows, weight, bias, down, up, scale, quantized)
     return y.view(*x.shape[:-1], output_count(weight)), hidden
 
 
 def backward(
-    grad_out: torch.Tensor,
-    x: torch.Tensor,
-    hidden: torch.Tensor | None,
+    grad_out: Tensor,
+    x: Tensor,
+    hidden: Tensor | None,
     weight: Weight | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     *,
     grad_x: bool = True,
-    grad_down: torch.Tensor | None = None,
-    grad_up: torch.Tensor | None = None,
+    grad_down: Tensor | None = None,
+    grad_up: Tensor | None = None,
     fresh: bool = False,
     quantized: Rows | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Return dX in the shape of ``grad_out`` except for its last axis, if ``grad_x``.
 
     The factors' gradients are added to ``grad_down`` and ``grad_up``, or overwrite them if ``fresh``; their dtype is
@@ -92,7 +92,7 @@ def backward(
                     rows, inputs, hidden, down, up, scale,
                     grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
                 )  # fmt: skip
-            if result is not None and isinstance(weight, torch.Tensor):
+            if result is not None and isinstance(weight, Tensor):
                 result.addmm_(rows, weight)
             return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
         result = cublas.backward(
@@ -111,13 +111,32 @@ def backward(
 
 
 @torch.no_grad()
-def lora_backward(
-    grad_out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (grad_x, grad_down, grad_up) of  scale * (x down^T) up^T : the adapter alone, all tensors of one dtype.
+def lora_backward(grad_out: Tensor, x: Tensor, down: Tensor, up: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of an adapter alone, y = scale * (x down^T) up^T, without autograd.
 
     A call can be captured in a CUDA graph once it has run before.
+
+    Args:
+        grad_out: dL/dy (..., out).
+        x: the input (..., in).
+        down: the factor A (r, in).
+        up: the factor B (out, r). All tensors have one dtype.
+        scale: alpha / r, a number.
+
+    Returns:
+        (grad_x, grad_down, grad_up), in the shapes of x, down and up.
+
+    Raises:
+        ConfigError: the shapes do not belong together, or the dtypes differ.
     """
+    tensors = {"grad_out": grad_out, "x": x, "down": down, "up": up}
+    fit = down.dim() == up.dim() == 2 and (down.shape[0], x.shape[-1]) == (up.shape[1], down.shape[1])
+    if not fit or grad_out.shape != (*x.shape[:-1], up.shape[0]) or len({each.dtype for each in tensors.values()}) > 1:
+        sizes = ", ".join(f"{name} {list(each.shape)} {each.dtype}" for name, each in tensors.items())
+        raise ConfigError(
+            f"lora_backward: expected x (..., in), down (r, in), up (out, r) and grad_out (..., out) of one dtype; "
+            f"got {sizes}"
+        )
     grad_down, grad_up = torch.empty_like(down), torch.empty_like(up)
     grad_x = backward(
         grad_out, x, None, None, down, up, scale, grad_down=grad_down, grad_up=grad_up, fresh=True
@@ -126,53 +145,42 @@ def lora_backward(
     return grad_x, grad_down, grad_up
 
 
-def _has_products(grad_out: torch.Tensor, x: torch.Tensor, *totals: torch.Tensor | None) -> bool:
+def _has_products(grad_out: Tensor, x: Tensor, *totals: Tensor | None) -> bool:
     """Return whether cuBLAS has these products."""
     dtype = grad_out.dtype
     return (
-        grad_out.is_cuda
+        is_nvidia(grad_out)
         and dtype in _FAST
         and x.dtype == dtype
         and all(total is None or total.dtype in (dtype, torch.float32) for total in totals)
     )
 
 
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def _adapter_first(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor
-) -> bool:
+def _adapter_first(x: Tensor, weight: Weight, bias: Tensor | None, down: Tensor, up: Tensor) -> bool:
     """Return whether the adapter's part is written first, and the frozen product added to it."""
     tensors = [x, weight, down, up, *([] if bias is None else [bias])]
     return (
-        x.is_cuda
+        has_kernels(x)
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[0] > 0
         and up.shape[1] <= _LARGEST_RANK
-        and all(isinstance(tensor, torch.Tensor) and tensor.dtype == x.dtype for tensor in tensors)
+        and all(isinstance(tensor, Tensor) and tensor.dtype == x.dtype for tensor in tensors)
         and up.is_contiguous()
         and (bias is None or bias.is_contiguous())
-        and _has_triton()
     )
 
 
-def _in_two_launches(
-    grad_out: torch.Tensor, x: torch.Tensor, weight: Weight | None, *others: torch.Tensor | None
-) -> bool:
+def _in_two_launches(grad_out: Tensor, x: Tensor, weight: Weight | None, *others: Tensor | None) -> bool:
     """Return whether the kernels support these matrices, and are faster."""
     rows = grad_out.shape[0]
     _, down, up, *_ = others
     assert down is not None and up is not None
     return (
         grad_out.dtype != torch.float32
-        and (weight is None or isinstance(weight, torch.Tensor))
+        and (weight is None or isinstance(weight, Tensor))
         and rows > 0
         and up.shape[1] <= _LARGEST_RANK
         and reference.block_count(down, up) == 1
         and (rows >= _MANY_ROWS or max(up.shape[0], down.shape[1]) <= _WIDEST)
         and all(tensor is None or tensor.is_contiguous() for tensor in (grad_out, x, *others))
-        and _has_triton()
     )

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from inweave.ops.common.select import on_device_of
 
@@ -94,11 +95,8 @@ def _output_kernel(
     r = tl.arange(0, RANK)
     real, inside, used = (m < rows)[:, None], c < out, r < rank
     s = tl.load(hidden + m[:, None] * (COUNT * rank) + layer * rank + r[None, :], mask=real & used[None, :], other=0.0)
-    factor = tl.load(
-        up + (layer * out + c)[None, :].to(tl.int64) * rank + r[:, None],
-        mask=inside[None, :] & used[:, None],
-        other=0.0,
-    )
+    at = (layer * out + c)[None, :].to(tl.int64) * rank + r[:, None]
+    factor = tl.load(up + at, mask=inside[None, :] & used[:, None], other=0.0)
     total = tl.dot(s, factor, input_precision=PRECISION) * scale
     if BIAS:
         total += tl.load(bias + layer * out + c, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -113,33 +111,17 @@ def _row_product(left, right, m, r, rows, width, rank, across, along, DEPTH: tl.
     for start in range(0, width, DEPTH):
         c = start + tl.arange(0, DEPTH)
         a = tl.load(left + m[:, None] * width + c[None, :], mask=(m < rows)[:, None] & (c < width)[None, :], other=0.0)
-        b = tl.load(
-            right + c[:, None].to(tl.int64) * across + r[None, :] * along,
-            mask=(c < width)[:, None] & (r < rank)[None, :],
-            other=0.0,
-        )
+        at = c[:, None].to(tl.int64) * across + r[None, :] * along
+        b = tl.load(right + at, mask=(c < width)[:, None] & (r < rank)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
 def _inner_kernel(
-    grad_out,
-    up,
-    inner,
-    x,
-    down,
-    hidden,
-    rows,
-    out,
-    into,
-    rank,
-    scale,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-    RANK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    grad_out, up, inner, x, down, hidden, rows, out, into, rank, scale,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, RANK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     m = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     r = tl.arange(0, RANK)
     places = m[:, None] * rank + r[None, :]
@@ -161,32 +143,12 @@ def _put(target, places, total, mask, ADD: tl.constexpr):
 
 @triton.jit
 def _column_kernel(
-    grad_out,
-    hidden,
-    x,
-    inner,
-    down,
-    grad_x,
-    grad_up,
-    grad_down,
-    rows,
-    out,
-    into,
-    rank,
-    scale,
-    up_tiles,
+    grad_out, hidden, x, inner, down, grad_x, grad_up, grad_down, rows, out, into, rank, scale, up_tiles,
     split_rows,  # rows of a split, a multiple of ROWS
     split_size,  # numbers of a split's sums; not used without splits
-    OF_X: tl.constexpr,
-    OF_DOWN: tl.constexpr,
-    ADD: tl.constexpr,
-    SPLIT: tl.constexpr,
-    EVICTION: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    OF_X: tl.constexpr, OF_DOWN: tl.constexpr, ADD: tl.constexpr, SPLIT: tl.constexpr, EVICTION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     part = tl.program_id(1)
     first = part * split_rows
@@ -200,11 +162,8 @@ def _column_kernel(
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
-            a = tl.load(
-                grad_out + m[None, :].to(tl.int64) * out + c[:, None],
-                mask=(m < last)[None, :] & (c < out)[:, None],
-                other=0.0,
-            )
+            at = m[None, :].to(tl.int64) * out + c[:, None]
+            a = tl.load(grad_out + at, mask=(m < last)[None, :] & (c < out)[:, None], other=0.0)
             b = tl.load(hidden + wide * rank + r[None, :], mask=(m < last)[:, None] & used[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
         places = c[:, None].to(tl.int64) * rank + r[None, :]
@@ -217,34 +176,26 @@ def _column_kernel(
         d = (tile - up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
         inside = d < into
         whole = tl.zeros((COLUMNS, RANK), tl.float32)
-        factor = tl.load(
-            down + r[:, None].to(tl.int64) * into + d[None, :], mask=used[:, None] & inside[None, :], other=0.0
-        )
+        spots = r[:, None].to(tl.int64) * into + d[None, :]
+        factor = tl.load(down + spots, mask=used[:, None] & inside[None, :], other=0.0)
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
             there = (m < last)[:, None]
             s = tl.load(inner + wide * rank + r[None, :], mask=there & used[None, :], other=0.0)
             if OF_DOWN:
-                t = tl.load(
-                    x + m[None, :].to(tl.int64) * into + d[:, None],
-                    mask=(m < last)[None, :] & inside[:, None],
-                    other=0.0,
-                )
+                source = x + m[None, :].to(tl.int64) * into + d[:, None]
+                t = tl.load(source, mask=(m < last)[None, :] & inside[:, None], other=0.0)
                 whole = tl.dot(t, s, whole, input_precision=PRECISION)
             if OF_X:
-                result = tl.dot(s, factor, input_precision=PRECISION)
-                tl.store(
-                    grad_x + wide * into + d[None, :],
-                    result.to(grad_x.dtype.element_ty),
-                    mask=there & inside[None, :],
-                    eviction_policy=EVICTION,
-                )
+                result = tl.dot(s, factor, input_precision=PRECISION).to(grad_x.dtype.element_ty)
+                target = grad_x + wide * into + d[None, :]
+                tl.store(target, result, mask=there & inside[None, :], eviction_policy=EVICTION)
         if OF_DOWN:
-            spots = r[None, :].to(tl.int64) * into + d[:, None]
+            transposed = r[None, :].to(tl.int64) * into + d[:, None]
             if SPLIT:
-                spots += offset
-            _put(grad_down, spots, whole, inside[:, None] & used[None, :], ADD)
+                transposed += offset
+            _put(grad_down, transposed, whole, inside[:, None] & used[None, :], ADD)
 
 
 @triton.jit
@@ -261,8 +212,8 @@ def _sum_kernel(
 
 
 def forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
     """Return (y, S) of matrices of one dtype."""
     hidden = torch.mm(x, down.T)
     with on_device_of(x):
@@ -270,7 +221,7 @@ def forward(
     return y.addmm_(x, weight.T), hidden
 
 
-def adapter_output(hidden: torch.Tensor, up: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
+def adapter_output(hidden: Tensor, up: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """Return b + s S up^T (M, N of all layers) of contiguous tensors of one dtype."""
     rows, rank = hidden.shape[0], up.shape[1]
     count = hidden.shape[1] // rank
@@ -278,26 +229,26 @@ def adapter_output(hidden: torch.Tensor, up: torch.Tensor, bias: torch.Tensor | 
     y = hidden.new_empty(rows, up.shape[0])
     _output_kernel[(triton.cdiv(rows, _ROWS) * count, triton.cdiv(out, _COLUMNS))](
         hidden, up, y if bias is None else bias, y, rows, out, rank, scale,
-        COUNT=count, BIAS=bias is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=max(16, triton.next_power_of_2(rank)),
+        COUNT=count, BIAS=bias is not None, ROWS=_ROWS, COLUMNS=_COLUMNS, RANK=_padded(rank),
         PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32", num_warps=4,
     )  # fmt: skip
     return y
 
 
 def backward(
-    grad_out: torch.Tensor,
-    x: torch.Tensor,
-    hidden: torch.Tensor | None,
-    down: torch.Tensor,
-    up: torch.Tensor,
+    grad_out: Tensor,
+    x: Tensor,
+    hidden: Tensor | None,
+    down: Tensor,
+    up: Tensor,
     scale: float,
     *,
     grad_x: bool = True,
-    grad_down: torch.Tensor | None = None,
-    grad_up: torch.Tensor | None = None,
+    grad_down: Tensor | None = None,
+    grad_up: Tensor | None = None,
     fresh: bool = False,
     sizes: TileSizes | None = None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Compute `reference.backward` of one layer without a weight, on contiguous matrices.
 
     ``fresh``: overwrite the factors' gradients. ``sizes``: other tile sizes, for measurements.
@@ -318,12 +269,12 @@ def backward(
         )  # fmt: skip
     result = grad_out.new_empty(rows, into) if grad_x else None
     up_size, down_size = up.numel() if of_up else 0, down.numel() if of_down else 0
-    splits = sizes.splits if up_size + down_size else 1
-    parts = into_up = into_down = inner  # placeholders, not written to
+    size = up_size + down_size
+    splits = sizes.splits if size else 1
     if splits > 1:
-        parts = torch.empty(splits, up_size + down_size, dtype=torch.float32, device=x.device)
+        parts = torch.empty(splits, size, dtype=torch.float32, device=x.device)
         into_up, into_down = parts, parts[0, up_size:]
-    else:
+    else:  # inner: a placeholder, not written to
         into_up, into_down = (inner if total is None else total for total in (grad_up, grad_down))
     up_tiles = triton.cdiv(out, sizes.columns) if of_up else 0
     tiles = up_tiles + (triton.cdiv(into, sizes.columns) if of_down or grad_x else 0)
@@ -331,14 +282,13 @@ def backward(
         split_rows = triton.cdiv(triton.cdiv(rows, splits), sizes.rows) * sizes.rows
         _column_kernel[(tiles, splits)](
             grad_out, s_rows, x, inner, down, inner if result is None else result, into_up, into_down,
-            rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
+            rows, out, into, rank, scale, up_tiles, split_rows, size,
             OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
             EVICTION="evict_first" if again else "",  # leaves the cache to x and dY, which are read twice
             ROWS=sizes.rows, COLUMNS=sizes.columns, RANK=sizes.rank, PRECISION=precision,
             num_warps=sizes.warps, num_stages=sizes.stages,
         )  # fmt: skip
     if splits > 1:
-        size = up_size + down_size
         _sum_kernel[(triton.cdiv(size, _SUM_BLOCK),)](
             parts, parts if grad_up is None else grad_up, parts if grad_down is None else grad_down,
             up_size, size, size, ADD=not fresh, SPLITS=splits, BLOCK=_SUM_BLOCK, num_warps=4,

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 #: of formats without infinity
 _SECOND_LARGEST = {torch.float8_e4m3fn: 416.0, torch.float8_e4m3fnuz: 224.0, torch.float8_e5m2fnuz: 49152.0}
@@ -37,8 +38,8 @@ def limit_of(dtype: torch.dtype) -> float:
 class Product:
     """One term of the sum: scale * up @ down."""
 
-    up: torch.Tensor
-    down: torch.Tensor
+    up: Tensor
+    down: Tensor
     scale: float
 
 
@@ -46,8 +47,8 @@ class Product:
 class WeightUpdate:
     """One weight, or some of its rows, and the products to add; without products, the base is restored."""
 
-    base: torch.Tensor
-    out: torch.Tensor
+    base: Tensor
+    out: Tensor
     products: tuple[Product, ...]
 
 
@@ -66,7 +67,7 @@ def merge_products(updates: Sequence[WeightUpdate]) -> list[int]:
     return unbounded
 
 
-def all_usable(tensor: torch.Tensor) -> bool:
+def all_usable(tensor: Tensor) -> bool:
     """Return whether every number of a tensor is finite and within the limit of its dtype; one pass, no memory."""
     if tensor.numel() == 0:
         return True
@@ -75,11 +76,11 @@ def all_usable(tensor: torch.Tensor) -> bool:
     return bool((low >= -limit) & (high <= limit))
 
 
-def usable_numbers(tensor: torch.Tensor) -> torch.Tensor:
+def usable_numbers(tensor: Tensor) -> Tensor:
     """Return a mask of the numbers that are not NaN and within the limit of the dtype."""
     return _comparable(tensor).abs() <= limit_of(tensor.dtype)
 
 
-def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+def _comparable(tensor: Tensor) -> Tensor:
     """Return 8-bit floats as float32, since torch has no arithmetic for them."""
     return tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from inweave.ops.common.select import has_kernels
 from inweave.ops.merge import reference
 from inweave.ops.merge.reference import WeightUpdate
 
@@ -28,7 +29,7 @@ def merge_products(updates: Sequence[WeightUpdate]) -> list[int]:
     grouped: dict[tuple[object, ...], list[int]] = {}
     for number, update in enumerate(updates):
         dtypes = {factor.dtype for product in update.products for factor in (product.up, product.down)}
-        if update.base.is_cuda and len(dtypes) <= 1 and _contiguous(update):
+        if has_kernels(update.base) and len(dtypes) <= 1 and _contiguous(update):
             key = (update.base.device, update.base.dtype, next(iter(dtypes), update.base.dtype))
             grouped.setdefault(key, []).append(number)
         else:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from inweave.ops.common.select import on_device_of
 from inweave.ops.merge.reference import WeightUpdate, limit_of
@@ -31,53 +32,32 @@ from inweave.ops.merge.reference import WeightUpdate, limit_of
 
 @triton.jit
 def _slice(
-    up_start,
-    down_start,
-    rows,
-    columns,
-    start,
-    rows_left,
-    columns_left,
-    rank,
-    width,
-    BLOCK_RANK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    up_start, down_start, rows, columns, start, rows_left, columns_left, rank, width,
+    BLOCK_RANK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return up @ down over one slice of the rank."""
     k = start + tl.arange(0, BLOCK_RANK)
-    up = tl.load(
-        up_start + rows[:, None] * rank + k[None, :],
-        mask=(rows[:, None] < rows_left) & (k[None, :] < rank),
-        other=0.0,
-    )
-    down = tl.load(
-        down_start + k[:, None] * width + columns[None, :],
-        mask=(k[:, None] < rank) & (columns[None, :] < columns_left),
-        other=0.0,
-    )
+    up_mask = (rows[:, None] < rows_left) & (k[None, :] < rank)
+    up = tl.load(up_start + rows[:, None] * rank + k[None, :], mask=up_mask, other=0.0)
+    down_mask = (k[:, None] < rank) & (columns[None, :] < columns_left)
+    down = tl.load(down_start + k[:, None] * width + columns[None, :], mask=down_mask, other=0.0)
     return tl.dot(up, down, input_precision=PRECISION)
 
 
 @triton.jit
 def _merge_kernel(
-    base_ptr,
-    out_ptr,
-    factor_ptr,
+    base_ptr, out_ptr, factor_ptr,
     offsets,  # (tiles, 2) int64: where the tile starts in the base and in the output
     extents,  # (tiles, 8) int32: width, rows and columns left, first row and column, products from and to, update
     products,  # (products, 3) int64: up offset, down offset, rank
     scales,  # (products,) float32
     flags,  # (updates,) int32: set where a result is beyond the limit
     limit,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_RANK: tl.constexpr,
     ALIGN: tl.constexpr,  # every width and offset is a multiple of this, so that loads can be wide
     RANK_ALIGN: tl.constexpr,  # every rank is a multiple of this
-    PRECISION: tl.constexpr,
-    ONE_SLICE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    PRECISION: tl.constexpr, ONE_SLICE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     tile = tl.program_id(0)
     base_offset = tl.multiple_of(tl.load(offsets + tile * 2), ALIGN)
     out_offset = tl.multiple_of(tl.load(offsets + tile * 2 + 1), ALIGN)
@@ -110,18 +90,9 @@ def _merge_kernel(
         else:
             for start in range(0, rank, BLOCK_RANK):
                 acc += scale * _slice(
-                    up_start,
-                    down_start,
-                    rows,
-                    columns,
-                    start,
-                    rows_left,
-                    columns_left,
-                    rank,
-                    width,
-                    BLOCK_RANK,
+                    up_start, down_start, rows, columns, start, rows_left, columns_left, rank, width, BLOCK_RANK,
                     PRECISION,
-                )
+                )  # fmt: skip
     result = acc.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_offset + places, result, mask=inside, eviction_policy="evict_first")
     size = tl.abs(result.to(tl.float32))
@@ -130,7 +101,7 @@ def _merge_kernel(
     tl.store(flags + update, worst, mask=worst > 0)  # all programs store the same value here
 
 
-_TABLES: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor, int]] = {}
+_TABLES: dict[tuple[object, ...], tuple[Tensor, Tensor, int]] = {}
 
 
 class PreparedMerge:
@@ -165,8 +136,9 @@ class PreparedMerge:
         with np.errstate(over="ignore"):
             self._scales = torch.from_numpy(scales.astype(np.float32)).to(device)
         self._flags = torch.zeros(len(updates), dtype=torch.int32, device=device)
+        self._last = scales  # what `_scales` was made from
 
-    def _tables(self, updates: Sequence[WeightUpdate], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _tables(self, updates: Sequence[WeightUpdate], device: torch.device) -> tuple[Tensor, Tensor, int]:
         """Return the tile tables on the device; those of the same weights are cached, whatever is merged into them."""
         where = tuple((t.base.data_ptr(), t.out.data_ptr(), *t.base.shape, len(t.products)) for t in updates)
         key = (where, self._block, device)
@@ -210,9 +182,12 @@ class PreparedMerge:
 
     def rescale(self, scales: np.ndarray) -> None:
         """Set other scales for the same products, in the same order."""
+        if np.array_equal(scales, self._last):
+            return
+        self._last = scales
         self._scales.copy_(torch.from_numpy(scales.astype(np.float32)), non_blocking=True)
 
-    def moved(self, old: torch.Tensor, new: torch.Tensor) -> PreparedMerge:
+    def moved(self, old: Tensor, new: Tensor) -> PreparedMerge:
         """Return the same merge with all factors in another slab of the same layout, and scales of its own."""
         clone = copy.copy(self)
         clone._keep = [*self._keep, new]
@@ -222,32 +197,28 @@ class PreparedMerge:
         clone._flags = torch.zeros_like(self._flags)
         return clone
 
-    def run(self) -> list[int]:
-        """Write every update; return the indices of those with results beyond the limit."""
-        self._flags.zero_()
+    def start(self) -> None:
+        """Begin to write every update."""
         with on_device_of(self._outs):
             _merge_kernel[(self._offsets.shape[0],)](
-                self._bases,
-                self._outs,
-                self._factors,
-                self._offsets,
-                self._extents,
-                self._products,
-                self._scales,
-                self._flags,
-                limit_of(self._outs.dtype),
-                BLOCK_ROWS=self._block[0],
-                BLOCK_COLUMNS=self._block[1],
-                BLOCK_RANK=self._block_rank,
-                ALIGN=self._align,
-                RANK_ALIGN=self._rank_align,
-                PRECISION="ieee" if self._exact else "tf32",
-                ONE_SLICE=self._one_slice,
-                STAGES=self._stages,
-                num_warps=self._warps,
-            )
-        numbers: list[int] = self._flags.nonzero().flatten().tolist()
+                self._bases, self._outs, self._factors, self._offsets, self._extents, self._products, self._scales,
+                self._flags, limit_of(self._outs.dtype),
+                BLOCK_ROWS=self._block[0], BLOCK_COLUMNS=self._block[1], BLOCK_RANK=self._block_rank,
+                ALIGN=self._align, RANK_ALIGN=self._rank_align, PRECISION="ieee" if self._exact else "tf32",
+                ONE_SLICE=self._one_slice, STAGES=self._stages, num_warps=self._warps,
+            )  # fmt: skip
+
+    def finish(self) -> list[int]:
+        """Wait for the end; return the indices of updates with results beyond the limit."""
+        numbers = [number for number, flag in enumerate(self._flags.tolist()) if flag]
+        if numbers:
+            self._flags.zero_()
         return numbers
+
+    def run(self) -> list[int]:
+        """Write every update; return the indices of those with results beyond the limit."""
+        self.start()
+        return self.finish()
 
 
 def _alignment(*tables: np.ndarray) -> int:

@@ -9,14 +9,15 @@ Reading `weight` returns the numbers that the forward pass multiplies with; it c
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 #: an activation as quantized rows: numbers (M, K) and scales (M, 1)
-Rows = tuple[torch.Tensor, torch.Tensor]
+Rows = tuple[Tensor, Tensor]
 
 
 class QuantizedWeight(Protocol):
@@ -25,12 +26,12 @@ class QuantizedWeight(Protocol):
     Methods rather than properties: a compiler traces methods of a `NamedTuple`.
     """
 
-    def __iter__(self) -> Iterator[torch.Tensor]: ...
+    def __iter__(self) -> Iterator[Tensor]: ...
 
     def __getitem__(self, index: Any, /) -> Any: ...
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> Self:
+    def of(cls, weight: Tensor) -> Self:
         """Quantize a matrix."""
         ...
 
@@ -47,23 +48,23 @@ class QuantizedWeight(Protocol):
         """Return the format's name in the registry."""
         ...
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return (out, in) as the forward pass uses it."""
         ...
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b of a matrix x, with a gradient for x and a trained bias."""
         ...
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None, rows: Rows | None) -> torch.Tensor:
+    def product(self, x: Tensor, bias: Tensor | None, rows: Rows | None) -> Tensor:
         """Return x W^T + b in new memory, without a gradient; ``rows``: x, if `traced_rows` quantized it."""
         ...
 
-    def gradient(self, grad_out: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    def gradient(self, grad_out: Tensor, rows: Rows | None) -> Tensor:
         """Return dY W in new memory; ``rows``: dY, if `traced_rows` quantized it."""
         ...
 
-    def traced_rows(self, x: torch.Tensor) -> Rows | tuple[None, None]:
+    def traced_rows(self, x: Tensor) -> Rows | tuple[None, None]:
         """Return x as a compiled region quantizes it, in plain operations; (None, None) if only W is quantized."""
         ...
 
@@ -79,14 +80,14 @@ class QuantizedLinear(nn.Linear):
     dtype: torch.dtype  # of the original weight
 
     @classmethod
+    @abstractmethod
     def fits(cls, module: nn.Module) -> bool:
         """Return whether a layer can be quantized, and gains by it."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def device_problems(cls, device: torch.device) -> list[str]:
         """Return why a device cannot compute with the format; empty if it can."""
-        raise NotImplementedError
 
     @classmethod
     @torch.no_grad()
@@ -109,7 +110,7 @@ class QuantizedLinear(nn.Linear):
                 linear.register_buffer(name, tensor)
 
     @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]
+    def weight(self) -> Tensor:  # type: ignore[override]
         return self.quantized.dequantized(self.dtype)
 
     @property
@@ -118,7 +119,7 @@ class QuantizedLinear(nn.Linear):
         weight: QuantizedWeight = self.weights(*(self._buffers[name] for name in self.weights._fields))
         return weight
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         # a matrix inside: if an autograd function returned a view, it could not be added to in place
         result = self.quantized.linear(input.reshape(-1, self.in_features), self.bias)
         return result.view(*input.shape[:-1], self.out_features)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from inweave.ops.common.select import is_nvidia
 from inweave.ops.fp8.autograd import fp8_linear, scaled_product
 from inweave.ops.fp8.select import quantize_rows, traced_rows
 from inweave.ops.quantized.base import QuantizedLinear, Rows
@@ -26,13 +27,13 @@ CAPABILITY = (8, 9)
 class Fp8Weight(NamedTuple):
     """A weight (out, in): its rows, and those of its transpose, each in e4m3 with float32 scales (rows, 1)."""
 
-    rows: torch.Tensor
-    row_scales: torch.Tensor
-    columns: torch.Tensor
-    column_scales: torch.Tensor
+    rows: Tensor
+    row_scales: Tensor
+    columns: Tensor
+    column_scales: Tensor
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> Fp8Weight:
+    def of(cls, weight: Tensor) -> Fp8Weight:
         """Quantize a matrix along both sides."""
         return cls(*quantize_rows(weight), *quantize_rows(weight.t().contiguous()))
 
@@ -66,25 +67,25 @@ class Fp8Weight(NamedTuple):
         """Return the format's name."""
         return "fp8"
 
-    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return (out, in) as the forward pass uses it."""
         return (self.rows.float() * self.row_scales).to(dtype)
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b of a matrix x, with gradients."""
         return fp8_linear(x, *self, bias)
 
-    def product(self, x: torch.Tensor, bias: torch.Tensor | None, rows: Rows | None) -> torch.Tensor:
+    def product(self, x: Tensor, bias: Tensor | None, rows: Rows | None) -> Tensor:
         """Return x W^T + b without a gradient; ``rows``: x, if it was quantized before."""
         rows = quantize_rows(x) if rows is None else rows
         return scaled_product(rows, self.rows, self.row_scales, bias, x.dtype, fast=True)
 
-    def gradient(self, grad_out: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    def gradient(self, grad_out: Tensor, rows: Rows | None) -> Tensor:
         """Return dY W; ``rows``: dY, if it was quantized before."""
         rows = quantize_rows(grad_out) if rows is None else rows
         return scaled_product(rows, self.columns, self.column_scales, None, grad_out.dtype, fast=False)
 
-    def traced_rows(self, x: torch.Tensor) -> Rows | tuple[None, None]:
+    def traced_rows(self, x: Tensor) -> Rows | tuple[None, None]:
         """Return x in plain operations, which a compiler fuses with the one that produces x."""
         return traced_rows(x)
 
@@ -118,8 +119,8 @@ class Fp8Linear(QuantizedLinear):
     @classmethod
     def device_problems(cls, device: torch.device) -> list[str]:
         """Return why a device has no such products; empty if it has them."""
-        if device.type != "cuda":
-            return [f"device {device}: 8-bit products need a CUDA device"]
+        if not is_nvidia(device):
+            return [f"device {device}: 8-bit products need an NVIDIA GPU"]
         if (own := torch.cuda.get_device_capability(device)) < CAPABILITY:
             name, needed = torch.cuda.get_device_name(device), f"{CAPABILITY[0]}.{CAPABILITY[1]} or more"
             return [

@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.gradients import first_derivative_only
 from inweave.ops.common.layout import as_channels_last, as_image, as_rows
 from inweave.ops.common.select import implementation, on_device_of
 
 
-def residual_sum(a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor | None) -> torch.Tensor:
+def residual_sum(a: Tensor, b: Tensor, *biases: Tensor | None) -> Tensor:
     """Return a + b + biases of channels-last images; a frozen bias is one number per channel."""
     summands = [bias for bias in biases if bias is not None]
     if torch.compiler.is_compiling():
@@ -30,18 +31,18 @@ def residual_sum(a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor | None)
 
 class _ResidualSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, *biases: Tensor) -> Tensor:
         ctx.inputs = 2 + len(biases)
         one, two = as_rows(a), as_rows(b)
         if not biases or a.dtype != b.dtype:  # the result has the wider of two dtypes
             return as_image(sum(biases, one + two), a.shape)
         work = implementation(__package__, a)
         with on_device_of(a):
-            y: torch.Tensor = work.residual_sum(one, two, biases)
+            y: Tensor = work.residual_sum(one, two, biases)
         return as_image(y, a.shape)
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         dy = as_channels_last(dy)
         return dy, dy, *[None] * (ctx.inputs - 2)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 
-def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
+def residual_sum(a: Tensor, b: Tensor, biases: Sequence[Tensor]) -> Tensor:
     """Allocate the result of `reference.residual_sum`."""
     return torch.empty_like(a)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+from torch import Tensor
 
 from inweave.ops.common.precision import widened
 
 
-def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
+def residual_sum(a: Tensor, b: Tensor, biases: Sequence[Tensor]) -> Tensor:
     """Return a + b + biases of rows (batch, positions, channels)."""
     total = widened(a) + b
     for bias in biases:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _BLOCK = 2048
 
@@ -21,13 +22,12 @@ def _residual_sum_kernel(
     bias = tl.load(one + channel).to(tl.float32)
     if BIASES == 2:
         bias += tl.load(two + channel).to(tl.float32)
-    total = tl.load(a + at, mask=inside, other=0.0).to(tl.float32) + tl.load(b + at, mask=inside, other=0.0).to(
-        tl.float32
-    )
+    total = tl.load(a + at, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + at, (total + bias).to(y.dtype.element_ty), mask=inside)
 
 
-def residual_sum(a: torch.Tensor, b: torch.Tensor, biases: Sequence[torch.Tensor]) -> torch.Tensor:
+def residual_sum(a: Tensor, b: Tensor, biases: Sequence[Tensor]) -> Tensor:
     """Compute `reference.residual_sum` with one or two biases; all tensors are contiguous."""
     y = torch.empty_like(a)
     _residual_sum_kernel[(triton.cdiv(y.numel(), _BLOCK),)](

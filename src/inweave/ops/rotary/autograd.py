@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.gradients import are_frozen
 from inweave.ops.common.operators import register_operator
@@ -22,18 +23,18 @@ _ARGUMENTS = "Tensor first, Tensor? second, Tensor? weight, Tensor? second_weigh
 
 
 def join_heads(
-    parts: Sequence[torch.Tensor],
+    parts: Sequence[Tensor],
     *,
-    weights: Sequence[torch.Tensor | None] | None = None,
+    weights: Sequence[Tensor | None] | None = None,
     eps: float | None = None,
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    rotary: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Join one or two (batch, rows, heads, size) into one sequence (batch, rows of all, heads, size).
 
     ``eps``: of an RMS norm of every head, with one of ``weights`` (size) or None per part; no norm if None.
     ``rotary``: cosines and sines, each (rows of all, size), of a rotation of the pairs (2i, 2i+1).
     """
-    scales: Sequence[torch.Tensor | None] = [None] * len(parts) if weights is None else weights
+    scales: Sequence[Tensor | None] = [None] * len(parts) if weights is None else weights
     check(parts, scales, rotary)
     cos, sin = (None, None) if rotary is None else (table.to(parts[0].device) for table in rotary)
     if eps is None and cos is None:
@@ -41,13 +42,11 @@ def join_heads(
     if not are_frozen(*scales, cos, sin) or len({weight is None for weight in scales}) > 1:
         return reference.join_heads(parts, scales, eps, cos, sin)
     second, second_weight = (parts[1], scales[1]) if len(parts) == 2 else (None, None)
-    y: torch.Tensor = torch.ops.inweave.join_heads(parts[0], second, scales[0], second_weight, eps, cos, sin)
+    y: Tensor = torch.ops.inweave.join_heads(parts[0], second, scales[0], second_weight, eps, cos, sin)
     return y
 
 
-def check(
-    parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], rotary: Sequence[torch.Tensor] | None
-) -> None:
+def check(parts: Sequence[Tensor], weights: Sequence[Tensor | None], rotary: Sequence[Tensor] | None) -> None:
     """Raise ValueError for tensors that do not match: a kernel would read out of bounds."""
     if not 1 <= len(parts) <= 2:
         raise ValueError(f"{len(parts)} parts of a sequence: one or two can be joined")
@@ -74,33 +73,33 @@ def check(
 
 
 def _forward(
-    first: torch.Tensor,
-    second: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    second_weight: torch.Tensor | None,
+    first: Tensor,
+    second: Tensor | None,
+    weight: Tensor | None,
+    second_weight: Tensor | None,
     eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-) -> torch.Tensor:
+    cos: Tensor | None,
+    sin: Tensor | None,
+) -> Tensor:
     work = implementation(_PACKAGE, first)
     parts, weights = ([first], [weight]) if second is None else ([first, second], [weight, second_weight])
     with on_device_of(first):
-        y: torch.Tensor = work.join_heads(parts, weights, eps, *dense(cos, sin))
+        y: Tensor = work.join_heads(parts, weights, eps, *dense(cos, sin))
     return y
 
 
 def _backward(
-    dy: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    second_weight: torch.Tensor | None,
+    dy: Tensor,
+    first: Tensor,
+    second: Tensor | None,
+    weight: Tensor | None,
+    second_weight: Tensor | None,
     eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     of_first: bool,
     of_second: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     work = implementation(_PACKAGE, dy)
     parts, weights = ([first], [weight]) if second is None else ([first, second], [weight, second_weight])
     dfirst, dsecond = meta.join_heads_backward(dy, first, second, of_first, of_second)
@@ -110,12 +109,12 @@ def _backward(
     return dfirst, dsecond
 
 
-def dense(*tables: torch.Tensor | None) -> list[torch.Tensor | None]:
+def dense(*tables: Tensor | None) -> list[Tensor | None]:
     """Return the tables in contiguous memory."""
     return [None if table is None else table.contiguous() for table in tables]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     first, second, weight, second_weight, ctx.eps, cos, sin = inputs
     ctx.rows = [part.shape[1] for part in (first, second) if part is not None]
     parts = (None, None) if ctx.eps is None else (first, second)
@@ -123,7 +122,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     of_first, of_second = ctx.needs_input_grad[:2]
     if dy is None:
         return (None,) * 7

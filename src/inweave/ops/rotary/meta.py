@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import Tensor
 
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Three = tuple[Tensor, Tensor, Tensor]
 
 
-def join_heads(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+def join_heads(first: Tensor, second: Tensor | None, *rest: Any) -> Tensor:
     """Allocate the joined sequence (batch, rows of all parts, heads, size)."""
     batch, rows, heads, size = first.shape
     return first.new_empty((batch, rows + (0 if second is None else second.shape[1]), heads, size))
 
 
-def join_heads_backward(
-    dy: torch.Tensor, first: torch.Tensor, second: torch.Tensor | None, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def join_heads_backward(dy: Tensor, first: Tensor, second: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     """Allocate the gradients of both parts; a gradient that is not requested is empty."""
     of_first, of_second = rest[-2:]
     return (
@@ -26,14 +24,14 @@ def join_heads_backward(
     )
 
 
-def join_projections(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Three:
+def join_projections(first: Tensor, second: Tensor | None, *rest: Any) -> Three:
     """Allocate queries, keys and values (batch, rows of all parts, heads, size)."""
     batch, rows, _, heads, size = first.shape
     shape = (batch, rows + (0 if second is None else second.shape[1]), heads, size)
     return first.new_empty(shape), first.new_empty(shape), first.new_empty(shape)
 
 
-def join_projections_backward(dq: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def join_projections_backward(dq: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Allocate the gradients of both parts (batch, rows, 3, heads, size); one that is not requested is empty."""
     rows, *needed = rest[-3:]
     batch, _, heads, size = dq.shape

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.gradients import are_frozen
 from inweave.ops.common.operators import register_operator
@@ -25,15 +26,15 @@ _PACKAGE = "inweave.ops.rotary"
 _WEIGHTS = "Tensor? query_weight, Tensor? key_weight, Tensor? second_query_weight, Tensor? second_key_weight"
 _SETTINGS = "float? eps, Tensor? cos, Tensor? sin"
 
-Weights = Sequence[torch.Tensor | None]
+Weights = Sequence[Tensor | None]
 
 
 def join_projections(
-    parts: Sequence[torch.Tensor],
+    parts: Sequence[Tensor],
     *,
     weights: Sequence[Weights] | None = None,
     eps: float | None = None,
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
+    rotary: tuple[Tensor, Tensor] | None = None,
 ) -> Three:
     """Return queries, keys and values (batch, rows of all parts, heads, size) of one or two parts.
 
@@ -56,7 +57,7 @@ def join_projections(
     return result
 
 
-def _forward(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Three:
+def _forward(first: Tensor, second: Tensor | None, *rest: Any) -> Three:
     *weights, eps, cos, sin = rest
     parts = [first] if second is None else [first, second]
     tables = dense(cos, sin)
@@ -71,13 +72,8 @@ def _forward(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Th
 
 
 def _backward(
-    dq: torch.Tensor,
-    dk: torch.Tensor,
-    dv: torch.Tensor,
-    first: torch.Tensor | None,
-    second: torch.Tensor | None,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    dq: Tensor, dk: Tensor, dv: Tensor, first: Tensor | None, second: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor]:
     *weights, eps, cos, sin, rows, of_first, of_second = rest
     buffers = meta.join_projections_backward(dq, *rest)
     needed = [of_first, of_second][: len(rows)]
@@ -103,7 +99,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
     ctx.save_for_backward(*parts, *weights, cos, sin)
 
 
-def _gradients(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
     of_first, of_second = ctx.needs_input_grad[:2]
     *tensors, cos, sin = ctx.saved_tensors
     dfirst, dsecond = torch.ops.inweave.join_projections_backward(

@@ -15,17 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.precision import widened
 
 
 def join_heads(
-    parts: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor | None],
-    eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-) -> torch.Tensor:
+    parts: Sequence[Tensor], weights: Sequence[Tensor | None], eps: float | None, cos: Tensor | None, sin: Tensor | None
+) -> Tensor:
     """Return y (batch, rows of all parts, heads, size), contiguous, of one or two parts with a weight or None each."""
     wide = []
     for part, weight in zip(parts, weights, strict=True):
@@ -41,13 +38,13 @@ def join_heads(
 
 
 def join_heads_backward(
-    dy: torch.Tensor,
-    parts: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor | None],
+    dy: Tensor,
+    parts: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
     eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    grads: Sequence[torch.Tensor | None],
+    cos: Tensor | None,
+    sin: Tensor | None,
+    grads: Sequence[Tensor | None],
 ) -> None:
     """Write the gradients of the parts to ``grads``, whose heads are side by side; None if it is not requested.
 
@@ -70,5 +67,5 @@ def join_heads_backward(
         grad.copy_(rstd * (scaled - h * (scaled * h).mean(-1, keepdim=True)))
 
 
-def _rstd(x: torch.Tensor, eps: float) -> torch.Tensor:
+def _rstd(x: Tensor, eps: float) -> Tensor:
     return (x.square().mean(-1, keepdim=True) + eps).rsqrt()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 _TILE = 1024  # numbers of a program: two loads of 16 bytes per thread in half precision
 _WARPS = 2
@@ -116,17 +117,13 @@ def _tiling(heads: int, size: int) -> dict[str, int]:
     return {"SIZE": columns, "HEADS": block, "BLOCKS": -(-heads // block), "num_warps": _WARPS}
 
 
-def _with_dense_heads(tensor: torch.Tensor) -> torch.Tensor:
+def _with_dense_heads(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def join_heads(
-    parts: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor | None],
-    eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-) -> torch.Tensor:
+    parts: Sequence[Tensor], weights: Sequence[Tensor | None], eps: float | None, cos: Tensor | None, sin: Tensor | None
+) -> Tensor:
     """Compute `reference.join_heads`; either all parts have a weight or none."""
     first, second = (_with_dense_heads(part) for part in (parts[0], parts[-1]))
     batch, first_rows, heads, size = first.shape
@@ -146,13 +143,13 @@ def join_heads(
 
 
 def join_heads_backward(
-    dy: torch.Tensor,
-    parts: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor | None],
+    dy: Tensor,
+    parts: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
     eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    grads: Sequence[torch.Tensor | None],
+    cos: Tensor | None,
+    sin: Tensor | None,
+    grads: Sequence[Tensor | None],
 ) -> None:
     """Compute `reference.join_heads_backward`; either all parts have a weight or none."""
     dy, first, second = (_with_dense_heads(tensor) for tensor in (dy, parts[0], parts[-1]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from inweave.ops.common.gradients import are_frozen, first_derivative_only
@@ -16,8 +17,8 @@ from inweave.ops.common.select import implementation, on_device_of
 
 
 def add_layer_norm(
-    x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor, added: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return (x + added, its layer normalization)."""
     if _plain(weight, bias):
         total = x + added
@@ -26,8 +27,8 @@ def add_layer_norm(
 
 
 def layer_norm_and_input(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, uses: int = 1
-) -> tuple[torch.Tensor, ...]:
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, uses: int = 1
+) -> tuple[Tensor, ...]:
     """Return (x, its layer normalization ``uses`` times): all their gradients are added in one backward kernel.
 
     ``uses``: one to three, such as queries, keys and values.
@@ -37,7 +38,7 @@ def layer_norm_and_input(
     return _RowNorm.apply(x, None, weight, bias, eps, False, uses)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Return x / sqrt(average(x^2) + eps) * weight, in float32 and rounded once."""
     if _plain(weight):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
@@ -45,7 +46,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
     return y  # type: ignore[no-any-return]
 
 
-def _plain(*parameters: torch.Tensor | None) -> bool:
+def _plain(*parameters: Tensor | None) -> bool:
     return torch.compiler.is_compiling() or not are_frozen(*parameters)
 
 
@@ -53,14 +54,14 @@ class _RowNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        added: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
+        x: Tensor,
+        added: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
         eps: float,
         rms: bool,
         uses: int,
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         layout = _Layout(x)
         summand = None if added is None else layout.rows(added)
@@ -73,7 +74,7 @@ class _RowNorm(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx: Any, more: torch.Tensor | None, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, more: Tensor | None, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         dx = more
         if dys := [ctx.layout.rows(grad) for grad in grads if grad is not None]:
             total, weight, mean, rstd = ctx.saved_tensors
@@ -88,16 +89,16 @@ class _RowNorm(torch.autograd.Function):
 class _Layout:
     """Rows in the order of memory: heads of attention, a transposed view, are not copied."""
 
-    def __init__(self, x: torch.Tensor) -> None:
+    def __init__(self, x: Tensor) -> None:
         last, steps = x.dim() - 1, x.stride()
         self._order = [*sorted(range(last), key=lambda axis: -steps[axis]), last]
         self._back = [self._order.index(axis) for axis in range(x.dim())]
         self._shape = [x.shape[axis] for axis in self._order]
 
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
+    def rows(self, x: Tensor) -> Tensor:
         """Return (rows, width), contiguous; a view if ``x`` has the memory layout of the original tensor."""
         return x.permute(self._order).contiguous().view(-1, self._shape[-1])
 
-    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+    def whole(self, rows: Tensor) -> Tensor:
         """Return rows in the original shape, always a view."""
         return rows.view(self._shape).permute(self._back)

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
-def row_norm(
-    x: torch.Tensor,
-    added: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def row_norm(x: Tensor, added: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Allocate the results of `reference.row_norm`."""
     mean, rstd = (torch.empty(x.shape[0], dtype=torch.float32, device=x.device) for _ in range(2))
     return x if added is None else torch.empty_like(x), torch.empty_like(x), mean, rstd
 
 
-def row_norm_backward(
-    dys: Sequence[torch.Tensor],
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    rms: bool,
-    more: torch.Tensor | None,
-) -> torch.Tensor:
+def row_norm_backward(dys: Sequence[Tensor], x: Tensor, *rest: Any) -> Tensor:
     """Allocate the result of `reference.row_norm_backward`."""
     return torch.empty_like(x)

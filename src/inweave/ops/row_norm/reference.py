@@ -15,18 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from inweave.ops.common.precision import widened
 
 
 def row_norm(
-    x: torch.Tensor,
-    added: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, added: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (x + added, y, mean, rstd) of x (rows, width); the sum is rounded before it is normalized."""
     total = x if added is None else x + added
     h = widened(total)
@@ -38,14 +34,8 @@ def row_norm(
 
 
 def row_norm_backward(
-    dys: Sequence[torch.Tensor],
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    rms: bool,
-    more: torch.Tensor | None,
-) -> torch.Tensor:
+    dys: Sequence[Tensor], x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, rms: bool, more: Tensor | None
+) -> Tensor:
     """Return the gradient of x, the normalized sum; ``dys``: one to three gradients of y, which are added first."""
     n = (widened(x) - mean[:, None]) * rstd[:, None]
     g = torch.stack([widened(dy) for dy in dys]).sum(0)

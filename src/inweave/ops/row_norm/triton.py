@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -80,13 +81,8 @@ def _tiling(rows: int, width: int) -> tuple[int, int, int]:
 
 
 def row_norm(
-    x: torch.Tensor,
-    added: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    rms: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: Tensor, added: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute `reference.row_norm` of contiguous tensors; with ``rms`` the mean is not filled."""
     rows, width = x.shape
     columns, count, tiles = _tiling(rows, width)
@@ -102,14 +98,8 @@ def row_norm(
 
 
 def row_norm_backward(
-    dys: Sequence[torch.Tensor],
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    rms: bool,
-    more: torch.Tensor | None,
-) -> torch.Tensor:
+    dys: Sequence[Tensor], x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, rms: bool, more: Tensor | None
+) -> Tensor:
     """Compute `reference.row_norm_backward` of contiguous tensors."""
     rows, width = x.shape
     columns, count, tiles = _tiling(rows, width)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import torch
 
 from inweave.adapter.tensor import Tensor
-from inweave.errors import FormatError
+from inweave.errors import FormatError, TargetError
+from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, whole
 
 #: `decode` with a fixed dtype and device
 Reader = Callable[[Tensor], torch.Tensor]
@@ -48,8 +49,16 @@ def decode(
 
 
 def encode(tensor: torch.Tensor) -> Tensor:
-    """Return the bits of ``tensor``, copied to the host."""
-    host = tensor.detach().cpu().contiguous()
+    """Return the bits of ``tensor``, copied to the host; those of all processes for a sharded one.
+
+    Raises:
+        TargetError: it has no numbers (the meta device), or is quantized.
+    """
+    if tensor.is_meta:
+        raise TargetError("on the meta device, so it has no numbers; load them first")
+    if holds_others(tensor) and not is_sharded(tensor):
+        raise TargetError(f"stored as {class_of(tensor)}, whose numbers are not those that were trained")
+    host = whole(tensor.detach()).cpu().contiguous()
     return Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), host.flatten().view(torch.uint8).numpy().tobytes())
 
 

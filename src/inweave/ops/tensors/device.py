@@ -1,4 +1,8 @@
-"""Devices and dtypes by name, as options and settings spell them: auto, cpu, cuda, cuda:1; fp32, fp16, bf16."""
+"""Devices and dtypes by name, as options and settings spell them: auto, cpu, cuda, cuda:1; fp32, fp16, bf16.
+
+Every device is accepted on which torch computes: mps, xpu, and ROCm's GPUs, which are called cuda. inweave was tested
+on CPUs and NVIDIA GPUs; elsewhere it runs in plain torch, without its kernels, and says so (`device_note`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import torch
 
 from inweave.errors import ConfigError
+from inweave.ops.common.select import is_nvidia
 
 DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "float16": torch.float16, "fp16": torch.float16,
@@ -16,7 +21,7 @@ DTYPES = {
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """Return the device; by default (None or "auto") a GPU if there is one.
+    """Return the device; by default (None or "auto") a CUDA or ROCm GPU if there is one.
 
     Raises:
         ConfigError: if this machine does not have the device.
@@ -26,13 +31,27 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"no device is called {device!r}; use cpu, cuda, or cuda:N") from None
+        raise ConfigError(f"no device is called {device!r}; use cpu, cuda, cuda:N, mps or xpu") from None
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("this machine has no CUDA device; use the device cpu")
         if chosen.index is not None and chosen.index >= (count := torch.cuda.device_count()):
             raise ConfigError(f"{device}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")
+    elif chosen.type != "cpu":
+        try:
+            torch.ones(2, device=chosen).sum().item()
+        except Exception as error:  # torch has a different one for each device it was built without
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(f"{device}: torch {torch.__version__} cannot compute on it: {reason}") from None
     return chosen
+
+
+def device_note(device: torch.device) -> str | None:
+    """Return what to say about a device on which inweave was not tested; None for CPUs and NVIDIA GPUs."""
+    if device.type == "cpu" or is_nvidia(device):
+        return None
+    name = f"{device} (ROCm)" if device.type == "cuda" else str(device)
+    return f"{name}: inweave was not tested on this device; it computes in plain torch, without kernels of its own"
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
@@ -58,6 +77,9 @@ def device_memory(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return {"kind": "cuda", "name": torch.cuda.get_device_name(device), "total_bytes": total, "free_bytes": free}
+    if device.type == "xpu":
+        free, total = torch.xpu.mem_get_info(device)
+        return {"kind": "xpu", "name": torch.xpu.get_device_name(device), "total_bytes": total, "free_bytes": free}
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     return {"kind": device.type, "name": device.type, "total_bytes": total, "free_bytes": free}

@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 Key = TypeVar("Key", bound=Hashable)
 _WORK = 10_000  # steps of numpy's search for a common element; views that need more count as overlapping
 
 
-def overlaps(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, list[Key]]:
+def overlaps(tensors: Mapping[Key, Tensor]) -> dict[Key, list[Key]]:
     """Return every key whose tensor shares memory with other tensors, with their keys."""
     spans: dict[object, list[tuple[int, int, int]]] = {}
     keys = list(tensors)
@@ -40,7 +41,7 @@ def overlaps(tensors: Mapping[Key, torch.Tensor]) -> dict[Key, list[Key]]:
     return shared
 
 
-def address(tensor: torch.Tensor) -> int:
+def address(tensor: Tensor) -> int:
     """Return the address of a tensor; 0 if it has no memory of its own."""
     try:
         return tensor.data_ptr()
@@ -48,7 +49,7 @@ def address(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _meetings(group: list[int], keys: list[Key], tensors: Mapping[Key, torch.Tensor]) -> dict[Key, list[Key]]:
+def _meetings(group: list[int], keys: list[Key], tensors: Mapping[Key, Tensor]) -> dict[Key, list[Key]]:
     if len(group) < 2:
         return {}
     meetings: dict[Key, list[Key]] = {}
@@ -60,7 +61,7 @@ def _meetings(group: list[int], keys: list[Key], tensors: Mapping[Key, torch.Ten
     return meetings
 
 
-def _meet(one: torch.Tensor, two: torch.Tensor) -> bool:
+def _meet(one: Tensor, two: Tensor) -> bool:
     if one.is_meta or (one.is_contiguous() and two.is_contiguous()):
         return address(one) < address(two) + _extent(two) and address(two) < address(one) + _extent(one)
     try:
@@ -69,7 +70,7 @@ def _meet(one: torch.Tensor, two: torch.Tensor) -> bool:
         return True
 
 
-def _addresses(tensor: torch.Tensor) -> np.ndarray:
+def _addresses(tensor: Tensor) -> np.ndarray:
     """Return an array at the address of a tensor; its numbers are never read."""
     size = tensor.element_size()
     interface = {
@@ -82,7 +83,7 @@ def _addresses(tensor: torch.Tensor) -> np.ndarray:
     return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
-def _extent(tensor: torch.Tensor) -> int:
+def _extent(tensor: Tensor) -> int:
     """Return the bytes from the first element to the end of the last."""
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()

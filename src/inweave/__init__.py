@@ -19,7 +19,7 @@ Layers for any torch model, for training and for switching at run time:
     inweave.inject(model, rank=16, targets=["to_q", "to_v"])      # new, trainable adapters
     inweave.attach(model, adapter)                                # adapters that exist already
     inweave.merge(model); inweave.unmerge(model)                  # restores the original bits
-    inweave.save(inweave.collect(model), "mine.safetensors")
+    inweave.save(inweave.collect(model), "mine")                  # a PEFT folder; "mine.safetensors": a diffusion LoRA
 
 Generate images and train adapters:
 
@@ -48,7 +48,7 @@ from inweave.version import __version__ as __version__
 _EXPORTS = {
     # read: adapter files
     "inweave.adapter": "Adapter",
-    "inweave.exchange.load": "load",
+    "inweave.models.hub": "load",
     "inweave.exchange.inspect": "Facts inspect",
     "inweave.exchange.check": "Verdict check",
     "inweave.exchange.convert": "Conversion convert save",
@@ -65,9 +65,10 @@ _EXPORTS = {
     "inweave.weights.build": "build",
     # layers: adapters on live modules
     "inweave.layers": (
-        "AdapterSpec LayerKind LinearKind activate attach collect disabled eject inject merge register_layer "
-        "set_strength trainable unmerge"
+        "AdapterSpec LayerKind LinearKind ParameterCount activate attach collect disabled eject inject merge "
+        "register_layer set_strength trainable trainable_parameters unmerge"
     ),
+    "inweave.ops": "lora_backward",
     # generate
     "inweave.generate.config": "GenerateConfig LoraChoice",
     "inweave.generate.pipeline": "Pipeline pipeline",
@@ -88,18 +89,19 @@ _EXPORTS = {
     ),
 }
 #: package -> the extra that installs what it imports
-_EXTRAS = {"weights": "torch", "layers": "torch", "generate": "generate", "training": "train"}
+_EXTRAS = {"weights": "torch", "layers": "torch", "ops": "torch", "generate": "generate", "training": "train"}
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [
     "Adapter", "AdapterSpec", "AlreadyMerged", "Baked", "BusyError", "CancelledError", "ConfigError", "ConflictError",
     "Conversion", "DictSource", "Extracted", "Facts", "FileSource", "FormatError", "GenerateConfig", "Hashes",
     "InweaveError", "LayerKind", "LinearKind", "LoraChoice", "LostPeerError", "MemoryBudgetError", "MergeStateError",
-    "MergedSource", "MissingError", "ModelIndex", "NotMerged", "Pipeline", "Plan", "RequestError", "Resized", "Result",
-    "Strength", "TargetError", "TensorSpec", "TrainConfig", "TrainResult", "Verdict", "Weaver", "WeightSource",
-    "activate", "attach", "bake", "build", "check", "collect", "convert", "disabled", "eject", "extract", "hash_file",
-    "index_of", "inject", "inspect", "load", "merge", "pipeline", "register_layer", "resize", "resolve", "save",
-    "set_strength", "train", "trainable", "unmerge",
+    "MergedSource", "MissingError", "ModelIndex", "NotMerged", "ParameterCount", "Pipeline", "Plan", "RequestError",
+    "Resized", "Result", "Strength", "TargetError", "TensorSpec", "TrainConfig", "TrainResult", "Verdict", "Weaver",
+    "WeightSource", "activate", "attach", "bake", "build", "check", "collect", "convert", "disabled", "eject",
+    "extract", "hash_file", "index_of", "inject", "inspect", "load", "lora_backward", "merge", "pipeline",
+    "register_layer", "resize", "resolve", "save", "set_strength", "train", "trainable", "trainable_parameters",
+    "unmerge",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -124,7 +126,6 @@ if TYPE_CHECKING:
     from inweave.exchange.convert import Conversion, convert, save
     from inweave.exchange.hashes import Hashes, hash_file
     from inweave.exchange.inspect import Facts, inspect
-    from inweave.exchange.load import load
     from inweave.exchange.resolve import resolve
     from inweave.generate.config import GenerateConfig, LoraChoice
     from inweave.generate.pipeline import Pipeline, pipeline
@@ -133,6 +134,7 @@ if TYPE_CHECKING:
         AdapterSpec,
         LayerKind,
         LinearKind,
+        ParameterCount,
         activate,
         attach,
         collect,
@@ -143,8 +145,11 @@ if TYPE_CHECKING:
         register_layer,
         set_strength,
         trainable,
+        trainable_parameters,
         unmerge,
     )
+    from inweave.models.hub import load
+    from inweave.ops import lora_backward
     from inweave.targets.index import ModelIndex
     from inweave.targets.plan import Plan
     from inweave.training.config.schema import TrainConfig

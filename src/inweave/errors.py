@@ -43,6 +43,11 @@ class Problem:
         return self if self.field is None else replace(self, field=names.get(self.field, self.field))
 
 
+def amount(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 image", "2 images", "2 batches"."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith(("ch", "x", "s")) else "s")
+
+
 class InweaveError(Exception):
     """Base class: catching it catches everything inweave raises on purpose."""
 

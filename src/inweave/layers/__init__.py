@@ -17,11 +17,11 @@ from inweave.layers.inject import attach, eject, inject
 from inweave.layers.layer import LoraLayer
 from inweave.layers.spec import AdapterSpec
 from inweave.layers.state import activate, delete, disabled, lora_layers, merge, set_strength, unmerge
-from inweave.layers.training import freeze, trainable
+from inweave.layers.training import ParameterCount, freeze, trainable, trainable_parameters
 from inweave.ops.kinds import LayerKind, LinearKind, register_layer
 
 __all__ = [
-    "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "activate", "algorithm_of", "attach", "branch_named",
-    "collect", "delete", "disabled", "eject", "freeze", "geometry_of", "inject", "lora_layers", "merge", "model_index",
-    "register_layer", "set_strength", "trainable", "unmerge",
+    "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "ParameterCount", "activate", "algorithm_of", "attach",
+    "branch_named", "collect", "delete", "disabled", "eject", "freeze", "geometry_of", "inject", "lora_layers", "merge",
+    "model_index", "register_layer", "set_strength", "trainable", "trainable_parameters", "unmerge",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from inweave.adapter import Factors, Magnitude, Tensor, imported, scale
 from inweave.errors import TargetError
 from inweave.layers.spec import DROPOUTS, AdapterSpec
 from inweave.ops.kinds import LayerKind
+from inweave.ops.kinds.offloaded import numbers
 from inweave.ops.linear import Rounded
 from inweave.ops.tensors.decode import Reader, encode
 
@@ -101,6 +102,8 @@ class Branch(nn.Module, ABC):
         super().__init__()
         for role, value in (*roles.items(), ("magnitude", scaling.get("magnitude"))):
             self.register_parameter(role, None if value is None else nn.Parameter(value))
+        self._shapes = {role: value.shape for role, value in self._parameters.items() if value is not None}
+        self._rested: tuple[str, ...] = ()  # roles that require gradients while the adapter is active
         self.rank = rank
         self.alpha = scaling.get("alpha")
         self.rslora = scaling.get("rslora", False)
@@ -160,12 +163,14 @@ class Branch(nn.Module, ABC):
         """Return the factors by role, without the magnitude."""
         return {role: value for role, value in self._parameters.items() if value is not None and role != "magnitude"}
 
-    def to_factors(self, *, transposed: bool, embedding: bool = False) -> Factors:
+    def to_factors(self, *, transposed: bool, embedding: bool = False, groups: int = 1) -> Factors:
         """Return the branch as canonical factors, bit-identical to the parameters."""
+        values = {role: encode(self._numbers(role)) for role, value in self._parameters.items() if value is not None}
+        magnitude = values.pop("magnitude", None)
         return self.factors_type(
-            **{role: encode(value) for role, value in self.roles().items()},  # type: ignore[arg-type]
-            **self.further_fields(embedding),
-            magnitude=None if self.magnitude is None else Magnitude(encode(self.magnitude), "out"),
+            **values,  # type: ignore[arg-type]
+            **self.further_fields(embedding, groups),
+            magnitude=None if magnitude is None else Magnitude(magnitude, "out"),
             alpha=self.alpha,
             stored_alpha=self.stored_alpha,
             stored_scale=self.stored_scale,
@@ -173,11 +178,39 @@ class Branch(nn.Module, ABC):
             transposed=transposed,
         )
 
-    def further_fields(self, embedding: bool) -> dict[str, Any]:
+    def _numbers(self, role: str) -> torch.Tensor:
+        value = numbers(self, role)
+        if value is None or value.is_meta:
+            raise TargetError(f"{role} is on the meta device, so it has no numbers; load them first")
+        if value.shape != (expected := self._shapes.get(role, value.shape)):
+            raise TargetError(
+                f"{role} has the shape {list(value.shape)} here instead of {list(expected)}: a part of it, as FSDP "
+                "shows it; gather the parameters first (FSDP.summon_full_params), or use fully_shard"
+            )
+        return value
+
+    def further_fields(self, embedding: bool, groups: int) -> dict[str, Any]:
         """Return the fields of the canonical factors that are not tensors."""
         return {}
 
+    # gradients
+
+    def rest(self, resting: bool) -> None:
+        """Stop requiring gradients while the adapter is not active; afterwards the same parameters require them."""
+        for role in self._parameters if resting else self._rested:
+            value = self._parameters[role]
+            if value is not None and value.requires_grad is resting:
+                value.requires_grad_(not resting)
+                self._rested = (*self._rested, role) if resting else self._rested
+        self._rested = self._rested if resting else ()
+
     # computation
+
+    def forward(self, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        """Return compute(branch, *inputs). A layer's forward pass reads the parameters inside of this call only, since
+        offloading, FSDP and the like load a module's parameters when it is called.
+        """
+        return compute(self, *inputs)
 
     def product(self) -> torch.Tensor:
         """Return the product as (out, all inputs), in float32 (float64 for float64 factors), differentiable."""

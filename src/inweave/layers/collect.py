@@ -3,7 +3,7 @@
     entry: Ref(component, dotted module name), factors bit-identical to the parameters
 
     and for each module that `trainable` chose: Ref(component, module), each of its parameters whole,
-    replacing the base's
+    replacing the base's; and the whole values of an adapter that was attached, as in its file
 
 A shared module gives one entry, under its first name. Tensors are listed under PEFT's keys (LyCORIS' where PEFT has
 none) so that reports can name them; each dialect writes its own keys.
@@ -11,25 +11,29 @@ none) so that reports can name them; each dialect writes its own keys.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
-from inweave.adapter import Adapter, Entry, Full, Ref, Tensor
+from inweave.adapter import Adapter, Entry, Factors, Full, Ref, Tensor
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.layers.layer import LoraLayer
-from inweave.layers.sites import Site, sites
-from inweave.layers.state import lora_layers
+from inweave.layers.sites import Site, networks, sites
+from inweave.layers.state import lora_layers, require_in_place
 from inweave.layers.training import trained_leaves
+from inweave.layers.whole import all_wholes, wholes_in
+from inweave.ops.kinds.offloaded import numbers
 from inweave.ops.tensors.decode import encode
 
 
-def collect(model: nn.Module, name: str = "default", *, component: str = "") -> Adapter:
+def collect(model: object, name: str = "default", *, component: str = "") -> Adapter:
     """Return the current values of an adapter in the layers of a model, ready for `save`.
 
     Modules that `trainable` chose are included whole; `save` refuses them if the dialect cannot hold them.
 
     Args:
-        model: a model with LoRA layers.
+        model: a model with LoRA layers, or a pipeline of such.
         name: the adapter's name.
         component: the network of a diffusion model that this is ("unet", "te1", ...), for dialects that name it.
 
@@ -38,11 +42,14 @@ def collect(model: nn.Module, name: str = "default", *, component: str = "") -> 
 
     Raises:
         ConfigError: no adapter has this name.
-        TargetError: a trained module cannot be stored in an adapter file.
+        TargetError: a trained module cannot be stored in an adapter file, or a parameter is on disk.
     """
     expect("name", name, str)
     expect("component", component, str)
+    if not isinstance(model, nn.Module):
+        return _of_pipeline(model, name, component)
     layers = lora_layers(model)
+    require_in_place(model, layers.values())
     entries: list[Entry] = []
     tensors: dict[str, Tensor] = {}
     for module, layer in layers.items():
@@ -56,19 +63,55 @@ def collect(model: nn.Module, name: str = "default", *, component: str = "") -> 
         entries.append(Entry(Ref(component, module), "weight", factors, tuple(own), "peft"))
         tensors |= own
     for site in sites(model):
-        for leaf, value in _whole_module(site).items():
-            inside = isinstance(site.module, LoraLayer)
-            key = f"base_model.model.{site.names[0]}.{'base_layer.' if inside else ''}{leaf}"
-            tensors[key] = encode(value)
-            whole = Full(value=tensors[key], mode="set", inside=inside)
-            entries.append(Entry(Ref(component, site.names[0]), leaf, whole, (key,), "peft"))
+        for leaf, whole in (_whole_module(site) | _whole_values(site, name)).items():
+            own = {f"base_model.model.{site.names[0]}.{_suffix(leaf, whole)}": next(iter(whole.tensors().values()))}
+            if whole.magnitude is not None:
+                own[f"base_model.model.{site.names[0]}.dora_scale"] = whole.magnitude.tensor
+            entries.append(Entry(Ref(component, site.names[0]), leaf, whole, tuple(own), "peft"))
+            tensors |= own
     if not entries:
-        known = ", ".join(dict.fromkeys(other for layer in layers.values() for other in layer.adapters)) or "none"
+        known = ", ".join(adapter_names(model)) or "none"
         raise ConfigError(f"no adapter is named {name!r}; the model has {known}")
     return Adapter(entries=tuple(entries), tensors=tensors)
 
 
-def _whole_module(site: Site) -> dict[str, nn.Parameter]:
+def _of_pipeline(model: object, name: str, component: str) -> Adapter:
+    """Return the adapter of every network that has it, in one; keys name the component."""
+    entries: list[Entry] = []
+    tensors: dict[str, Tensor] = {}
+    for own, network in networks(model).items():
+        if component in ("", own) and name in adapter_names(network):
+            part = collect(network, name, component=own)
+            entries += [replace(entry, keys=tuple(f"{own}.{key}" for key in entry.keys)) for entry in part.entries]
+            tensors |= {f"{own}.{key}": tensor for key, tensor in part.tensors.items()}
+    if not entries:
+        known = ", ".join(adapter_names(model)) or "none"
+        raise ConfigError(f"no adapter is named {name!r}; the model has {known}")
+    return Adapter(entries=tuple(entries), tensors=tensors)
+
+
+def adapter_names(model: object) -> list[str]:
+    """Return the names of all adapters of a model, each once."""
+    names = [name for layer in lora_layers(model).values() for name in layer.adapters]
+    return list(dict.fromkeys([*names, *(name for wholes in all_wholes(model) for name in wholes.values)]))
+
+
+def _suffix(leaf: str, factors: Factors) -> str:
+    """Return the suffix of a whole value in reports."""
+    if isinstance(factors, Full) and factors.mode == "set":
+        return f"base_layer.{leaf}" if factors.inside else leaf
+    if isinstance(factors, Full):
+        return "lora_B.bias" if factors.bias_rank is not None else "diff_b" if leaf == "bias" else "diff"
+    return "token_adapter.trainable_tokens_delta"
+
+
+def _whole_values(site: Site, name: str) -> dict[str, Factors]:
+    """Return the whole values of an adapter that was attached."""
+    wholes = wholes_in(site.module)
+    return {} if wholes is None else wholes.current(name)
+
+
+def _whole_module(site: Site) -> dict[str, Factors]:
     """Return every parameter of a module of which `trainable` chose some, as PEFT saves and loads whole modules.
 
     For a layer with adapters, only the chosen ones: the rest belong to the base.
@@ -91,4 +134,11 @@ def _whole_module(site: Site) -> dict[str, nn.Parameter]:
                 f"{label}: it was made trainable, but also has {', '.join(buffers)}, which no adapter file holds; "
                 "freeze it from the start, or save the model itself"
             )
-    return {leaf: value for leaf, value in module._parameters.items() if leaf in leaves and value is not None}
+    wholes, inside = wholes_in(module), isinstance(module, LoraLayer)
+    result: dict[str, Factors] = {}
+    for leaf, visible in module._parameters.items():
+        value = visible if wholes is None else wholes.base.get(leaf, visible)
+        if leaf in leaves and value is not None:
+            present = numbers(module, leaf) if value is visible else value
+            result[leaf] = Full(value=encode(value if present is None else present), mode="set", inside=inside)
+    return result

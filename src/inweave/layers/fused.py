@@ -27,12 +27,13 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from inweave.layers.branch import Branch
 from inweave.layers.lora import LoraBranch
 from inweave.layers.plan import Acting, InferencePlan, may_be_kept, product, source_of
+from inweave.ops.common.select import is_nvidia
 from inweave.ops.kinds import LayerKind, LinearKind, registered_kind
 from inweave.ops.linear import Rounded, Weight, lora_linear
 from inweave.ops.quantized import QuantizedLinear
 
 #: device types whose linear layers are computed this way
-DEVICES = frozenset({"cuda"})
+DEVICES = frozenset({"cuda"} if is_nvidia(torch.device("cuda")) else ())
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Loras = tuple[tuple[LoraBranch, float], ...]
@@ -184,8 +185,8 @@ def is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
 
 
 def is_plain_lora(branch: Branch, training: bool) -> bool:
-    """Return whether the branch adds exactly  scale * up(down(x))."""
-    if type(branch) is not LoraBranch or (training and branch.drops):
+    """Return whether the branch adds exactly  scale * up(down(x)), with parameters that no hook has to load."""
+    if type(branch) is not LoraBranch or (training and branch.drops) or not is_unchanged(branch):
         return False
     roles = branch._parameters
     down, up = roles["down"], roles["up"]

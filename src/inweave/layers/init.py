@@ -9,13 +9,14 @@ network       the algorithm, see `inweave.layers.algorithms`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
 
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError
 from inweave.formats.config import PeftConfig
 from inweave.layers.algorithms import branch_named, hidden_dropout_problem, networks
 from inweave.layers.branch import Branch, Start
@@ -24,6 +25,7 @@ from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets, check_patterns, matching
 from inweave.layers.sites import Site
 from inweave.layers.spec import DROPOUTS, AdapterSpec
+from inweave.ops.tensors.subclasses import whole
 
 _MAX_RANK = 2**20
 #: attribute of a model -> words in the name of the model's class
@@ -110,13 +112,22 @@ def check_common(dropouts: Mapping[str, float], dtype: torch.dtype | None) -> li
     return problems
 
 
-def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, request: Request) -> list[Site]:
-    """Return the sites that ``targets`` names, in the model's order; raise ConfigError with all problems."""
+def select_sites(
+    model: nn.Module, all_sites: list[Site], targets: Targets, request: Request, exclude: Targets = ()
+) -> list[Site]:
+    """Return the sites that ``targets`` names without those of ``exclude``, in the model's order.
+
+    Raises:
+        ConfigError: every problem of the arguments.
+    """
     problems = request.problems()
     able = [site for site in all_sites if site.parents and layer_kind(site.module) is not None]
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
         left_out = {
-            id(part) for head in (_output_head(model), classification_head(model)) if head for part in head.modules()
+            id(part)
+            for head in (_output_head(model), classification_head(model), *_tied_heads(model))
+            if head
+            for part in head.modules()
         }
         chosen = [
             site
@@ -136,6 +147,16 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
         except ConfigError as error:
             problems.extend(map(str, error.problems))
         chosen = list({id(by_name[hit]): by_name[hit] for hit in hits}.values())
+    if chosen and (isinstance(exclude, re.Pattern) or exclude):
+        names = [name for site in chosen for name in site.names]
+        try:
+            left_out_names = set(matching(exclude, names, names, "exclude"))
+        except ConfigError as error:
+            problems.extend(map(str, error.problems))
+        else:
+            chosen = [site for site in chosen if left_out_names.isdisjoint(site.names)]
+            if not chosen:
+                problems.append("exclude leaves nothing of the targets")
     if chosen:
         names = [name for site in chosen for name in site.names]
         problems += check_patterns("rank_pattern", request.spec.rank_pattern, names)
@@ -180,16 +201,28 @@ def _output_head(model: nn.Module) -> nn.Module | None:
     return head if isinstance(head, nn.Module) else None
 
 
+def _tied_heads(model: nn.Module) -> list[nn.Module]:
+    """Return the output layers of networks inside the model, tied to their embeddings: BLIP's decoder."""
+    heads: list[nn.Module] = []
+    for module in model.modules():
+        head, inputs = _output_head(module), getattr(module, "get_input_embeddings", None)
+        if head is not None and callable(inputs) and module is not model:
+            if getattr(inputs(), "weight", None) is getattr(head, "weight", model):
+                heads.append(head)
+    return heads
+
+
 def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
     """Return a new adapter's branch for ``layer``; its values are seeded by the module's first name."""
     name, weight, spec, rules = layer.names[0], layer.weight.detach(), request.spec, request.rules
     rank = rules.rank_of(name)
     assert rank is not None
-    dtype = spec.dtype or torch.promote_types(weight.dtype, torch.float32)
+    wide = torch.float32 if weight.dtype.itemsize == 1 else torch.promote_types(weight.dtype, torch.float32)
+    dtype = spec.dtype or wide  # float8 has no promotion
     start = Start(layer.geometry, rank, request.rank, spec, name, layer.device, dtype)
     return branch_named(spec.network).fresh(
         start,
-        magnitude=_row_norms(layer, weight, dtype) if spec.dora else None,
+        magnitude=_row_norms(layer, dtype) if spec.dora else None,
         alpha=rules.alpha_of(name),
         rslora=spec.rslora,
         dropout=spec.dropout,
@@ -198,9 +231,7 @@ def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
     )
 
 
-def _row_norms(layer: LoraLayer, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    if weight.is_meta:
-        raise TargetError(f"{layer.label}: DoRA starts from the weight's norms, and the weight has no data yet")
-    rows = layer.rows(weight)
+def _row_norms(layer: LoraLayer, dtype: torch.dtype) -> torch.Tensor:
+    rows = layer.rows(whole(layer.numbers().detach()))
     norms: torch.Tensor = torch.linalg.vector_norm(rows.to(torch.promote_types(dtype, torch.float32)), dim=1)
-    return norms.to(dtype)
+    return norms.to(layer.device, dtype)

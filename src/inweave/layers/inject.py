@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, Unpack
 
 import torch
@@ -26,7 +27,7 @@ from inweave.formats.files import maps_of, refuse_truncated
 from inweave.layers.algorithms import branch_named, hidden_dropout_problem, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
-from inweave.layers.from_adapter import factors_by_site
+from inweave.layers.from_adapter import adapter_parts, factors_by_site
 from inweave.layers.init import (
     Request,
     check_common,
@@ -37,12 +38,20 @@ from inweave.layers.init import (
 )
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
-from inweave.layers.sites import Site, keep_called, sites, ties
+from inweave.layers.sites import Site, keep_called, one_network, sites, ties
 from inweave.layers.spec import AdapterSpec, SpecOptions
 from inweave.layers.state import all_layers, delete
-from inweave.layers.training import freeze_base, thaw_base, trainable
+from inweave.layers.state import merge as merge_layers
+from inweave.layers.training import freeze_base, thaw_base
+from inweave.layers.training import trainable as train_whole
+from inweave.layers.whole import all_wholes, remove_wholes, shared_by, switching, wholes_in, wholes_of
+from inweave.ops.kinds.offloaded import is_hooked
+from inweave.ops.kinds.pipelines import components_of
+from inweave.ops.kinds.wrappers import peft_problem
+from inweave.ops.tensors.subclasses import sharding_modules
 
 Model = TypeVar("Model", bound=nn.Module)
+Networks = TypeVar("Networks")
 _DEFAULTS = AdapterSpec()
 
 
@@ -52,6 +61,7 @@ def inject(
     alpha: float | None = None,
     targets: Targets = ALL_LINEAR,
     *,
+    exclude: Targets = (),
     name: str = "default",
     spec: AdapterSpec = _DEFAULTS,
     allow_tied: bool = False,
@@ -66,6 +76,7 @@ def inject(
         alpha: the adapter is scaled by alpha / rank; None: by 1.
         targets: names of modules or the ends of their names, a regular expression, or "all-linear": every linear layer
             except the output layer and a classification head; such a head is trained and saved whole.
+        exclude: modules to leave out of the targets, in the same forms (PEFT's exclude_modules).
         name: the adapter's name.
         spec: the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
         allow_tied: adapt a module whose weight another module also holds; only the named module changes, and a merge
@@ -94,16 +105,24 @@ def inject(
     for pattern in ("rank_pattern", "alpha_pattern"):
         if not isinstance(table := getattr(spec, pattern), Mapping):
             raise ConfigError(f"{pattern}: expected {{regular expression: number}}, got {type(table).__name__}")
+    one_network(model, "inject")
     _check_name(model, name)
+    _refuse_sharded(model)
     all_sites = sites(model)
     request = Request.of(rank, alpha, spec)
-    chosen = select_sites(model, all_sites, targets, request)
+    chosen = select_sites(model, all_sites, targets, request, exclude)
     layers = _wrap(chosen, all_sites, allow_tied, spec.network)
+    head = classification_head(model)
+    if freeze and head is not None and (owned := all_wholes(head)):
+        raise ConfigError(
+            f"{owned[0].label} belongs to the adapter {', '.join(owned[0].values)}, and a new adapter would train it: "
+            "eject that first, or use freeze=False"
+        )
     _add(model, all_sites, layers, name, [fresh_branch(layer, request) for layer in layers], freeze)
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
-        if freeze and (head := classification_head(model)) is not None:
+        if freeze and head is not None:
             owners = {id(part) for part in head.modules() if part._parameters}
-            trainable(model, [site.names[0] for site in all_sites if id(site.module) in owners])
+            train_whole(model, [site.names[0] for site in all_sites if id(site.module) in owners])
         if experts := unreachable_experts(model):
             warnings.warn(
                 f"'all-linear' skips {len(experts)} fused expert weights, which are parameters, not layers "
@@ -114,7 +133,7 @@ def inject(
 
 
 def attach(
-    model: Model,
+    model: Networks,
     adapter: Adapter | str | os.PathLike[str],
     *,
     name: str = "default",
@@ -125,11 +144,14 @@ def attach(
     dtype: torch.dtype | None = None,
     allow_tied: bool = False,
     freeze: bool = True,
-) -> Model:
+    trainable: bool = False,
+) -> Networks:
     """Add an existing adapter to a model as layers, with its own targets, algorithms, ranks and scales.
 
+    Heads, biases, norms and token rows that it holds take the place of the model's while it is active.
+
     Args:
-        model: any torch module.
+        model: any torch module, or a diffusers pipeline: each network gets its part.
         adapter: a loaded adapter, or the path of its file.
         name: the name of the adapter in the model.
         component: the network to use of an adapter for several: "unet", "te1", ...
@@ -139,6 +161,7 @@ def attach(
         dtype: dtype of the parameters; None: the dtype stored in the adapter.
         allow_tied: as in `inject`.
         freeze: as in `inject`.
+        trainable: train the adapter further; otherwise its parameters require no gradients.
 
     Returns:
         The model.
@@ -153,27 +176,65 @@ def attach(
     expect("component", component, str, type(None))
     expect("freeze", freeze, bool)
     expect("allow_tied", allow_tied, bool)
+    expect("trainable", trainable, bool)
+    if trainable:
+        _refuse_sharded(model)
     rates = {"dropout": dropout, "hidden_dropout": hidden_dropout, "rank_dropout": rank_dropout}
     if problems := check_common(rates, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
     refuse_truncated(maps_of(loaded.tensors.values()), "the adapter's file")
+    options = _Attached(name, rates, dtype, allow_tied, freeze, trainable)
+    for put in [_prepared(*part, options) for part in adapter_parts(model, loaded, component)]:
+        put()
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    name: str
+    rates: dict[str, float]
+    dtype: torch.dtype | None
+    allow_tied: bool
+    freeze: bool
+    trainable: bool
+
+
+def _prepared(model: nn.Module, adapter: Adapter, component: str | None, options: _Attached) -> Callable[[], object]:
+    """Check everything and return the function that puts the adapter into the model."""
     all_sites = sites(model)
-    assigned = factors_by_site(model, loaded, all_sites, component)
-    layers = _wrap([site for site, _ in assigned], all_sites, allow_tied)
+    assigned = factors_by_site(model, adapter, all_sites, component)
+    layers = _wrap([site for site, _ in assigned.layers], all_sites, options.allow_tied)
+    wholes = shared_by(assigned.wholes, all_sites, options.allow_tied)
     branches = [
-        to_branch(factors, layer.geometry, dtype=dtype, device=layer.device, **rates)
-        for layer, (_, factors) in zip(layers, assigned, strict=True)
+        to_branch(factors, layer.geometry, dtype=options.dtype, device=layer.device, **options.rates)
+        for layer, (_, factors) in zip(layers, assigned.layers, strict=True)
     ]
-    return _add(model, all_sites, layers, name, branches, freeze)
+    _check_hidden_dropout(layers, branches)
+
+    def put() -> None:
+        by_id = {id(site.module): wholes_of(site.module, site.names[0]) for site, *_ in wholes}
+        with switching(by_id.values()):
+            if options.freeze:
+                freeze_base(model)
+            for site, leaf, factors, is_copy in wholes:
+                by_id[id(site.module)].add(options.name, leaf, factors, is_copy=is_copy)
+            for module_wholes in by_id.values():
+                module_wholes.require_gradients(options.name, options.trainable)
+        for branch in branches:
+            branch.requires_grad_(options.trainable)
+        _add(model, all_sites, layers, options.name, branches, options.freeze)
+
+    return put
 
 
-def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -> Model:
+def eject(model: Networks, name: str | None = None, *, merge: bool = False, keep_merged: bool = False) -> Networks:
     """Remove adapters and put the original modules back.
 
     Args:
-        model: a model with LoRA layers.
+        model: a model with LoRA layers, or a pipeline of such.
         name: remove only this adapter; layers with other adapters stay, and the base stays frozen. None: all adapters.
+        merge: merge the active adapters into the weights first, and leave them there: PEFT's merge_and_unload.
         keep_merged: leave merged adapters in the weights permanently.
 
     Returns:
@@ -181,9 +242,17 @@ def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -
 
     Raises:
         ConfigError: the model has no LoRA layers, or no adapter of this name.
-        MergeStateError: adapters are merged; call `unmerge` first, or pass ``keep_merged``.
+        MergeStateError: adapters are merged; call `unmerge` first, or pass ``keep_merged``. Or layers are offloaded.
     """
+    if stuck := next((layer for layer in all_layers(model) if is_hooked(layer)), None):
+        raise MergeStateError(
+            f"{stuck.label}: offloading put a hook on this layer, without which its weight is not loaded; remove the "
+            "hooks before ejecting (accelerate.hooks.remove_hook_from_submodules(model), pipe.remove_all_hooks())"
+        )
+    expect("merge", merge, bool)
     if name is not None:
+        if merge:
+            raise ConfigError("merge=True merges every active adapter: activate those to keep, and give no name")
         delete(model, name)
         for site in sites(model):
             if isinstance(site.module, LoraLayer) and not site.module.adapters and site.parents:
@@ -191,8 +260,10 @@ def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -
         return model
     expect("keep_merged", keep_merged, bool)
     layers = all_layers(model)
+    if merge and not any(layer.merged for layer in layers):
+        merge_layers(model)
     merged = [layer for layer in layers if layer.merged]
-    if merged and not keep_merged:
+    if merged and not merge and not keep_merged:
         raise MergeStateError(
             f"{len(merged)} layers are merged, {merged[0].label} the first: unmerge before ejecting, "
             "or use keep_merged=True to leave the merged weights in place"
@@ -200,21 +271,33 @@ def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -
     for site in sites(model):
         if isinstance(site.module, LoraLayer):
             site.replace(site.module.base)
+    remove_wholes(model, keep=merge or bool(merged))
     thaw_base(model)
     return model.base if isinstance(model, LoraLayer) else model  # type: ignore[return-value]
 
 
-def _check_name(model: nn.Module, name: str) -> None:
+def _refuse_sharded(model: object) -> None:
+    if any(sharding_modules(network) for network in components_of(model).values()):
+        raise TargetError(
+            "the model is sharded, and gradients of a new adapter would not be summed; add adapters, then fully_shard"
+        )
+
+
+def _check_name(model: object, name: str) -> None:
     if not isinstance(name, str) or not name or "." in name or hasattr(nn.ModuleDict, name):
         raise ConfigError(f"{name!r} cannot be an adapter's name: use a word without dots")
-    for site in sites(model):
+    all_sites = sites(model)
+    if problem := next(filter(None, map(peft_problem, components_of(model).values())), ""):
+        raise TargetError(problem)
+    for site in all_sites:
         if isinstance(site.module, LoraLayer):
             site.module.require_unmerged("add an adapter")
-            if name in site.module.adapters:
-                raise ConfigError(
-                    f"an adapter {name!r} is already injected (on {site.module.label}); "
-                    "eject it first, or give the new one another name"
-                )
+        wholes = wholes_in(site.module)
+        if (isinstance(site.module, LoraLayer) and name in site.module.adapters) or (wholes and name in wholes.values):
+            raise ConfigError(
+                f"an adapter {name!r} is already injected (on {' = '.join(site.names)}); "
+                "eject it first, or give the new one another name"
+            )
 
 
 def _wrap(chosen: list[Site], all_sites: list[Site], allow_tied: bool, network: str = "lora") -> list[LoraLayer]:

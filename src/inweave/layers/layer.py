@@ -42,7 +42,9 @@ from inweave.layers.fused import FusedLinear, is_plain_linear
 from inweave.layers.fused_conv import FusedConv, is_plain_conv
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
+from inweave.ops.kinds.offloaded import ON_DISK, execution_device, in_memory, numbers, weight_maps
 from inweave.ops.merge import all_usable, usable_numbers
+from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, shares, whole
 
 
 class LoraLayer(nn.Module):
@@ -89,9 +91,54 @@ class LoraLayer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device for adapters: the weight's, or the CPU for a weight on the meta device."""
+        """The device for adapters: the weight's; for one on the meta device that of its offload hook, or the CPU."""
         device: torch.device = self.weight.device
-        return torch.device("cpu") if device.type == "meta" else device
+        return device if device.type != "meta" else execution_device(self.base) or torch.device("cpu")
+
+    def numbers(self, leaf: str = "weight") -> torch.Tensor:
+        """Return the weight (or the bias), or what accelerate's offloading keeps in its place.
+
+        Raises:
+            TargetError: it is on the meta device, and no hook of this module keeps its numbers.
+        """
+        for each in (self, self.base):
+            if (stored := numbers(each, leaf)) is not None:
+                return stored
+        raise TargetError(f"{self.label}: its {leaf} is on the meta device, so it has no numbers; load it first")
+
+    def _numbers_beside(self, other: torch.Tensor, leaf: str = "weight") -> torch.Tensor:
+        """Return the weight (or the bias) to compute with ``other``: on the meta device, where shapes are, itself."""
+        return getattr(self, leaf) if other.is_meta else self.numbers(leaf)
+
+    def _home(self) -> torch.Tensor:
+        """Return the tensor to write when merging; raise TargetError if it cannot be written."""
+        self._refuse_subclass()
+        if not self.weight.is_meta:
+            weight: torch.Tensor = self.weight.detach()
+            return weight
+        for each in (self, self.base):
+            for weights, key in weight_maps(each, "weight"):
+                if (stored := in_memory(weights, key)) is None:
+                    raise TargetError(f"{self.label}: its weight is {ON_DISK}")
+                if self.tied:
+                    raise TargetError(f"{self.label}: its weight is tied and offloaded; merge first, then offload")
+                return stored
+        return self.numbers().detach()
+
+    def _refuse_subclass(self) -> None:
+        """Raise TargetError if the weight's class or shape does not let a merge write it."""
+        if holds_others(self.weight) and not is_sharded(self.weight):
+            raise TargetError(
+                f"{self.label}: its weight is stored as {class_of(self.weight)}, into which no adapter can be merged; "
+                "leave the adapter unmerged, or merge it into the unquantized model and quantize that"
+            )
+        if is_sharded(self.weight) and self.tied:
+            raise TargetError(f"{self.label}: its weight is tied and sharded; merge first, then fully_shard")
+        if self.kind.shape(self.weight) != (self.out, self.into):
+            raise TargetError(
+                f"{self.label}: its weight has the shape {list(self.weight.shape)} now: packed, or a part of it as "
+                "FSDP shows it; merge before the weight is converted"
+            )
 
     @property
     def transposed(self) -> bool:
@@ -122,34 +169,37 @@ class LoraLayer(nn.Module):
         plain: torch.Tensor = self.base(x, *args, **kwargs)
         result = plain
         for branch, strength in acting:
-            dropped = branch.dropout and not self.kind.embedding
-            inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, branch.layer_number) if dropped else x
-            dtype = x.dtype if x.is_floating_point() else plain.dtype
-            added = branch.output(self.kind, self.base, inputs, dtype, self.training)
-            if isinstance(plain, torch.Tensor):
-                added = added.to(plain.dtype)
-            if branch.magnitude is None:
-                result = self.kind.add(result, added, strength * branch.scale)
-            else:
-                result = self.kind.add(result, self._decomposed(x, plain, added, branch), strength)
+            factor = strength if branch.magnitude is not None else strength * branch.scale
+            result = self.kind.add(result, branch(self._change, x, plain), factor)
         return result
+
+    def _change(self, branch: Branch, x: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
+        """Return what a branch adds to the output at strength 1: unscaled, or with DoRA scaled."""
+        dropped = branch.dropout and not self.kind.embedding
+        inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, branch.layer_number) if dropped else x
+        dtype = x.dtype if x.is_floating_point() else plain.dtype
+        added = branch.output(self.kind, self.base, inputs, dtype, self.training)
+        if isinstance(plain, torch.Tensor):
+            added = added.to(plain.dtype)
+        return added if branch.magnitude is None else self._decomposed(x, plain, added, branch)
 
     def _decomposed(self, x: torch.Tensor, plain: torch.Tensor, added: torch.Tensor, branch: Branch) -> torch.Tensor:
         """Return (c - 1) * apply(x, W) + c * scale * added."""
         assert branch.magnitude is not None
         factor = self.kind.along_outputs(self.base, branch.magnitude / self.norms(branch))
         if self._custom:
-            weight = self.rows(self.weight).reshape(self.out, *self.into)
-            plain = self.kind.apply(self.base, x, weight.to(added.dtype))
-        elif (bias := self._parameters.get("bias")) is not None:
-            plain = plain - self.kind.along_outputs(self.base, bias)
+            weight = self.rows(whole(self._numbers_beside(added))).reshape(self.out, *self.into)
+            plain = self.kind.apply(self.base, x, weight.to(added))
+        elif self._parameters.get("bias") is not None:
+            plain = plain - self.kind.along_outputs(self.base, self._numbers_beside(plain, "bias").to(plain.device))
         return (factor - 1).to(plain.dtype) * plain + (factor * branch.scale).to(plain.dtype) * added
 
     @torch.no_grad()
     def norms(self, branch: Branch) -> torch.Tensor:
         """Return |W + scale * product| over the inputs, one per row, in float32."""
         changed = branch.product() * branch.scale
-        norm: torch.Tensor = torch.linalg.vector_norm(changed + self.rows(self.weight).to(changed.dtype), dim=1)
+        weight = self.rows(whole(self._numbers_beside(changed))).to(changed.device, changed.dtype)
+        norm: torch.Tensor = torch.linalg.vector_norm(changed + weight, dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
     # adapters
@@ -164,7 +214,13 @@ class LoraLayer(nn.Module):
 
     def factors(self, name: str) -> Factors:
         """Return the canonical factors of the adapter called ``name``."""
-        return self.branch(name).to_factors(transposed=self.kind.transposed, embedding=self.kind.embedding)
+        kind = self.kind
+        try:
+            return self.branch(name).to_factors(
+                transposed=kind.transposed, embedding=kind.embedding, groups=kind.groups(self.base)
+            )
+        except TargetError as error:
+            raise TargetError(f"{self.label}: adapter {name!r}: {error}") from None
 
     def add(self, name: str, branch: Branch, strength: float = 1.0) -> None:
         """Add a new adapter and activate it."""
@@ -192,6 +248,8 @@ class LoraLayer(nn.Module):
         if isinstance(names, Mapping):
             self.strengths |= {name: finite_strength(names[name]) for name in chosen}
         self.active = chosen
+        for name in self.adapters:
+            self.branch(name).rest(name not in chosen)
         self._refresh()
 
     def set_strength(self, name: str, strength: float) -> None:
@@ -257,20 +315,22 @@ class LoraLayer(nn.Module):
                     "merging would change the output; leave it unmerged, or register a LayerKind whose apply computes "
                     "the effect of a weight change"
                 )
-            weight = self.weight
-            wide = weight.detach().float() if weight.dtype.itemsize == 1 else weight.detach()  # fp8 has no addition
+            home = self._home()
+            weight = whole(home)
+            wide = weight.float() if weight.dtype.itemsize == 1 else weight  # fp8 has no addition
             woven = self._woven(wide).to(weight.dtype)
             if not all_usable(woven) and bool((~usable_numbers(woven) & usable_numbers(weight)).any()):
                 raise TargetError(
                     f"{self.label}: merging {', '.join(self._live)} gives numbers that {weight.dtype} cannot hold; "
                     "nothing was changed"
                 )
-            self._pristine = weight if self.tied else weight.detach().clone()
+            self._pristine = self.weight if self.tied else home.clone()
         self._merged = True  # set first, so that unmerge restores the weight even if the next lines raise
         if self.tied and woven is not None:
             self._parameters["weight"] = nn.Parameter(woven, requires_grad=self.weight.requires_grad)
         elif woven is not None:
-            self.weight.copy_(woven)
+            home = self._home()
+            home.copy_(shares(woven, home))
         self._refresh()
 
     @torch.no_grad()
@@ -281,7 +341,7 @@ class LoraLayer(nn.Module):
         if isinstance(self._pristine, nn.Parameter):
             self._parameters["weight"] = self._pristine
         elif self._pristine is not None:
-            self.weight.copy_(self._pristine)
+            self._home().copy_(self._pristine)
         self._pristine = None
         self._merged = False
         self._refresh()

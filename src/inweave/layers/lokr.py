@@ -88,7 +88,7 @@ class LokrBranch(Branch):
         assert isinstance(factors, Lokr)
         return super().obstacle(factors, geometry) if factors.complete() else "one of its factors is missing"
 
-    def further_fields(self, embedding: bool) -> dict[str, Any]:
+    def further_fields(self, embedding: bool, groups: int) -> dict[str, Any]:
         return {"nominal_rank": self.nominal_rank}
 
 

@@ -86,8 +86,8 @@ class LoraBranch(Branch):
         kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]
         return "locon" if any(size > 1 for size in kernel) else "lora"
 
-    def further_fields(self, embedding: bool) -> dict[str, Any]:
-        return {"embedding": embedding}
+    def further_fields(self, embedding: bool, groups: int) -> dict[str, Any]:
+        return {"embedding": embedding, "layer_groups": groups}
 
     def effective_down(self) -> torch.Tensor:
         """Return `down` with the layer's kernel: mid @ down if there is a Tucker core."""

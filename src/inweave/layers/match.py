@@ -25,38 +25,38 @@ _LISTED = 10  # problems of one kind
 _COMPARED = 2000  # names that a misspelled name is compared with
 
 
-def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> list[str]:
+def matching(targets: Targets, names: Iterable[str], known: Iterable[str], field: str = "targets") -> list[str]:
     """Return the ``names`` that ``targets`` matches, in their order; errors suggest names from ``known``."""
     names = list(names)
     if isinstance(targets, Mapping):
         raise ConfigError(
-            "targets: expected names or regular expressions, got a mapping; rank_pattern gives ranks by name"
+            f"{field}: expected names or regular expressions, got a mapping; rank_pattern gives ranks by name"
         )
     if not isinstance(targets, Iterable | re.Pattern):
-        raise ConfigError(f"targets: expected names or regular expressions, got {type(targets).__name__}")
+        raise ConfigError(f"{field}: expected names or regular expressions, got {type(targets).__name__}")
     entries = [targets] if isinstance(targets, str | re.Pattern) else list(targets)
     if not entries:
-        raise ConfigError("targets is empty: name the modules that take LoRA, or use 'all-linear'")
+        raise ConfigError(f"{field} is empty: name the modules that take LoRA, or use 'all-linear'")
     for entry in entries:
         if not isinstance(entry, str | re.Pattern):
-            raise ConfigError(f"targets: expected names or regular expressions, got {type(entry).__name__}")
+            raise ConfigError(f"{field}: expected names or regular expressions, got {type(entry).__name__}")
     by_end: dict[str, set[str]] = {}
     for name in names:
         for end in ends(name):
             by_end.setdefault(end, set()).add(name)
-    work = Work("targets")
+    work = Work(field)
     unused: list[str | re.Pattern[str]] = []
     matched: set[str] = set()
     for entry in dict.fromkeys(entries):
         hits = by_end.get(entry, set()) if isinstance(entry, str) else set()
         if isinstance(targets, str) or isinstance(entry, re.Pattern):
-            rule = regex(entry, "targets")
+            rule = regex(entry, field)
             hits = hits | {name for name in names if rule.fullmatch(name, work)}
         if not hits:
             unused.append(entry)
         matched |= hits
     if unused:
-        raise ConfigError(_nothing(unused, known, "target"))
+        raise ConfigError(_nothing(unused, known, field.removesuffix("s")))
     return [name for name in names if name in matched]
 
 

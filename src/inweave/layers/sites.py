@@ -7,7 +7,7 @@ them. A weight that two *different* modules hold (an embedding and the output he
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.layers.layer import LoraLayer
+from inweave.ops.kinds.pipelines import components_of
 from inweave.ops.kinds.wrappers import is_wrapper
 from inweave.ops.tensors.overlaps import overlaps
 from inweave.targets.spellings import FUSED
@@ -63,17 +64,33 @@ def _computes_fused(attention: nn.Module) -> bool:
     return "Fused" in processor or hasattr(attention, "unfuse_projections")
 
 
-def sites(model: nn.Module) -> list[Site]:
-    """Return ``model`` and all modules below it, except those inside LoRA layers."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"expected a torch module, got {type(model).__name__}")
-    by_id: dict[int, Site] = {id(model): Site(model, [""])}
-    for parent, leaf, name, module in _walk(model, "", ()):
-        site = by_id.setdefault(id(module), Site(module))
-        site.names.append(name)
-        if not any(parent is other and leaf == known for other, known in site.parents):
-            site.parents.append((parent, leaf))
+def sites(model: object) -> list[Site]:
+    """Return ``model`` and all modules below it, except those inside LoRA layers.
+
+    The names of a pipeline's modules begin with their component ("unet.", "te1.").
+    """
+    by_id: dict[int, Site] = {}
+    for component, network in networks(model).items():
+        by_id.setdefault(id(network), Site(network, [component]))
+        for parent, leaf, name, module in _walk(network, f"{component}." if component else "", ()):
+            site = by_id.setdefault(id(module), Site(module))
+            site.names.append(name)
+            if not any(parent is other and leaf == known for other, known in site.parents):
+                site.parents.append((parent, leaf))
     return list(by_id.values())
+
+
+def networks(model: object) -> Mapping[str, nn.Module]:
+    """Return the networks of a pipeline by component, or a module under an empty name."""
+    return {"": model} if isinstance(model, nn.Module) else components_of(model)
+
+
+def one_network(model: object, call: str) -> None:
+    """Raise ConfigError unless the model is one torch module."""
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        hint = f"; pass one of its networks: {call}(pipe.unet, ...)" if hasattr(model, "components") else ""
+        raise ConfigError(f"expected a torch module, got {kind}{hint}")
 
 
 def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
@@ -84,27 +101,6 @@ def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tu
             name = prefix.removesuffix(".") if is_wrapper(module, leaf) else f"{prefix}{leaf}"
             yield module, leaf, name, child
             yield from _walk(child, f"{name}." if name else "", (*above, id(module)))
-
-
-def unwrapped_names(model: nn.Module) -> dict[str, str]:
-    """Return {name in `state_dict`: the name without wrappers}."""
-    wrappers = [
-        f"{name}.{leaf}." if name else f"{leaf}."
-        for name, module in model.named_modules()
-        for leaf in module._modules
-        if is_wrapper(module, leaf)
-    ]
-    if not wrappers:
-        return {name: name for name in model.state_dict()}
-    names: dict[str, str] = {}
-    for raw in model.state_dict():
-        name = raw
-        for prefix in sorted(wrappers, key=len, reverse=True):
-            if raw.startswith(prefix):
-                end = len(prefix) - len(prefix.rstrip(".").rpartition(".")[2]) - 1
-                name = name[:end] + name[len(prefix) :]
-        names[raw] = name
-    return names
 
 
 def ties(all_sites: list[Site]) -> dict[int, list[str]]:

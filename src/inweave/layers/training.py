@@ -11,7 +11,9 @@ owned.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -22,7 +24,9 @@ from inweave.layers.branch import Branch
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import Targets, matching
 from inweave.layers.sites import sites
+from inweave.layers.whole import all_wholes, holder, wholes_in
 from inweave.ops.kinds.wrappers import is_wrapper
+from inweave.ops.tensors.subclasses import class_of, holds_others
 
 _FROZEN = "_inweave_frozen"  # attribute of a model: names of the parameters that `inject` froze
 _TRAINED = "_inweave_trained"  # attribute of a module: names of its parameters that `trainable` chose
@@ -58,13 +62,22 @@ def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None =
     for name in names:
         if not _parameter(homes, name).is_floating_point():
             raise TargetError(f"{name}: parameters of {_parameter(homes, name).dtype} cannot be trained")
+        if holds_others(_parameter(homes, name)):
+            raise TargetError(
+                f"{name}: stored as {class_of(_parameter(homes, name))}; choose trainable weights before quantizing or "
+                "sharding the model"
+            )
         for module, _ in homes[name]:
             if isinstance(module, LoraLayer):
                 module.require_unmerged("make a weight trainable")
+        for module, leaf in homes[name]:
+            if (wholes := wholes_in(module)) is not None and wholes.shows_sum(leaf):
+                raise TargetError(f"{name}: adapters add to it or replace rows of it, so it cannot be trained itself")
     for name in names:
         for module, leaf in homes[name]:
-            if not isinstance(module, Branch):
-                _base(module).__dict__.setdefault(_TRAINED, set()).add(leaf)
+            wholes = wholes_in(module)
+            if not isinstance(module, Branch) and (wholes is None or wholes.owner(leaf) is None):
+                holder(module).__dict__.setdefault(_TRAINED, set()).add(leaf)
         old = _parameter(homes, name)
         if old.requires_grad and (dtype is None or old.dtype == dtype):
             continue
@@ -74,15 +87,56 @@ def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None =
     return names
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterCount:
+    """The numbers of a model's parameters.
+
+    Args:
+        trained: how many require gradients.
+        total: how many there are.
+    """
+
+    trained: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        """The trained part of all parameters, 0 to 1."""
+        return self.trained / self.total if self.total else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.trained:,} of {self.total:,} parameters are trained ({self.share:.4%})"
+
+
+def trainable_parameters(model: nn.Module) -> ParameterCount:
+    """Count the parameters of a model, adapters included: PEFT's `print_trainable_parameters`.
+
+    Parameters that are shared count once; weights that bitsandbytes packs in 4 bits count as unpacked.
+
+    Args:
+        model: any torch module.
+
+    Returns:
+        The two numbers with their ``share``; as text "294,912 of 124,734,720 parameters are trained (0.2364%)".
+
+    Raises:
+        ConfigError: ``model`` is not a torch module.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"expected a torch module, got {type(model).__name__}")
+    trained = total = 0
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        shape = parameter.shape if state is None else getattr(state, "shape", parameter.shape)
+        total += math.prod(shape)
+        trained += math.prod(shape) if parameter.requires_grad else 0
+    return ParameterCount(trained, total)
+
+
 def trained_leaves(module: nn.Module) -> set[str]:
     """Return the names of a module's direct parameters that `trainable` chose."""
-    leaves: set[str] = _base(module).__dict__.get(_TRAINED, set())
+    leaves: set[str] = holder(module).__dict__.get(_TRAINED, set())
     return leaves
-
-
-def _base(module: nn.Module) -> nn.Module:
-    """Return the module that a LoRA layer wraps, whose attributes outlive the layer, or the module itself."""
-    return module.base if isinstance(module, LoraLayer) else module
 
 
 def freeze(model: nn.Module, pattern: Targets | None = None) -> list[str]:
@@ -103,7 +157,7 @@ def freeze_base(model: nn.Module) -> None:
     model.__dict__[_FROZEN] = tuple(dict.fromkeys((*model.__dict__.get(_FROZEN, ()), *names)))
 
 
-def thaw_base(model: nn.Module) -> None:
+def thaw_base(model: object) -> None:
     """Undo `freeze_base` on this model and its parts."""
     for site in sites(model):
         if names := site.module.__dict__.pop(_FROZEN, ()):
@@ -152,6 +206,7 @@ def _base_names(model: nn.Module, homes: Homes) -> list[str]:
         if isinstance(site.module, LoraLayer)
         for parameter in site.module.adapters.parameters()
     }
+    inside |= {id(parameter) for each in all_wholes(model) for parameter in each.owned()}
     return [name for name in homes if id(_parameter(homes, name)) not in inside]
 
 

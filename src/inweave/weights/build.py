@@ -17,11 +17,13 @@ from torch import nn
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.ops.tensors.device import choose_device, named_dtype
+from inweave.ops.tensors.subclasses import class_of, holds_others
+from inweave.weights.construction import Constructed
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.networks import Slot
 from inweave.weights.networks import slots as network_slots
-from inweave.weights.source import WeightSource
+from inweave.weights.source import WeightSource, streamed
 
 
 def build(
@@ -35,6 +37,8 @@ def build(
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
 
+    On the meta device, tensors that no source has are computed by their constructors (`weights.construction`).
+
     Args:
         model: Any torch module; it may be on the meta device.
         source: Where the weights come from: a `FileSource`, a `DictSource`, a `MergedSource`.
@@ -47,7 +51,8 @@ def build(
         The model itself.
 
     Raises:
-        TargetError: Tensors are missing, unused or of another shape, or an adapter changes a tied weight.
+        TargetError: Tensors are missing, unused or of another shape, an adapter changes a tied weight, or a tensor on
+            the meta device is in no checkpoint and cannot be computed.
         ConfigError: An argument has a wrong type.
     """
     if not isinstance(model, nn.Module) or not isinstance(source, WeightSource):
@@ -63,8 +68,9 @@ def build(
     done: dict[int, torch.Tensor] = {}
     later: dict[str, torch.Tensor] = {}
     with torch.no_grad(), collector_waits():
-        early = _read_ahead(slots, source, target, dtype)
+        early = _read_ahead(slots, source, target, dtype, ignore, progress)
         _check(slots, source, ignore)
+        constructed = Constructed(model)
         names = source.names()
         changed = _changed_names(slots, source) if isinstance(source, MergedSource) else {}
         for name, (owner, leaf, old) in slots.items():
@@ -73,11 +79,7 @@ def build(
             else:
                 target_dtype = _target_dtype(old, dtype)
                 known = changed.get(id(old)) or (name if name in names else _source_name(name, slots, source))
-                if (
-                    target.type == "cuda"
-                    and isinstance(source, MergedSource)
-                    and source.deferrable(known, target_dtype)
-                ):
+                if _on_gpu(target) and isinstance(source, MergedSource) and source.deferrable(known, target_dtype):
                     new = later[known] = early[known] if known in early else source.plain(known, device=device)
                 elif known in early and not (isinstance(source, MergedSource) and source.changes(known)):
                     new = early[known]
@@ -86,7 +88,7 @@ def build(
                 if isinstance(old, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=False)
                 done[id(old)] = new
-                if progress is not None:
+                if progress is not None and known not in early:
                     progress(stored_bytes(source, known))
             if isinstance(new, nn.Parameter):
                 owner._parameters[leaf] = new
@@ -96,6 +98,7 @@ def build(
             if later:
                 source.weave(later)
             source.release()
+        constructed.put(model, target)
     return model
 
 
@@ -106,19 +109,50 @@ def stored_bytes(source: WeightSource, name: str) -> int:
 
 
 def _read_ahead(
-    slots: dict[str, Slot], source: WeightSource, device: torch.device, dtype: torch.dtype | None
+    slots: dict[str, Slot],
+    source: WeightSource,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    ignore: Collection[str],
+    progress: Callable[[int], object] | None,
 ) -> dict[str, torch.Tensor]:
-    """Copy the base's tensors to the GPU while another thread resolves the stack; they are merged there."""
+    """Return the tensors that come straight from a file, on the GPU: read in the order of the file, without waiting
+    for another thread that resolves the stack; adapters are merged in there.
+    """
     early: dict[str, torch.Tensor] = {}
-    if device.type != "cuda" or not isinstance(source, MergedSource) or source.settled:
+    merged = source if isinstance(source, MergedSource) else None
+    base = source if merged is None else merged.base
+    settled, in_order = merged is None or merged.settled, hasattr(base, "stream")
+    if not _on_gpu(device) or (settled and not in_order):
         return early
-    names = source.base.names()
+    if settled:
+        _check(slots, source, ignore)
+    names, reads = base.names(), dict[int, tuple[str, torch.dtype]]()
     for name, (_, _, old) in slots.items():
-        if source.settled:
-            break
-        if name in names and source.base.spec(name).dtype == _target_dtype(old, dtype):
-            early[name] = source.plain(name, device=device)
+        target = _target_dtype(old, dtype)
+        if name not in names or id(old) in reads:
+            continue
+        if not settled:
+            usable = base.spec(name).dtype == target
+        else:
+            usable = merged is None or not merged.changes(name) or merged.deferrable(name, target)
+        if usable:
+            reads[id(old)] = name, target
+    targets = dict(reads.values())
+    for name, tensor in streamed(base, targets, device):
+        early[name] = tensor.to(targets[name])
+        if progress is not None:
+            progress(tensor.nbytes)
+        if not settled and merged is not None and merged.settled:
+            settled = True
+            _check(slots, source, ignore)
+            if not in_order:
+                break
     return early
+
+
+def _on_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _target_dtype(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -167,6 +201,11 @@ def _check(slots: dict[str, Slot], source: WeightSource, ignore: Collection[str]
         if not any(name in names for name in tied)
     ]
     problems += [f"unused: {name}" for name in sorted(names - slots.keys() - set(ignore))]
+    problems += [
+        f"class: {name} is {class_of(slot.tensor)} in the model; build it first, then quantize or shard it"
+        for name, slot in slots.items()
+        if holds_others(slot.tensor)
+    ]
     for name in slots.keys() & names:
         have, want = source.spec(name).shape, tuple(slots[name][2].shape)
         if have != want:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from weakref import WeakMethod
 
 import torch
 
@@ -55,6 +56,7 @@ class LoadedAdapter:
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
     scattered: bool = False  # its factors are not contiguous in the file
     checked: bool = False
+    fingerprint: str = ""  # of its contents, once it was needed
     maps: list[mmap.mmap] = field(default_factory=list)  # sizes of the files that its tensors are views of
 
     def __post_init__(self) -> None:
@@ -166,11 +168,13 @@ _MAX_PARTIAL_PLANS = 16
 
 
 class AdapterCache:
-    """Loaded adapters, the least recently used dropped first when their bytes exceed ``limit``."""
+    """Loaded adapters, the least recently used dropped first when their bytes exceed ``limit``.
+
+    ``resolve`` and ``forget``: methods of the owner, held weakly: it is freed when it is deleted.
+    """
 
     def __init__(self, resolve: Callable[[Adapter, bool], Plan], limit: int, forget: Callable[[object], None]) -> None:
-        self._resolve = resolve
-        self._forget = forget
+        self._methods = WeakMethod(resolve), WeakMethod(forget)
         self._limit = limit
         self._loaded: OrderedDict[object, LoadedAdapter] = OrderedDict()
         self._lock = threading.RLock()
@@ -192,10 +196,20 @@ class AdapterCache:
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> LoadedAdapter:
-        """Return the adapter, resolved and checked, from the cache if it was seen before."""
+    def _resolve(self, adapter: Adapter, strict: bool) -> Plan:
+        resolve = self._methods[0]()
+        assert resolve is not None
+        return resolve(adapter, strict)
+
+    def _forget(self, key: object) -> None:
+        forget = self._methods[1]()
+        assert forget is not None
+        forget(key)
+
+    def get(self, adapter: Adapter | Plan | str | os.PathLike[str], key: object = None) -> LoadedAdapter:
+        """Return the adapter, resolved and checked, from the cache if it was seen before; ``key``: one of `keys`."""
         with self._lock:
-            key = _key(adapter)
+            key = _key(adapter) if key is None else key
             if key in self._loaded:
                 self._loaded.move_to_end(key)
                 return self._loaded[key]
@@ -266,7 +280,7 @@ def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
         status = path.stat()
     except OSError:
         return str(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _name(adapter: Adapter | Plan | str | os.PathLike[str]) -> str:

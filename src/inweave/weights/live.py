@@ -17,16 +17,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inweave.errors import MergeStateError, TargetError
+from inweave.ops.kinds.offloaded import ON_DISK, elsewhere, in_memory, offload_groups, weight_maps
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
 from inweave.ops.tensors.overlaps import address, overlaps
+from inweave.ops.tensors.subclasses import class_of, holds_others, sharding_modules
 from inweave.targets.spellings import FUSED
 from inweave.weights.networks import Slot, slots
 from inweave.weights.snapshot import Entry, Snapshot
 from inweave.weights.stack import TensorKey
 
+Home = tuple[int, str]  #: id of a module, attribute
 Place = tuple[int, int, torch.dtype, torch.device]
 Mark = tuple[Place, int]
 
@@ -55,9 +57,10 @@ class LiveModel:
             TensorKey, list[tuple[str, torch.Tensor, int]]
         ] = {}  # part -> the fused projections that contain it
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
+        self._sharded: set[str] = set()  # components, of which parts may be gathered at present
         self._quantized: dict[TensorKey, torch.Tensor] = {}
         self._homes: dict[TensorKey, LiveHome] = {}
-        self._first: dict[tuple[int, str], TensorKey] = {}
+        self.first: dict[Home, TensorKey] = {}  # the first name of every place
         self._shared: dict[TensorKey, list[TensorKey]] = {}
         self._whole: Snapshot | None = None
         self._watched: tuple[int, int, Snapshot] | None = None
@@ -74,9 +77,9 @@ class LiveModel:
         self.slots, self._rows, self._groups, self._quantized = {}, {}, {}, {}
         for component, network in self.networks.items():
             self._add(component, network)
-        self._first = {}
+        self.first = {}
         for key, slot in self.slots.items():
-            self._first.setdefault((id(slot.module), slot.leaf), key)
+            self.first.setdefault((id(slot.module), slot.leaf), key)
         self._homes = {}
         self._shared = self._overlaps()
         stored = [slot.tensor for slot in self.slots.values() if address(slot.tensor)]
@@ -120,11 +123,9 @@ class LiveModel:
                 start += every[part].tensor.shape[0]
             del every[whole]
         self.slots |= {(component, name): slot for name, slot in every.items()}
-        for module in network.modules():
-            for group in _offload_groups(module):
-                for member in (*getattr(group, "modules", ()), *getattr(group, "parameters", ())):
-                    tensors = member.parameters() if isinstance(member, nn.Module) else [member]
-                    self._groups |= {id(tensor): group for tensor in tensors}
+        self._groups |= offload_groups(network)
+        if sharding_modules(network):
+            self._sharded.add(component)
 
     def layout(self) -> dict[TensorKey, tuple[int, ...]]:
         """Return the shape of every tensor."""
@@ -133,7 +134,7 @@ class LiveModel:
     def canonical(self, key: TensorKey) -> TensorKey:
         """Return the first name of the place that ``key`` names."""
         slot = self.slots.get(key)
-        return key if slot is None else self._first[id(slot.module), slot.leaf]
+        return key if slot is None else self.first[id(slot.module), slot.leaf]
 
     def shared(self, key: TensorKey) -> list[str]:
         """Return the names of other modules' tensors that share memory with this one."""
@@ -164,7 +165,7 @@ class LiveModel:
         if computed or any(place == address(tensor) for tensor in (*network.parameters(), *network.buffers())):
             raise MergeStateError(
                 f"{key[1]}: wrapped, quantized or parametrized while adapters were merged, so it cannot be restored; "
-                "apply([]) before changing modules, or make a new Weaver to take the present weights as the base"
+                "undo that and call apply([]), or build the model again; call apply([]) before changing modules"
             )
 
     def unwritable(self) -> list[str]:
@@ -200,13 +201,17 @@ class LiveModel:
         owner = self._kept_by_hook(key) if slot.tensor.is_meta else slot.tensor
         if owner is None:
             raise TargetError(f"{key[1]}: on the meta device, so it has no numbers; load the model's weights first")
-        if is_traceable_wrapper_subclass(owner):
-            raise TargetError(f"{key[1]}: stored as {type(owner).__name__}, which cannot be written in place")
+        if holds_others(owner) or key[0] in self._sharded:
+            state = "sharded by FSDP" if key[0] in self._sharded else f"stored as {class_of(owner)}"
+            raise TargetError(
+                f"{key[1]}: {state}, which cannot be written in place; build the model with the adapters merged "
+                "(MergedSource) before quantizing or sharding it, or use inweave.attach"
+            )
         if owner.layout != torch.strided:
             raise TargetError(f"{key[1]}: a sparse tensor, which cannot be written in place; make it dense first")
         if any(stride == 0 and size > 1 for stride, size in zip(owner.stride(), owner.shape, strict=True)):
             raise TargetError(f"{key[1]}: an expanded view: several elements are one number; give it memory of its own")
-        if reason := _elsewhere(self._groups.get(id(slot.tensor)), slot.tensor):
+        if reason := elsewhere(self._groups.get(id(slot.tensor)), slot.tensor):
             raise TargetError(f"{key[1]}: {reason}")
         place = (id(owner), owner.data_ptr(), owner.dtype, owner.device)
         return LiveHome(owner.detach(), owner, tuple(self._copies(key, owner)), place, not owner.is_inference())
@@ -219,19 +224,10 @@ class LiveModel:
             above.append(module)
             module = unwrapped(module).get_submodule(step)
         for count, holder in reversed([*enumerate([*above, module])]):
-            for weights in _weight_maps(unwrapped(holder)):
-                name = ".".join(path[count:])
-                while isinstance(inner := getattr(weights, "dataset", None), Mapping):
-                    weights, name = inner, f"{getattr(weights, 'prefix', '')}{name}"
-                in_memory = weights if isinstance(weights, dict) else getattr(weights, "state_dict", {})
-                stored = in_memory.get(name)
-                if isinstance(stored, torch.Tensor) and not stored.is_meta:
+            for weights, name in weight_maps(holder, ".".join(path[count:])):
+                if (stored := in_memory(weights, name)) is not None:
                     return stored
-                if name in weights:
-                    raise TargetError(
-                        f"{key[1]}: offloaded to disk by accelerate, where it cannot be changed; offload it to the CPU "
-                        "or build the model with the adapters merged (MergedSource)"
-                    )
+                raise TargetError(f"{key[1]}: {ON_DISK} or build the model with the adapters merged (MergedSource)")
         return None
 
     def _copies(self, key: TensorKey, owner: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -246,7 +242,7 @@ class LiveModel:
 
     def _overlaps(self) -> dict[TensorKey, list[TensorKey]]:
         """Return every place with those of other modules whose memory overlaps its own."""
-        tensors = {key: self._visible(key) for key in self._first.values()}
+        tensors = {key: self._visible(key) for key in self.first.values()}
         for (
             component,
             network,
@@ -302,30 +298,3 @@ def _fused(network: nn.Module, every: Mapping[str, Slot]) -> Iterator[tuple[str,
                 names = [f"{dot}{part}.{leaf}" for part in parts]
                 if f"{dot}{whole}.{leaf}" in every and all(name in every for name in names):
                     yield f"{dot}{whole}.{leaf}", names
-
-
-def _weight_maps(module: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Yield the mappings in which accelerate's hooks of a module keep its weights."""
-    hook = getattr(module, "_hf_hook", None)
-    for each in (hook, *getattr(hook, "hooks", ())):
-        weights = getattr(each, "weights_map", None)
-        if isinstance(weights, Mapping):
-            yield weights
-
-
-def _offload_groups(module: nn.Module) -> Iterator[object]:
-    """Yield the groups in which diffusers' group offloading put a module."""
-    hooks: Mapping[str, object] = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
-    for hook in hooks.values():
-        if (group := getattr(hook, "group", None)) is not None:
-            yield group
-
-
-def _elsewhere(group: object, tensor: torch.Tensor) -> str | None:
-    """Return why a write would be lost, if group offloading has the weight in another place at present."""
-    if getattr(group, "offload_to_disk_path", None) is not None:
-        return "offloaded to disk by diffusers, where it cannot be changed; offload it to memory instead"
-    stored = getattr(group, "cpu_param_dict", {}).get(tensor)
-    if stored is not None and stored.data_ptr() != tensor.data_ptr():
-        return "on the device temporarily by diffusers' group offloading; apply between two forward passes"
-    return None

@@ -1,25 +1,20 @@
 """The networks of a model, by component, and the index of anything that has named tensors.
 
-a module                         {"unet": module}
-{"unet": .., "te1": ..}          unchanged
-a diffusers pipeline, or its     unet or transformer -> "unet", text_encoder -> "te1", text_encoder_2 -> "te2",
-`components`                     text_encoder_3 -> "te3"; others take no adapters
-
+What is taken for a component: `inweave.ops.kinds.pipelines`.
 Wrapper modules (`inweave.ops.kinds.wrappers`) are looked through.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from inweave.adapter.components import COMPONENTS, FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
+from inweave.ops.kinds.pipelines import components_of
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
@@ -27,7 +22,9 @@ from inweave.weights.source import WeightSource
 
 def networks_of(model: object) -> dict[str, nn.Module]:
     """Return component -> network of a module, a mapping of modules, or a diffusers pipeline; each has weights."""
-    networks = {name: unwrapped(network) for name, network in _networks(model).items()}
+    networks = {name: unwrapped(network) for name, network in components_of(model).items()}
+    if isinstance(model, nn.Module):
+        networks = {_component(network): network for network in networks.values()}
     for name, network in networks.items():
         if not floating_state(network):
             raise ConfigError(
@@ -36,32 +33,12 @@ def networks_of(model: object) -> dict[str, nn.Module]:
     return networks
 
 
-def _networks(model: object) -> Mapping[str, nn.Module]:
-    if isinstance(model, nn.Module):
-        return {"unet": model}
-    parts = model if isinstance(model, Mapping) else getattr(model, "components", None)
-    if not isinstance(parts, Mapping):
-        raise ConfigError(
-            "expected a torch module, a mapping of component to module, or a diffusers pipeline, "
-            f"got {type(model).__name__}"
-        )
-    if parts is model and not any(name in FOLDERS and name not in COMPONENTS for name in parts):
-        wrong = [f"{name!r}: {type(part).__name__}" for name, part in parts.items() if not isinstance(part, nn.Module)]
-        if not wrong:
-            return parts
-        if not any(isinstance(parts.get(name), nn.Module) for name in FOLDERS):
-            raise ConfigError(f"a mapping of networks holds torch modules by component, got {', '.join(wrong)[:300]}")
-    networks: dict[str, nn.Module] = {}
-    for folder, component in FOLDERS.items():
-        part = parts.get(folder)
-        if isinstance(part, nn.Module) and component not in networks:
-            networks[component] = part
-    if not networks:
-        raise ConfigError(
-            f"{type(model).__name__}: none of its components takes adapters; "
-            f"expected one of {', '.join(FOLDERS)}, got {', '.join(map(str, parts))[:300] or 'none'}"
-        )
-    return networks
+def _component(network: nn.Module) -> str:
+    """Return the component that a bare module is: "model" for one of transformers that is not part of a pipeline."""
+    if all(kind.__name__ != "PreTrainedModel" for kind in type(network).__mro__):
+        return "unet"
+    only = index_from_names({name: tuple(slot.tensor.shape) for name, slot in slots(network).items()})
+    return "model" if set(only.components) == {"model"} else "unet"
 
 
 def index_of(model: object) -> ModelIndex:

@@ -49,4 +49,4 @@ class Snapshot:
             same = all(map(is_, map(getitem, holders, names), values))
         except KeyError:
             return False
-        return same and [tensor.data_ptr() for tensor in self._tensors] == self._addresses
+        return same and list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses

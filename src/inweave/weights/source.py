@@ -15,7 +15,8 @@ Stacked        and back
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -29,10 +30,11 @@ from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
 from inweave.formats.files import open_container
 from inweave.ops.tensors.decode import TORCH, decode
+from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, whole
 from inweave.targets.index import Component
 from inweave.targets.links import Link
 from inweave.targets.plan import Rows
-from inweave.weights.transfer import read_bytes, ring_for
+from inweave.weights.transfer import Span, read_bytes, ring_for, stream
 
 T = TypeVar("T")
 
@@ -114,7 +116,10 @@ class DictSource:
         owned: bool = False,
     ) -> torch.Tensor:
         """Return one tensor; see `WeightSource.get`."""
-        return _cut(_known(self._tensors, name), rows).to(device=device, dtype=dtype, copy=owned)
+        tensor = _known(self._tensors, name)
+        if holds_others(tensor) and not is_sharded(tensor):
+            raise TargetError(f"{name}: stored as {class_of(tensor)}; give the source plain floating-point tensors")
+        return _cut(whole(tensor), rows).to(device=device, dtype=dtype, copy=owned)
 
 
 class FileSource:
@@ -168,6 +173,22 @@ class FileSource:
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
         return decode(tensor, dtype=dtype or stored, device=device)
 
+    def stream(self, names: Collection[str], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors as stored, on a device, in memory of their own; the files are read in their order, ahead."""
+        places = {name: self._places[name] for name in names if _known(self._tensors, name) is not None}
+        ordered = sorted(places, key=lambda name: (str(places[name][0]), places[name][1]))
+        with ExitStack() as opened:
+            files = {}
+            for path in dict.fromkeys(path for path, _ in places.values()):
+                files[path] = opened.enter_context(open_regular(path, buffering=0, error=_unreadable))
+                self._check_same(path, os.fstat(files[path].fileno()))
+            spans = [Span(files[places[n][0]], places[n][1], len(self._tensors[n].data)) for n in ordered]
+            for name, raw in zip(ordered, stream(spans, _with_index(device)), strict=True):
+                tensor = self._tensors[name]
+                yield name, raw.view(TORCH[tensor.dtype]).view(tensor.shape)
+            for path, file in files.items():
+                self._check_same(path, os.fstat(file.fileno()))
+
     def _send(self, name: str, start: int, length: int, device: torch.device) -> torch.Tensor:
         """Return the bytes of a tensor on a GPU, by plain reads into pinned memory."""
         path, offset = self._places[name]
@@ -181,9 +202,7 @@ class FileSource:
     def _read(self, name: str, start: int, length: int) -> memoryview:
         """Return the bytes of a tensor, by a plain read."""
         path, offset = self._places[name]
-        with open_regular(
-            path, buffering=0, error=lambda text: FormatError(f"{text}; it cannot be read again")
-        ) as file:
+        with open_regular(path, buffering=0, error=_unreadable) as file:
             self._check_same(path, os.fstat(file.fileno()))
             return read_bytes(file, offset + start, length)
 
@@ -204,10 +223,16 @@ class FileSource:
             raise FormatError(f"{file}: changed on disk since it was opened; build the model again")
 
 
+def _unreadable(text: str) -> FormatError:
+    return FormatError(f"{text}; it cannot be read again")
+
+
 def _with_index(device: torch.device | str) -> torch.device:
     """Return the device with its index (`cuda` is the current one), so that there is one ring per device."""
     chosen = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if chosen.index is None else chosen
+    if chosen.type != "cuda" or chosen.index is not None:
+        return chosen
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
@@ -248,11 +273,27 @@ class Renamed:
         span = None if home.length is None else (home.start, home.length)
         copied = owned or home.swap
         tensor = self._source.get(home.tensor, dtype=dtype, device=device, rows=span, owned=copied)
+        return _cut(self._part(name, tensor), rows)
+
+    def stream(self, names: Collection[str], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors as stored, on a device, in memory of their own; see `FileSource.stream`."""
+        parts: dict[str, list[str]] = {}
+        for name in names:
+            parts.setdefault(_known(self._component.homes, name).tensor, []).append(name)
+        for stored, tensor in streamed(self._source, parts, device):
+            for name in parts[stored]:
+                home = self._component.homes[name]
+                span = None if home.length is None else (home.start, home.length)
+                yield name, self._part(name, tensor if span in (None, (0, len(tensor))) else _cut(tensor, span).clone())
+
+    def _part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a part from the rows of its home."""
+        home = self._component.homes[name]
         if home.transpose:
             tensor = tensor.T
         if home.swap:
             tensor = torch.cat(tensor.chunk(2)[::-1])
-        return _cut(tensor.reshape(self._component.parts[name]), rows)
+        return tensor.reshape(self._component.parts[name])
 
 
 class Stacked:
@@ -300,6 +341,15 @@ class Stacked:
         part = self._source.get(link.part, dtype=dtype, device=device, owned=owned or link.swap)
         part = torch.cat(part.chunk(2)[::-1]) if link.swap else part
         return part.T if link.transpose else part
+
+
+def streamed(source: WeightSource, names: Collection[str], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors as stored, on a device, in the order that suits the source."""
+    read = getattr(source, "stream", None)
+    if read is not None:
+        yield from read(names, device)
+    else:
+        yield from ((name, source.get(name, device=device, owned=True)) for name in names)
 
 
 def _cut(tensor: torch.Tensor, rows: Rows | None) -> torch.Tensor:

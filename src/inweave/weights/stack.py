@@ -16,14 +16,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from inweave.adapter import Adapter
-from inweave.adapter.components import COMPONENTS
+from inweave.adapter.components import COMPONENTS, FOLDERS
 from inweave.adapter.strength_spec import finite_strength, parse_strength_spec
 from inweave.errors import ConfigError
 from inweave.targets.plan import Placement, Plan
-from inweave.weights.blocks import block_list
+from inweave.weights.blocks import block_list, nested_blocks
 
 #: an adapter in any form: read, resolved, or a path
 AdapterLike = Adapter | Plan | str | os.PathLike[str]
@@ -38,12 +38,12 @@ class Strength:
     blocks: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(value: float | Mapping[str, float] | Strength) -> Strength:
-        """Make a strength from a number or {"unet": .., "te": ..}; every number must be finite."""
+    def of(value: float | Mapping[str, Any] | Strength) -> Strength:
+        """Make a strength from a number, {"unet": .., "te": ..} or diffusers' nested form (`blocks`)."""
         if isinstance(value, Strength):
             made = value
         elif isinstance(value, Mapping):
-            made = Strength(components=dict(value))
+            made = _from_mapping(value)
         else:
             made = Strength(value)
         components = {name: finite_strength(number) for name, number in _pairs(made.components, "components")}
@@ -88,8 +88,19 @@ class Strength:
         return self.blocks[max(matches, key=len)] if matches else 1.0
 
 
+def _from_mapping(value: Mapping[str, Any]) -> Strength:
+    """Return the strength of {component or diffusers' folder: number, or one for each block}, or of blocks alone."""
+    if value and all(key in ("down", "mid", "up") for key in value):
+        value = {"unet": value}
+    parts = {key if key in COMPONENTS else FOLDERS.get(key, key): number for key, number in value.items()}
+    blocks = next((number for key, number in parts.items() if key == "unet" and isinstance(number, Mapping)), None)
+    if blocks is None:
+        return Strength(components=parts)
+    return Strength(components={**parts, "unet": 1.0}, blocks=cast("dict[str, float]", nested_blocks(blocks)))
+
+
 #: one adapter of a stack: with its strength, or alone; alone, text is NAME[:STRENGTH]
-StackItem = tuple[AdapterLike, float | Mapping[str, float] | Strength]
+StackItem = tuple[AdapterLike, float | Mapping[str, Any] | Strength]
 StackEntry = AdapterLike | StackItem
 
 
@@ -151,26 +162,29 @@ def items_by_tensor(
 T = TypeVar("T")
 
 
-def canonical(stack: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> list[T]:
+def canonical(
+    stack: Sequence[T], of: Callable[[T], tuple[Plan, Strength]], mark_of: Callable[[T], str] | None = None
+) -> list[T]:
     """Return the items of a stack in the one order that their contents decide, however they were given.
 
-    A few bytes usually distinguish adapters; all bytes are read only if those are equal.
+    A few bytes usually distinguish adapters; all bytes are read only if those are equal. ``mark_of``: returns the
+    `fingerprint` of an item that it remembers.
     """
     if len(stack) < 2:
         return list(stack)
     pairs = [of(item) for item in stack]
-    marks = [_fingerprint(plan, whole=False) for plan, _ in pairs]
+    marks = [mark_of(item) for item in stack] if mark_of else [fingerprint(plan) for plan, _ in pairs]
     alike = {mark for mark, count in Counter(marks).items() if count > 1}
     keys = []
     for mark, (plan, strength) in zip(marks, pairs, strict=True):
-        rest = _fingerprint(plan, whole=True) if mark in alike else b""
+        rest = fingerprint(plan, whole=True) if mark in alike else ""
         keys.append(
             (mark, rest, strength.overall, sorted(strength.components.items()), sorted(strength.blocks.items()))
         )
     return [stack[number] for number in sorted(range(len(stack)), key=keys.__getitem__)]
 
 
-def _fingerprint(plan: Plan, *, whole: bool) -> bytes:
+def fingerprint(plan: Plan, *, whole: bool = False) -> str:
     """Return a digest of an adapter's contents: all of them, or the first bytes of some of its tensors."""
     digest = hashlib.blake2b(digest_size=16)
     names = sorted(plan.adapter.tensors)
@@ -183,7 +197,7 @@ def _fingerprint(plan: Plan, *, whole: bool) -> bytes:
             digest.update(repr((placement.tensor, placement.target, placement.source, placement.factors)).encode())
             for tensor in placement.factors.tensors().values():
                 digest.update(tensor.data)
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def _pairs(value: object, name: str) -> Iterable[tuple[str, float]]:

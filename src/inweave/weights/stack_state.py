@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from inweave.errors import TargetError
 from inweave.targets.plan import Plan
 from inweave.weights.factors import LoadedAdapter
+from inweave.weights.merge import overflow_of
 from inweave.weights.program import LoadedStack, MergeProgram
-from inweave.weights.stack import Item, Strength, TensorKey
+from inweave.weights.stack import Item, Strength, TensorKey, canonical, fingerprint
+from inweave.weights.writer import Writer
 
 Signature = tuple[tuple[int, float], ...]  #: (identity of a placement, strength) of everything a tensor received
 
@@ -27,6 +30,10 @@ class StackState:
     program: MergeProgram | None = None
     uncertain: frozenset[TensorKey] = frozenset()
 
+    def is_base(self) -> bool:
+        """Return whether no tensor differs from the base."""
+        return not (self.program or self.signatures or self.uncertain)
+
     def changed(self) -> Collection[TensorKey]:
         """Return the tensors that differ from the base."""
         known = self.program.tensors.keys() if self.signatures is None and self.program else self.received().keys()
@@ -36,20 +43,23 @@ class StackState:
         """Return what each changed tensor received."""
         if self.signatures is None:
             assert self.program is not None
+            placements = [loaded.plan.placements for loaded, _ in self.stack]
             self.signatures = {
-                key: tuple((number, self.stack[layer][1].at(p, {})) for number, layer, p in rows)
+                key: tuple((id(p := placements[layer][n]), self.stack[layer][1].at(p, {})) for layer, n in rows)
                 for key, rows in self.program.tensors.items()
             }
         return self.signatures
 
     def during(self, keys: Collection[TensorKey]) -> StackState:
         """Return the same state while ``keys`` are being written."""
-        return StackState(self.stack, self.signatures, self.program, self.uncertain | frozenset(keys))
+        uncertain = self.uncertain | frozenset(keys) if self.uncertain else frozenset(keys)
+        return StackState(self.stack, self.signatures, self.program, uncertain)
 
-    def without(self, key: TensorKey) -> StackState:
-        """Return the same state with one tensor at its base."""
-        others = {each: signature for each, signature in self.received().items() if each != key}
-        return StackState(self.stack, others, None, self.uncertain - {key})
+    def without(self, keys: Iterable[TensorKey]) -> StackState:
+        """Return the same state with some tensors at their base."""
+        gone = frozenset(keys)
+        others = {key: signature for key, signature in self.received().items() if key not in gone}
+        return StackState(self.stack if others else (), others, None, self.uncertain - gone)
 
 
 def signatures_of(items: Mapping[TensorKey, Sequence[Item]]) -> dict[TensorKey, Signature]:
@@ -62,6 +72,33 @@ def owners_of(stack: LoadedStack) -> dict[int, LoadedAdapter]:
     return {id(p): loaded for loaded, _ in stack for p in loaded.plan.placements}
 
 
-def plan_and_strength(item: tuple[LoadedAdapter, Strength]) -> tuple[Plan, Strength]:
+def _plan_and_strength(item: tuple[LoadedAdapter, Strength]) -> tuple[Plan, Strength]:
     """Return the pair by which `canonical` orders the items of a stack."""
     return item[0].plan, item[1]
+
+
+def ordered(stack: LoadedStack) -> LoadedStack:
+    """Return a stack in its canonical order."""
+    return canonical(stack, _plan_and_strength, _fingerprint)
+
+
+def _fingerprint(item: tuple[LoadedAdapter, Strength]) -> str:
+    """Return the fingerprint of an item of a stack, computed once per adapter."""
+    loaded = item[0]
+    loaded.fingerprint = loaded.fingerprint or fingerprint(loaded.plan)
+    return loaded.fingerprint
+
+
+def overflow_error(
+    keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], stack: LoadedStack, writer: Writer
+) -> TargetError:
+    """Return the error for tensors whose results their dtype cannot hold."""
+    owners, (component, tensor) = owners_of(stack), keys[0]
+    causes = dict.fromkeys(
+        f"{owners[id(each.placement)].name} at strength {each.strength:g}" for each in items[keys[0]]
+    )
+    more = f" (and {len(keys) - 1} more tensors)" if len(keys) > 1 else ""
+    overflow = overflow_of(writer.tensor(keys[0]).dtype)
+    return TargetError(
+        f"{', '.join(causes)}: {component}.{tensor}{more} {overflow}; nothing was changed; use a lower strength"
+    )

@@ -1,27 +1,53 @@
 """Writing the tensors of a live model: originals saved first, then merged or restored, in place.
 
-    prepare   everything that can fail before a weight is touched
-    write     the kernel for all plain LoRA pairs whose originals are on the device, otherwise one tensor at a time
-    restore   the original bits
-    rebuilt   the result of `write` in other memory: to put a stack back, or to recognize one
-
-A mark is (address, version) of a tensor after the last write; any difference is a change from outside.
+prepare   everything that can fail before a weight is touched
+write     the kernel for all plain LoRA pairs whose originals are on the device, otherwise one tensor at a time
+restore   the original bits
+rebuilt   the result of `write` in other memory: to put a stack back, or to recognize one
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from inweave.errors import MemoryBudgetError, TargetError
+from inweave.ops.common.select import has_kernels
 from inweave.ops.merge import WeightUpdate, all_usable, merge_products, usable_numbers
 from inweave.weights.factors import LoadedAdapter, targets_of
-from inweave.weights.live import LiveHome, LiveModel, Mark
+from inweave.weights.live import LiveModel
+from inweave.weights.marks import Marks
 from inweave.weights.merge import is_product, merge_into
 from inweave.weights.pristine import Pristine
 from inweave.weights.scratch import Scratch
 from inweave.weights.stack import Item, TensorKey
+
+
+class Targets:
+    """Tensors that are written together, looked up once. Valid until the model or an original changes."""
+
+    def __init__(self, keys: Iterable[TensorKey], live: LiveModel) -> None:
+        self.homes = {key: live.home(key) for key in keys}
+        self.keys = frozenset(self.homes)
+        self.copied = [home for home in self.homes.values() if home.copies]
+        self._of = keys  # held, so that its id stays unique
+        self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    def joined(self, others: Collection[TensorKey], live: LiveModel) -> Targets:
+        """Return these tensors and others."""
+        return Targets([*self.homes, *others], live) if others else self
+
+    def originals(self, keys: Collection[TensorKey], writer: Writer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return some of the tensors, and the original of each; remembered for all of them at once."""
+        whole = len(keys) == len(self.homes)
+        if not whole or self._pairs is None:
+            lives = {key: self.homes[key].tensor for key in keys}
+            pairs = [*lives.values()], [writer.pristine[key[0]].get(key[1], live) for key, live in lives.items()]
+            if not whole:
+                return pairs
+            self._pairs = pairs
+        return self._pairs
 
 
 class Writer:
@@ -32,9 +58,7 @@ class Writer:
     def __init__(self, live: LiveModel, pristine: Mapping[str, Pristine], *, untie: bool) -> None:
         self.live = live
         self.pristine = pristine
-        self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, after its last write
-        self._left: list[tuple[torch.Tensor, int]] = []
-        self._left_at = -1  # the number of looks at the model by then
+        self.marks = Marks(live)
         self.as_built: set[TensorKey] = set()
         self._untie = untie
 
@@ -58,8 +82,7 @@ class Writer:
             if key not in uncertain:
                 self.pristine[key[0]].save(key[1], home.tensor)
                 if key not in self.marks:
-                    self.marks[key] = home.mark()
-                    self._left_at = -1
+                    self.marks.set(key, home.mark())
 
     def check_sources(self) -> None:
         """Raise if originals would have to come from a file that has changed."""
@@ -90,17 +113,6 @@ class Writer:
                 f"Weaver(..., untie=True) gives {key[1]} a copy of its own"
             )
         self.live.untie(key)
-
-    def mark(self, homes: Mapping[TensorKey, LiveHome]) -> None:
-        """Record the present state of these tensors as written."""
-        self.marks.update([(key, home.mark()) for key, home in homes.items()])
-        every = homes if len(homes) == len(self.marks) else {key: self.live.home(key) for key in self.marks}
-        self._left = [(home.owner, home.owner._version) for home in every.values() if home.counts]
-        self._left_at = self.live.looks if len(self._left) == len(every) else -1
-
-    def untouched(self) -> bool:
-        """Return whether no tensor was moved or changed since the last write: the usual case, checked without names."""
-        return self._left_at == self.live.looks and all(owner._version == version for owner, version in self._left)
 
     def write(
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, LoadedAdapter]
@@ -141,14 +153,29 @@ class Writer:
         live = self.tensor(key)
         return targets_of(self.pristine[key[0]].get(key[1], live), live, received, owners)
 
-    def restore(self, keys: Iterable[TensorKey]) -> None:
-        """Write the original bits."""
-        lives, originals = [], []
+    def forget(self, keys: Iterable[TensorKey]) -> None:
+        """Take the present numbers of these tensors as their originals."""
         for key in keys:
-            lives.append(self.tensor(key))
-            originals.append(self.pristine[key[0]].get(key[1], lives[-1]))
-        if lives:
-            torch._foreach_copy_(lives, originals)
+            self.pristine[key[0]].forget(key[1])
+            self.marks.drop(key)
+
+    def convert(self, key: TensorKey) -> bool:
+        """Move and convert an original as its tensor was; return whether it is still one for this tensor."""
+        live, pristine = self.tensor(key), self.pristine[key[0]]
+        if pristine.get(key[1], live).shape != live.shape:
+            return False
+        pristine.convert(key[1], live)
+        return True
+
+    def restore_all(self, keys: Iterable[TensorKey]) -> None:
+        """Write the original bits."""
+        lives = {key: self.tensor(key) for key in keys}
+        self.restore(([*lives.values()], [self.pristine[key[0]].get(key[1], live) for key, live in lives.items()]))
+
+    def restore(self, pairs: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
+        """Copy originals to live tensors."""
+        if pairs[0]:
+            torch._foreach_copy_(*pairs)
 
     def rebuilt(
         self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, LoadedAdapter], out: torch.Tensor
@@ -171,7 +198,7 @@ class Writer:
 
 
 def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:
-    plain = tensor.is_cuda and tensor.is_contiguous() and tensor.dim() > 1
+    plain = has_kernels(tensor) and tensor.is_contiguous() and tensor.dim() > 1
     return plain and all(is_product(item.placement) for item in received)
 
 

@@ -94,7 +94,7 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
 def test_training_starts_from_a_file(network: str, tmp_path: Path) -> None:
     kind, x = "conv2d", KINDS["conv2d"].input()
     model = networked(kind, network)
-    twin = attach(KINDS[kind].module(), saved(model, tmp_path))
+    twin = attach(KINDS[kind].module(), saved(model, tmp_path), trainable=True)
     assert torch.equal(twin["layer"](x), model["layer"](x))
     for each in (model, twin):
         optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.01)

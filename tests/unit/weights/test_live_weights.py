@@ -141,18 +141,20 @@ def test_a_conversion_while_adapters_are_merged_in_is_followed(change: Any) -> N
 @pytest.mark.parametrize("stack", [[], [(lin(), 0.5)], [(lin(3), 1.0)]], ids=["none", "same", "other"])
 def test_foreign_writes_over_merged_adapters_are_refused_by_name(change: Any, stack: Any) -> None:
     net = Net()
+    original = bits(net)
     weaver = inweave.Weaver(net)
-    adapter = lin()
-    weaver.apply([(adapter, 0.5)])
+    weaver.apply([(lin(), 0.5)])
     change(net)
     before = bits(net)
-    with pytest.raises(MergeStateError, match=r"lin\.weight.*modified outside the Weaver"):
+    with pytest.raises(MergeStateError, match=r"lin\.weight.*modified outside the Weaver.*restore\(\)") as refusal:
         weaver.apply(stack)
-    assert bits(net) == before
-    again = inweave.Weaver(net)  # the way out that the message names
-    again.apply([(adapter, 0.5)])
-    again.apply([])
-    assert bits(net) == before
+    assert bits(net) == before and "new Weaver" not in str(refusal.value)
+    with pytest.raises(MergeStateError, match="another Weaver"):  # it would take merged weights for the base
+        inweave.Weaver(net).apply([(lin(), 0.5)])
+    assert weaver.restore() == 2 and not weaver.woven  # the way out that the message names
+    assert bits(net) == before | {name: original[name] for name in ("lin.weight", "lin.bias")}
+    assert weaver.apply([(lin(), 0.5)]) == 2 and weaver.apply([]) == 2
+    assert bits(net) == before | {name: original[name] for name in ("lin.weight", "lin.bias")}
 
 
 def test_a_base_that_was_loaded_again_is_the_base() -> None:

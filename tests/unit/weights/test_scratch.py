@@ -90,14 +90,14 @@ def test_merging_allocates_results_and_one_scratch_and_nothing_else(
 ) -> None:
     buffers: list[int] = []
 
-    def counted(size: int) -> torch.Tensor:
+    def amount(size: int) -> torch.Tensor:
         buffers.append(size)
         return host_buffer(size)
 
     source = source_of(tmp_path, stored)
     with torch.device("meta"):
         net = Net(dtype)
-    monkeypatch.setattr(scratch_module, "host_buffer", counted)
+    monkeypatch.setattr(scratch_module, "host_buffer", amount)
     with Allocations() as allocations:
         build(net, source)
     reads = OUT * IN * stored.itemsize  # of which those below MAP_FROM come from torch

@@ -1,0 +1,179 @@
+"""Claims on modules: two Weavers that share a module would both merge into its weights.
+
+    claim      one per Weaver: the state of its weights and the originals it holds; it refers to no module
+    claims     those on one module, kept in its `__dict__`: they end with the module
+    turn       one Weaver at a time writes to the modules that it shares with others
+
+    another Weaver has adapters merged in       refused by name
+    it was deleted meanwhile                    its originals are written back first
+    a copy of a module with adapters            refused by name, since its originals were not copied
+
+A claim with adapters merged in outlives its Weaver, or the next one would take these weights for the base.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+
+from inweave.errors import MergeStateError
+from inweave.weights.live import Home, LiveModel
+from inweave.weights.marks import Marks
+from inweave.weights.pristine import Pristine
+from inweave.weights.stack import TensorKey
+from inweave.weights.stack_state import StackState
+
+_ATTRIBUTE = "_inweave_claims"
+_turn = threading.Condition()
+_all: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+class Claim:
+    """What a Weaver did to the modules that carry this claim."""
+
+    def __init__(self, owner: object, lock: threading.RLock) -> None:
+        self.owner, self._lock = weakref.ref(owner), lock
+        self.state = StackState()
+        self._originals: tuple[Mapping[str, Pristine], Marks] | None = None
+        self.homes: Mapping[Home, TensorKey] = {}  # the names of the places, in its own model
+        self.writing = False
+        self._copied = ""  # a module that was copied with adapters merged in
+        with _turn:
+            _all.add(self)
+
+    def enter(self, live: LiveModel) -> None:
+        """Leave the claim on every module with weights."""
+        self.homes, self._copied = live.first, ""
+        modules = {id(slot.module): (slot.module, key) for key, slot in live.slots.items()}
+        with _turn:
+            for module, key in modules.values():
+                claims = module.__dict__.get(_ATTRIBUTE)
+                if claims is True:
+                    self._copied = self._copied or key[1]
+                elif isinstance(claims, Claims):
+                    if self not in claims:
+                        claims[:] = [claim for claim in claims if claim.owner() or claim.woven] + [self]
+                else:
+                    module.__dict__[_ATTRIBUTE] = Claims(module, [self])
+
+    @property
+    def woven(self) -> bool:
+        """Whether adapters are merged in."""
+        return not self.state.is_base()
+
+    def is_alone(self) -> bool:
+        """Return whether no other Weaver has adapters merged in, in any model."""
+        with _turn:
+            return not any(claim.woven for claim in _all if claim is not self)
+
+    def hold(self, state: StackState, pristine: Mapping[str, Pristine], marks: Marks) -> None:
+        """Set the state of the weights, and hold the originals while they differ from the base."""
+        self.state, self._originals = state, None if state.is_base() else (pristine, marks)
+
+    def merged_into(self, module: nn.Module) -> Iterator[TensorKey]:
+        """Yield the tensors of a module that have adapters merged in."""
+        changed = self.state.changed()
+        for leaf in (*module._parameters, *module._buffers):
+            key = self.homes.get((id(module), leaf))
+            if key is not None and key in changed:
+                yield key
+
+    @contextmanager
+    def turn(self, live: LiveModel, *, force: bool = False) -> Iterator[None]:
+        """Hold the modules of ``live`` while they are written; weights of deleted Weavers are restored first.
+
+        ``force``: restore them even if they were modified since.
+
+        Raises:
+            MergeStateError: Another Weaver has adapters merged into one of them, or they are copies of such modules.
+        """
+        with _turn:
+            while any(claim._writes() and _shared(claim, live) for claim in _all if claim is not self):
+                _turn.wait(0.1)
+            if self._copied:
+                raise MergeStateError(
+                    f"{self._copied}: this model was copied while adapters were merged into it, so its original "
+                    "weights are not known; copy it after apply([]), or load its state dict into a new module to take "
+                    "its weights as the base"
+                )
+            others = [claim for claim in _all if claim is not self and claim.woven]
+            self.writing = True
+        try:
+            for claim in others:
+                if shared := _shared(claim, live):
+                    self._settle(claim, live, shared, force)
+            yield
+        finally:
+            with _turn:
+                self.writing = False
+                _turn.notify_all()
+
+    def _writes(self) -> bool:
+        """Return whether a thread is writing; after an interrupt that left the mark, none holds the lock."""
+        if self.writing and self._lock.acquire(blocking=False):
+            self.writing = False
+            self._lock.release()
+        return self.writing
+
+    def _settle(self, other: Claim, live: LiveModel, shared: Mapping[TensorKey, TensorKey], force: bool) -> None:
+        """Restore what a deleted Weaver left; refuse what a living one has."""
+        own, changed = self.state.changed(), other.state.changed()
+        # what both have merged in was shared later: each restores its own
+        woven = {mine: theirs for mine, theirs in shared.items() if theirs in changed and mine not in own}
+        if not woven:
+            return
+        if other.owner() is not None:
+            gc.collect()  # in a cycle, perhaps
+        if other.owner() is not None:
+            raise MergeStateError(
+                f"{next(iter(woven))[1]}: another Weaver has adapters merged into this module; call apply([]) on it "
+                "first, or use one Weaver for all models that share the module"
+            )
+        assert other._originals is not None
+        (originals, marks), homes = other._originals, {mine: live.home(mine) for mine in woven}
+        lost = [mine for mine, home in homes.items() if marks.get(woven[mine]) != home.mark()]
+        if lost and not force:
+            raise MergeStateError(
+                f"{lost[0][1]}: modified after a Weaver that had adapters merged into it was deleted; restore() puts "
+                "the original weights back, and the modification is lost"
+            )
+        for mine, (component, name) in woven.items():
+            tensor = homes[mine].tensor
+            original = originals[component].get(name, tensor)
+            if original.shape != tensor.shape:
+                raise MergeStateError(f"{mine[1]}: its original is {list(original.shape)}; build the model again")
+            tensor.copy_(original)
+            for copy in homes[mine].copies:
+                copy.copy_(tensor)
+        other.hold(other.state.without(woven.values()), originals, marks)
+
+
+class Claims(list[Claim]):
+    """The claims on one module. Copied or pickled with it, they become True if adapters were merged in."""
+
+    def __init__(self, module: nn.Module, claims: Iterable[Claim]) -> None:
+        super().__init__(claims)
+        self._module = weakref.ref(module)
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type[bool], tuple[bool]]:
+        module = self._module()
+        return bool, (module is None or any(True for claim in self for _ in claim.merged_into(module)),)
+
+
+def _shared(claim: Claim, live: LiveModel) -> dict[TensorKey, TensorKey]:
+    """Return the tensors of ``live`` that another Weaver can write too: their names here and there."""
+    shared: dict[TensorKey, TensorKey] = {}
+    if claim.homes.keys().isdisjoint(live.first):
+        return shared
+    for home, mine in live.first.items():
+        theirs = claim.homes.get(home)
+        if theirs is not None:
+            claims = live.slots[mine].module.__dict__.get(_ATTRIBUTE)
+            if isinstance(claims, Claims) and claim in claims:
+                shared[mine] = theirs
+    return shared

@@ -1,0 +1,36 @@
+"""What a `Weaver` says of itself, and why it is not copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from torch import nn
+
+from inweave.errors import ConfigError
+from inweave.weights.stack import Strength
+from inweave.weights.stack_state import StackState
+
+
+class Described:
+    """The representation of a Weaver, with its stack; it holds locks and a model's own tensors, so it has no copy."""
+
+    _modules: Mapping[str, nn.Module]
+    _state: StackState
+
+    def __repr__(self) -> str:
+        stack = ", ".join(f"{loaded.name} at {_text(strength)}" for loaded, strength in self._state.stack) or "the base"
+        return f"<Weaver of {', '.join(self._modules)}: {stack}{', uncertain' if self._state.uncertain else ''}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "a Weaver cannot be copied or pickled, since it changes the tensors of its own model in place; "
+            "make a new one for the other model"
+        )
+
+
+def _text(strength: Strength) -> str:
+    parts = [f"{name}={number:g}" for name, number in strength.components.items()]
+    parts += [f"{name}={number:g}" for name, number in strength.blocks.items() if "#" not in name]
+    overall = [] if parts and strength.overall == 1 else [f"{strength.overall:g}"]
+    return " ".join([*overall, *parts])

@@ -294,11 +294,10 @@ class TrainingRun:
         self.task = DiffusionTask(model, read_dataset(config.dataset), config, TensorCache(folder))
         self.flat = FlatParameters(attach_adapters(self.task.networks, config).parameters)
         self.start = self.flat.values.clone()
+        positions = [self.task.order.step_positions(number)[0] for number in range(steps)]
         self.batches = [
-            self.task.sample_batch(
-                self.task.order.step(number)[0], generators_for(seed, self.task.order.step_positions(number)[0])
-            )
-            for number in range(steps)
+            self.task.sample_batch(tuple(example for _, example, _ in batch), generators_for(seed, batch))
+            for batch in positions
         ]
 
     def train(self, step: Callable[[], object]) -> tuple[list[float], torch.Tensor]:

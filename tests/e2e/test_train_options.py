@@ -97,8 +97,8 @@ def test_a_check_knows_what_this_device_cannot_do(tmp_path: Path, cache: Path) -
     impossible = ("--set", "graph=on", "--set", "compile=on")
     for more in (("--check",), ()):
         report = invoked(*quick(tmp_path / "out", cache, "--steps", 2, *more, *impossible), code=2)
-        assert 'graph = "on": device cpu: only CUDA devices have graphs; leave it out' in report
-        assert 'compile = "on": device cpu: blocks are compiled for CUDA devices' in report
+        assert 'graph = "on": device cpu: only NVIDIA GPUs have CUDA graphs; leave it out' in report
+        assert 'compile = "on": device cpu: blocks are compiled for NVIDIA GPUs' in report
     assert not (tmp_path / "out").exists()
 
 

@@ -118,7 +118,7 @@ def session_config(folder: Path) -> TrainConfig:
 def test_a_device_without_such_products_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     config = session_config(tmp_path)
     for refuse in (prepare, train):
-        with pytest.raises(ConfigError, match='quantize = "fp8": device cpu: 8-bit products need a CUDA device'):
+        with pytest.raises(ConfigError, match='quantize = "fp8": device cpu: 8-bit products need an NVIDIA GPU'):
             refuse(config)
     assert any("8-bit products" in problem for problem in check(config)[2]["problems"])
     assert not (tmp_path / "out").exists()

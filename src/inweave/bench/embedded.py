@@ -95,12 +95,8 @@ def closer_to_style(
     deviation = np.sqrt((means[0].var(0) + means[1].var(0)) / 2) + 1e-3
     mine = np.stack([strokes(image).mean(0) for image in _not_blank(generated)])
     near, far = (np.square((mine - mean.mean(0)) / deviation).sum(1) for mean in means)
-    return {
-        "to_style": to_style,
-        "to_base": to_base,
-        "ratio": to_style / max(to_base, 1e-12),
-        "share": float((near < far).mean()),
-    }
+    ratio, share = to_style / max(to_base, 1e-12), float((near < far).mean())
+    return {"to_style": to_style, "to_base": to_base, "ratio": ratio, "share": share}
 
 
 def reference(folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:

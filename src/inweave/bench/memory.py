@@ -82,8 +82,7 @@ def _measure(step: ReadyStep, device: torch.device, runs: int) -> tuple[int, flo
     """Return the bytes of the second step and the median seconds of later ones."""
     meter = StepMeter(device, 0)
     meter(step.update)
-    record = meter(step.update)
-    assert record is not None, "the second step is measured"
+    (record,) = meter(step.update)
     return int(record["measured_bytes"]), statistics.median(wall_seconds(step.update, device, runs=runs))
 
 

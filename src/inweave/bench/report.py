@@ -102,11 +102,8 @@ def make_report(
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Return the measured device and its host."""
-    host = {
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+    system = f"{platform.system()} {platform.machine()}"
+    host = {"processor": _processor(), "threads": torch.get_num_threads(), "system": system}
     if device.type != "cuda":
         return {"device": host["processor"], **host}
     return {"device": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, **host}

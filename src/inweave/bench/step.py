@@ -96,7 +96,7 @@ class RandomTask:
         self.held_out: Sequence[tuple[int, ...]] = ()
 
     def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
-        return random_batch(self.model, len(batch), int(self.config.resolution or self.model.size))
+        return random_batch(self.model, len(batch), int(self.config.side or self.model.size))
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
         model, family = self.model, self.model.family

@@ -8,8 +8,10 @@
     build      the denoiser from a file, without and with         peer: from_pretrained, load_lora_adapter, fuse_lora
                three LoRAs merged on the way
 
-The limit of a swap is its traffic: originals are read once, weights written once. For both, the weights that differ
-from the base afterwards are counted.
+The limit of a swap is its traffic: originals are read once, weights written once. `plain` is the same work without
+anything that makes it safe: the merge kernel or the copies alone, and one safetensors file loaded to the device; `times
+plain` says on any machine whether the host has become slower. For both, the weights that differ from the base
+afterwards are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import itertools
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from inweave.bench.report import BenchRow
 from inweave.bench.step import PEER, fresh_memory
 from inweave.bench.timing import Rates, Work, wall_seconds
 from inweave.models.model import Model, on_meta
+from inweave.ops.merge import Product, WeightUpdate, merge_products, prepare_merge
 from inweave.training.adapters.targets import select_modules
 from inweave.training.config.schema import TrainConfig
 from inweave.weights.build import build
@@ -39,6 +42,11 @@ from inweave.weights.source import FileSource
 from inweave.weights.weaver import Weaver
 
 STACK = 5
+#: times the plain work on a GPU, by row: beyond it the host has become slower
+LARGEST = {
+    "swap to another LoRA": 1.9, "the same LoRA at another strength": 1.9, "restore the base": 1.8,
+    "stack of 5 LoRAs": 1.8, "build from a file": 0.6, "build from a file with 3 LoRAs merged": 0.8,
+}  # fmt: skip
 
 
 class SwapBench:
@@ -95,6 +103,26 @@ class SwapBench:
         weaver.apply([])
         return figures
 
+    def plain(self) -> dict[str, float]:
+        """Measure the least work of some rows: nothing is looked up, checked, remembered or written to the model."""
+        weights = [self.network.get_submodule(module).weight.detach() for module in self.modules]
+        results = [torch.empty_like(weight) for weight in weights]
+        factors = [load_file(file, device=str(self.device)) for file in self.files]
+
+        def merge(count: int) -> Callable[[], object]:
+            keys = [f"{self.part.folder}.{module}.lora_" for module in self.modules]
+            updates = [
+                WeightUpdate(
+                    weight, out, tuple(Product(f[f"{key}B.weight"], f[f"{key}A.weight"], 0.8) for f in factors[:count])
+                )
+                for weight, out, key in zip(weights, results, keys, strict=True)
+            ]
+            return prepare_merge(updates).run if self.device.type == "cuda" else lambda: merge_products(updates)
+
+        one = self.milliseconds(merge(1))
+        copies = self.milliseconds(lambda: torch._foreach_copy_(results, weights))
+        return {"swap": one, "strength": one, "restore": copies, "stack": self.milliseconds(merge(STACK))}
+
     def peers(self) -> dict[str, float]:
         """Measure the peer by row; the model keeps the weights that result."""
         network, prefix = self.network, self.part.folder
@@ -147,10 +175,12 @@ class SwapBench:
                 network.fuse_lora()
             return network
 
+        plain = self.milliseconds(lambda: load_file(checkpoint, device=str(self.device)))
         for count, name in ((0, "build from a file"), (3, "build from a file with 3 LoRAs merged")):
             loras = self.files[:count]
             figures = {PEER: self.milliseconds(lambda loras=loras: theirs(loras), runs=2)} if peers else {}  # type: ignore[misc]
-            yield BenchRow(name, "ms", self.milliseconds(lambda loras=loras: ours(loras)), figures)  # type: ignore[misc]
+            duration = self.milliseconds(lambda loras=loras: ours(loras))  # type: ignore[misc]
+            yield BenchRow(name, "ms", duration, figures, None, _times(duration, plain))
 
 
 def measure_swap(
@@ -171,7 +201,7 @@ def measure_swap(
         bench = SwapBench(name, rank, device, dtype, Path(temporary), runs)
         original = {key: value.clone() for key, value in bench.network.state_dict().items()}
         report(f"{name}: swaps")
-        ours = bench.ours()
+        plain, ours = bench.plain(), bench.ours()
         drift = {"inweave": _changed(bench.network, original)}
         report(f"{name}: loading")
         with warnings.catch_warnings():
@@ -193,7 +223,14 @@ def measure_swap(
             "restore": "restore the base", "stack": f"stack of {STACK} LoRAs", "file": "a LoRA from a file",
         }  # fmt: skip
         rows = [
-            BenchRow(title, "ms", ours[key], {PEER: theirs[key]} if key in theirs else {}, limit)
+            BenchRow(
+                title,
+                "ms",
+                ours[key],
+                {PEER: theirs[key]} if key in theirs else {},
+                limit,
+                _times(ours[key], plain.get(key)),
+            )
             for key, title in titles.items()
         ]
     total = sum(value.numel() for value in original.values())
@@ -203,7 +240,23 @@ def measure_swap(
     notes += [
         f"weights that differ from the base afterwards, {who}: {count:,} of {total:,}" for who, count in drift.items()
     ]
+    if device.type == "cuda":
+        notes += slower([*rows, *builds])
     return [*rows, *builds], notes
+
+
+def slower(rows: Iterable[BenchRow]) -> list[str]:
+    """Return a line for every row that takes more times the plain work than it did."""
+    ratios = {row.name: row.details.get("times plain") for row in rows}
+    return [
+        f"{name}: {ratio:.2f} times the plain work, at most {LARGEST[name]:g} are expected"
+        for name, ratio in ratios.items()
+        if isinstance(ratio, float) and ratio > LARGEST.get(name, ratio)
+    ]
+
+
+def _times(duration: float, plain: float | None) -> dict[str, float | str | None]:
+    return {"plain": plain, "times plain": None if plain is None else duration / plain}
 
 
 def _changed(network: torch.nn.Module, original: dict[str, torch.Tensor]) -> int:

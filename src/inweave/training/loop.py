@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,12 @@ from inweave.models.families.base import Tensors
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import NAME, TrainableSet, attach_adapters, collect_adapters
 from inweave.training.adapters.summary import shape_of
-from inweave.training.checkpoint.resume import (
-    ResumePoint,
-    base_digest,
-    ensure_resumable,
-    ensure_same_step,
-    open_resume_point,
-    state_folder,
-)
+from inweave.training.checkpoint import resume
 from inweave.training.checkpoint.schedule import CheckpointSchedule
 from inweave.training.checkpoint.store import State, checkpoints
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
-from inweave.training.data.batches import Position, total_steps
+from inweave.training.data.batches import Position, epoch_length, total_steps
 from inweave.training.data.intervals import Interval
 from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
@@ -52,7 +46,6 @@ from inweave.training.output.log import OnRecord, Throughput, TrainLog
 from inweave.training.output.loss_history import LossHistory
 from inweave.training.output.metadata import base_hashes, training_metadata
 from inweave.training.output.result import DONE, STOPPED, TrainResult
-from inweave.training.output.signals import GracefulStop
 from inweave.training.output.trackers import wandb_run
 from inweave.training.step import DROPOUT, Step
 from inweave.training.tasks.base import Task, generators_for, no_validation
@@ -92,50 +85,41 @@ class Run:
             raise ConfigError(problems)
         self.task, self.model, self.index = task, model, index
         self.world = world or World()
-        self.base = base_digest(getattr(model, "networks", task.networks))
+        self.base = resume.base_digest(getattr(model, "networks", task.networks))
         self.trainable: TrainableSet = attach_adapters(task.networks, config, index)
         if self.trainable.dialect:
             config = config.model_copy(update={"dialect": self.trainable.dialect})
         self.config = config
         self.flat = FlatParameters(self.trainable.parameters, self.trainable.multipliers, task.device)
-        self._batches_per_step = config.gradient_accumulation * self.world.size
-        self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
+        batches = self._batches_per_step = config.gradient_accumulation * self.world.size
+        epoch = epoch_length(len(task.order), batches, config.epoch_steps)
+        self.total = total_steps(epoch, batches, steps=config.steps, epochs=config.epochs)
         self.step = Step(task, self.flat, config, self.world, steps=self.total, split=split)
         learning_rate_at(config, 0, self.total)  # refuses a warm-up as long as the run
         self.number = 0  # steps done
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
-        folder = state_folder(config)
+        folder = resume.state_folder(config)
         self.schedule = CheckpointSchedule(folder, config.keep_last, config.keep_every, checkpoint_seconds)
-        self._save_interval = self._interval(config.save_every, config.save_every_epochs)
-        self._sample_interval = self._interval(config.sample_every, config.sample_every_epochs)
-        self._validate_interval = (
-            self._interval(config.validate_every, config.validate_every_epochs)
-            or self._save_interval
-            or self._interval(-(-len(task.order) // self._batches_per_step), 0)
-        )
-        self._meter, self._base_file = meter, base_file
-        self._base_hashes: Future[dict[str, str]] | None = None
+        interval = partial(Interval, batches_per_step=batches, batches_per_epoch=epoch)
+        self._save_interval = interval(config.save_every, config.save_every_epochs)
+        self._sample_interval = interval(config.sample_every, config.sample_every_epochs)
+        often = interval(config.validate_every, config.validate_every_epochs)
+        self._validate_interval = often or self._save_interval or interval(-(-len(task.order) // batches), 0)
+        self._meter, self._base_file = meter or StepMeter(task.device), base_file
         self.notes = [("output", note) for note in self.trainable.notes]  # (event, text) at the start of the log
-        self._resume_point: ResumePoint | None = None
+        self._resume_point: resume.ResumePoint | None = None
         self._resume_notes: list[str] = []
         self._grows = False  # continues a run that was finished
         self.stop = StopVote(self.world, task.device)
         self.losses = LossHistory()
 
-    def note(self, event: str, *texts: str) -> None:
-        """Begin the log with these texts as well."""
-        self.notes += [(event, text) for text in texts]
-
-    def _interval(self, steps: int, epochs: int) -> Interval:
-        return Interval(steps, epochs, self._batches_per_step, len(self.task.order))
-
     # resume and save
 
-    def resume(self, source: ResumePoint | str) -> int:
+    def resume(self, source: resume.ResumePoint | str) -> int:
         """Continue from an open checkpoint, the newest one ("auto") or the one at a path; returns its step."""
-        point = source if isinstance(source, ResumePoint) else open_resume_point(self.config, self.world, source)
+        point = resume.open_resume_point(self.config, self.world, source) if isinstance(source, str) else source
         self._resume_point, self._resume_notes = point, [*point.notes]
         try:
             point.acquire(self.world)
@@ -143,7 +127,7 @@ class Run:
             if (state := point.take()) is not None:
                 compiled = bool(state.facts.get("compiled", False))
                 self._load(state)
-            ensure_same_step(self.number, self.world, self.task.device)
+            resume.ensure_same_step(self.number, self.world, self.task.device)
             self._resume_notes += self.step.compile(self.model, before=compiled)
         except BaseException:
             point.release()
@@ -151,12 +135,12 @@ class Run:
         return self.number
 
     def _load(self, state: State) -> None:
-        self._resume_notes += ensure_resumable(state.facts, self._facts(), self.config, state.step)
+        self._resume_notes += resume.ensure_resumable(state.facts, self._facts(), self.config, state.step)
         self._grows = state.step == state.facts.get("config", {}).get("steps") < self.total
         try:
             self.step.load(state.tensors)
         except FormatError as error:
-            raise FormatError(f"{state_folder(self.config)}: the checkpoint of step {state.step}: {error}") from None
+            raise FormatError(f"{self.schedule.folder}: the checkpoint of step {state.step}: {error}") from None
         self.number = state.step
         self.started = state.facts.get("started", self.started)
         self.losses.load(state.facts.get("losses", []))
@@ -183,20 +167,25 @@ class Run:
 
     def save_adapter(self, suffix: str = "", *, float32: bool = False) -> Path:
         """Write the current adapter, with EMA weights if there are any. ``float32`` overrides `save_dtype`."""
-        path = self._adapter_path(suffix)
+        path, batches = self._adapter_path(suffix), len(self.task.order)
         if self.world.first:
             advice = "the checkpoint has it: free some memory and resume with --resume"
             with oom_hint(f"write {path}, the adapter of step {self.number}", advice), self._eval_weights():
                 adapter = collect_adapters(self.task.networks)
-            data = self.task.metadata() | {"ss_num_batches_per_epoch": str(len(self.task.order))}
-            steps = self.number, self.total, len(self.task.order) / self._batches_per_step
+            data = self.task.metadata() | {"ss_num_batches_per_epoch": str(batches)}
+            steps = self.number, self.total, batches / self._batches_per_step
             shape = shape_of(self.task.networks, NAME)
             metadata = training_metadata(self.config, shape, self.model, steps, self.started, data)
-            metadata |= self._base_hashes.result() if self._base_hashes is not None else {}
+            metadata |= self._base_hashes.result()
             config = self.config.model_copy(update={"save_dtype": "fp32"}) if float32 else self.config
             path = save_adapter(adapter, path, config, self.index, metadata)
         self.world.wait()
         return path
+
+    @cached_property
+    def _base_hashes(self) -> Future[dict[str, str]]:
+        """The hashes of the base file, computed in the background."""
+        return ThreadPoolExecutor(1, "inweave-hash").submit(base_hashes, self._base_file)
 
     def _save(self) -> None:
         """Save a checkpoint and its adapter, then remove adapters without a checkpoint if `keep_last` is set."""
@@ -224,24 +213,18 @@ class Run:
         if self._resume_point is None:
             self.resume(self.config.resume)
         assert self._resume_point is not None
-        if self._base_file is not None and self.world.first:  # in the background: it takes a while
-            self._base_hashes = ThreadPoolExecutor(1, "inweave-hash").submit(base_hashes, self._base_file)
+        if self.world.first:
+            _ = self._base_hashes  # starts hashing
         devices = [self.task.device] if self.task.device.type == "cuda" else []
-        log: TrainLog | None = None
-        try:
-            log = self._open_log(on_record)
-            write = log.write if log is not None else _ignore
-            # the caller's random state is not touched
-            with GracefulStop(self.stop.request), torch.random.fork_rng(devices):
+        with ExitStack() as resources:
+            resources.callback(self._resume_point.release)
+            write = self._open_log(on_record, resources)
+            with self.stop, torch.random.fork_rng(devices):  # the caller's random state is not touched
                 reason = self._train_steps(write, sample)
                 self.save_checkpoint()
                 path = self.save_adapter("" if reason != STOPPED else self._step_suffix)
                 self._prune_adapters()
             write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
-        finally:
-            if log is not None:
-                log.close()
-            self._resume_point.release()
         seconds = time.perf_counter() - start
         losses, skipped = self.losses.read, int(self.step.skipped)
         return TrainResult(path, self.number, losses, reason, seconds, skipped, list(self.validation))
@@ -296,11 +279,8 @@ class Run:
     def _train_step_measured(self, write: OnRecord) -> None:
         """Update the weights, and log what is new about memory, graphs and compiled blocks."""
         split = self.step.split
-        if self._meter is None:
-            self.train_step()
-        elif (measurement := self._meter(self.train_step)) is not None:
-            write({"step": self.number, **measurement})
-        for event in self.step.new_events(split):
+        measured = self._meter(self.train_step)
+        for event in (*measured, *self.step.new_events(split)):
             write({"step": self.number, **event})
 
     def _save_due(self) -> bool:
@@ -382,18 +362,15 @@ class Run:
 
     # the log
 
-    def _open_log(self, on_record: OnRecord | None) -> TrainLog | None:
-        """Open the log of the first process and write what was decided before the first step."""
+    def _open_log(self, on_record: OnRecord | None, resources: ExitStack) -> OnRecord:
+        """Open the log and write what was decided before the first step; only the first process has one."""
         if not self.world.first:
-            return None
+            return lambda record: None
         config, path = self.config, self.output / f"{self.config.name}.jsonl"
-        services: dict[str, Any] = {"tensorboard": config.tensorboard, "wandb": wandb_run(config)}
-        log = TrainLog(path, since=self.number, on_record=on_record, **services)
+        trackers: dict[str, Any] = {"tensorboard": config.tensorboard, "wandb": wandb_run(config)}
+        log = TrainLog(path, since=self.number, on_record=on_record, **trackers)
+        resources.callback(log.close)
         resumed = [("resumed" if self.number else "started", note) for note in self._resume_notes]
         for event, text in (*self.notes, *self.step.mode_notes(), *resumed):
             log.write({"event": event, "step": self.number, "text": text})
-        return log
-
-
-def _ignore(record: Mapping[str, Any]) -> None:
-    """Drop a record: only the first process has a log."""
+        return log.write

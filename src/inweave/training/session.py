@@ -17,17 +17,19 @@ import torch
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.exchange.load import load
-from inweave.ops.tensors.device import choose_device
+from inweave.ops.tensors.device import choose_device, device_note
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
+from inweave.training.data.report import DatasetReport
+from inweave.training.data.texts import TextReport
 from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.world import World, join
 from inweave.training.execution.kernels import step_kernels
 from inweave.training.execution.oom import oom_hint
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.estimate import estimate
+from inweave.training.memory.estimate import sum_up
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.plan import MemoryPlan, enforce, limit_for, plan_run, remove_limit
 from inweave.training.memory.quantization import quantize_denoiser
@@ -36,10 +38,13 @@ from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
 from inweave.training.output.result import TrainResult
 from inweave.training.output.trackers import require_tracker
+from inweave.training.tasks.base import OnProgress
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
 from inweave.training.tasks.evaluation import Sample
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
-from inweave.training.tasks.setup import DataReport, OnProgress, Setup
+
+Setup = DiffusionSetup | LanguageSetup
+DataReport = DatasetReport | TextReport
 
 
 def train(
@@ -104,35 +109,30 @@ def prepare(
         setup.validate(config)
         if problems := setup.problems(config):
             raise ConfigError(problems)
-        if config.start_from is not None:
-            load(config.start_from)
+        for adapter in filter(None, (config.start_from, config.assistant)):
+            load(adapter)
         if plan is not None:
             enforce(plan.limit, setup.device)
         loaded = setup.load(config, world, staged=staged)
         if staged:  # networks with adapters never move, so they must be on the device before adapters are attached
             loaded.fill_caches(world, on_progress)
         with oom_hint("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
+            meter = StepMeter(setup.device, plan.estimate["activation_bytes"] if plan is not None else None)
             run = Run(
-                loaded.task,
-                loaded.model,
-                loaded.index,
-                config,
-                world,
-                split=plan.split if plan is not None else 1,
-                meter=StepMeter(setup.device, plan.estimate["activation_bytes"]) if plan is not None else None,
-                base_file=loaded.base_file,
-                checkpoint_seconds=checkpoint_seconds,
-            )
+                loaded.task, loaded.model, loaded.index, config, world, split=plan.split if plan is not None else 1,
+                meter=meter, base_file=loaded.base_file, checkpoint_seconds=checkpoint_seconds,
+            )  # fmt: skip
             if config.quantize != "off":
-                run.note("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device))
+                run.notes.append(("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device)))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)
-        if world.first:
-            run.note("dataset", *loaded.notes())
-        run.note("memory", *_memory_notes(plan, config, setup.device))
+        if note := device_note(setup.device):
+            run.notes.append(("device", note))
+        run.notes += [("dataset", note) for note in (loaded.notes() if world.first else ())]
+        run.notes += [("memory", note) for note in _memory_notes(plan, config, setup.device)]
         if config.shard:
-            run.note("memory", loaded.shard(world))
+            run.notes.append(("memory", loaded.shard(world)))
         elif setup.device.type == "cuda":
             loaded.fuse_blocks()
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
@@ -152,10 +152,10 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, DataRep
     plan = plan_within_limit(setup, World(), resumed_config(config))
     config = plan.config if plan is not None else setup.config
     report, notes = setup.report(config, processes)
-    needs = dict(plan.estimate if plan is not None else estimate(setup.measurable, config, **setup.sizes()))
+    needs = dict(plan.estimate if plan is not None else sum_up(setup.measurements, config, staged=False))
     needs["steps"] = report.total_steps
     needs["seconds"] = report.total_steps * speed_of(setup.device, config, measured=True).seconds(needs)
-    needs["choices"] = [*_memory_notes(plan, config, setup.device), *notes]
+    needs["choices"] = [*filter(None, [device_note(setup.device)]), *_memory_notes(plan, config, setup.device), *notes]
     needs["problems"] = [*setup.problems(config), *refusals(config)]
     return config, report, needs
 
@@ -173,18 +173,15 @@ def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | N
         return None
     limit = world.least(limit, setup.device)  # all processes plan alike, however much is free on their devices
     speed = speed_of(setup.device, setup.config)
-    return plan_run(
-        setup.measurable, setup.config, limit, speed, resumed=resumed, processes=world.size, **setup.sizes()
-    )
+    return plan_run(setup.measurements, setup.config, limit, speed, resumed, world.size)
 
 
 def _memory_notes(plan: MemoryPlan | None, config: TrainConfig, device: torch.device) -> tuple[str, ...]:
     """Return the reasons of the plan, or why there is none although `vram` is set."""
-    if plan is not None or config.vram is None:
-        return plan.reasons if plan is not None else ()
-    return (
-        f'vram = "auto" uses the free memory of a GPU, and device {device} is not one: nothing is limited or changed',
-    )
+    if plan is not None:
+        return plan.reasons
+    unlimited = f'vram = "auto" uses the free memory of a GPU, and device {device} is not one: nothing is limited or'
+    return () if config.vram is None else (f"{unlimited} changed",)
 
 
 def check_libraries(config: TrainConfig) -> None:
@@ -203,8 +200,9 @@ def check_libraries(config: TrainConfig) -> None:
 def refusals(config: TrainConfig) -> list[str]:
     """Return the problems with files of earlier runs that would end this one before its first step."""
     problems = [problem] if (problem := existing_output(config)) else []
-    try:
-        _ = load(config.start_from) if config.start_from else None
-    except InweaveError as error:
-        problems.append(f"start_from: {error}")
+    for name, path in (("start_from", config.start_from), ("assistant", config.assistant)):
+        try:
+            _ = load(path) if path else None
+        except InweaveError as error:
+            problems.append(f"{name}: {error}")
     return problems

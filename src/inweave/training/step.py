@@ -193,7 +193,8 @@ class Step:
     def apply_gradients(self) -> None:
         """Clip the gradients and update parameters, optimizer, loss scale, EMA and counters."""
         scale = 1.0 if self.scaler is None else self.scaler.scale
-        grad_scale, ok, norm = clip(self.flat.grads, self.config.max_grad_norm or None, scale)
+        limits = self.config.max_grad_norm or None, self.config.max_grad_value or None
+        grad_scale, ok, norm = clip(self.flat.grads, limits[0], scale, limits[1])
         ok = ok & self.loss.isfinite()
         self.norm.copy_(norm)
         self.optimizer.step(self.rate, grad_scale, ok)

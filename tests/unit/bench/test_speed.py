@@ -26,7 +26,7 @@ from inweave.bench.memory import measure_memory
 from inweave.bench.operations import forward_operations, step_operations
 from inweave.bench.report import BenchReport, BenchRow, figure, make_report, table
 from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config, step_limit
-from inweave.bench.swap import measure_swap
+from inweave.bench.swap import LARGEST, measure_swap, slower
 from inweave.bench.timing import Rates, quantiles, wall_seconds
 from inweave.bench.train_command import run_command, write_images
 from inweave.cli.app import app
@@ -241,8 +241,8 @@ def test_bad_requests_are_one_line() -> None:
     for arguments, message in (
         (["--model", "sdlx"], "no model of this name can be measured: 'sdlx'"),
         (["--size", "61"], "multiples of 8"),
-        (["--graph", "on"], "only CUDA devices have graphs"),
-        (["--compile", "on"], "blocks are compiled for CUDA devices"),
+        (["--graph", "on"], "only NVIDIA GPUs have CUDA graphs"),
+        (["--compile", "on"], "blocks are compiled for NVIDIA GPUs"),
         (["--quantize", "fp8"], 'quantize = "fp8"'),
         (["--targets", "to_z"], "to_z"),
     ):
@@ -278,8 +278,22 @@ def test_swaps_restore_the_base_and_are_compared_with_the_peers() -> None:
     rows, notes = measure_swap("inweave/emoji", 2, CPU, torch.float32, Rates(1e12, 1e10), runs=1)
     assert len(rows) == 7 and all(row.ours > 0 and row.peers[PEER] > 0 for row in rows)
     assert all(row.limit for row in rows[:5])
+    for row in (*rows[:4], *rows[5:]):
+        assert row.details["times plain"] == pytest.approx(row.ours / float(row.details["plain"] or 0))
     assert "inweave/emoji: rank 2 on 56 weights, 1.137 M numbers, float32" in notes
     assert any("afterwards, inweave: 0 of 7,366,440" in note for note in notes), notes
+
+
+def test_rows_that_became_slower_are_named() -> None:
+    """With what two versions took on one H200: the one that was too slow, and the one after it."""
+    names = list(LARGEST)
+    for figures, expected in (((1.5, 1.5, 2.0, 1.7, 0.90, 1.01), 3), ((1.35, 1.35, 1.37, 1.35, 0.37, 0.51), 0)):
+        rows = [BenchRow(name, "ms", 1.0, {}, None, {"times plain": f}) for name, f in zip(names, figures, strict=True)]
+        assert len(slower(rows)) == expected, slower(rows)
+    assert slower([BenchRow(names[4], "ms", 9.0, {}, None, {"times plain": 0.9})]) == [
+        "build from a file: 0.90 times the plain work, at most 0.6 are expected"
+    ]
+    assert not slower(BenchReport.read(Path(__file__).parents[3] / "docs" / "bench" / "swap.json").rows)
 
 
 def test_activation_memory_is_predicted_and_checkpointing_saves_some() -> None:

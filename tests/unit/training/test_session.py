@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from inweave.errors import ConfigError, FormatError, InweaveError
+from inweave.models.model import load_model
 from inweave.training.checkpoint import store
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import check, prepare, train
@@ -107,10 +111,32 @@ def test_a_resumed_run_reads_its_checkpoint_once(llama: Path, tmp_path: Path, mo
     reads: list[Path] = []
     load_state = store.load_state
 
-    def counted(checkpoint: Path) -> store.State:
+    def amount(checkpoint: Path) -> store.State:
         reads.append(checkpoint)
         return load_state(checkpoint)
 
-    monkeypatch.setattr(store, "load_state", counted)
+    monkeypatch.setattr(store, "load_state", amount)
     report = train(configured("language", llama, tmp_path / "out", steps=2, resume="auto", **settings))
     assert (report.step, [path.name for path in reads]) == (2, ["step-000001"])
+
+
+def test_an_assistant_is_merged_into_the_base_and_not_into_the_file(tmp_path: Path) -> None:
+    """The run trains on W + B A, its file holds its own two factors, and a missing file is refused before weights."""
+    base = load_model("inweave/emoji", device="cpu", dtype="fp32", keep="file").networks["unet"].state_dict()
+    name = next(name for name in base if name.endswith("attn1.to_q.weight"))
+    down, up = torch.full((1, base[name].shape[1]), 0.1), torch.full((base[name].shape[0], 1), 0.2)
+    file, module = tmp_path / "assistant.safetensors", name.removesuffix(".weight")
+    save_file({f"unet.{module}.lora_A.weight": down, f"unet.{module}.lora_B.weight": up}, file)
+    settings = {"assistant": str(file), "targets": [module], "precision": "fp32", "warmup": 0}
+    run, _ = prepare(configured("image", tmp_path, tmp_path / "out", **settings))
+    weights = run.task.networks["unet"].state_dict()
+    (place,) = [key for key in weights if key.startswith(module) and weights[key].shape == base[name].shape]
+    torch.testing.assert_close(weights[place], base[name] + up @ down, rtol=0, atol=1e-6)
+    result = train(configured("image", tmp_path, tmp_path / "trained", **settings))
+    with safe_open(result.path, "pt") as saved:
+        assert str(file) not in str(saved.metadata())
+        assert {key.partition(".")[0] for key in saved.keys()} == {  # noqa: SIM118
+            f"lora_unet_{module.replace('.', '_')}"
+        }
+    with pytest.raises(FormatError, match="nowhere"):
+        prepare(configured("image", tmp_path, tmp_path / "no", assistant="nowhere.safetensors"))

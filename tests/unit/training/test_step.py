@@ -190,9 +190,9 @@ def test_a_replay_is_outside_of_the_kernels_context(tmp_path: Path, monkeypatch:
 
 
 def test_a_run_reports_why_its_update_cannot_be_captured(tmp_path: Path) -> None:
-    assert tiny(tmp_path / "a").step.capture_problems == ["device cpu: only CUDA devices have graphs"]
+    assert tiny(tmp_path / "a").step.capture_problems == ["device cpu: only NVIDIA GPUs have CUDA graphs"]
     # of an optimizer that cannot be captured, forward and backward passes still can
     step = tiny(tmp_path / "b", optimizer="adafactor").step
-    assert step.capture_problems == ["device cpu: only CUDA devices have graphs"]
+    assert step.capture_problems == ["device cpu: only NVIDIA GPUs have CUDA graphs"]
     assert optimizer_problem(step.config) == f"adafactor: {step.optimizer.capture_problem}"
     assert optimizer_problem(tiny(tmp_path / "c").step.config) is None

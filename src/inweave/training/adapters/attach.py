@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import GENERIC, rewrite
 from inweave.exchange.load import load
 from inweave.layers import AdapterSpec, algorithm_of, attach, collect, geometry_of, inject, lora_layers
+from inweave.layers.spec import DROPOUTS
+from inweave.layers.whole import all_wholes
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
@@ -169,19 +171,15 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         return  # for example, one of two text encoders
     default = config.alpha if config.alpha is not None else float(config.rank)
     spec = AdapterSpec(
-        network=algorithm_of(config.network),
-        dora=config.network == "dora",
-        rslora=config.rslora,
-        dropout=config.dropout,
-        hidden_dropout=config.hidden_dropout,
-        rank_dropout=config.rank_dropout,
-        rank_pattern=_patterns(ranks, config.rank),
-        alpha_pattern=_patterns(alphas, default),
-        factor=config.lokr_factor,
-        seed=config.seed,
-        dtype=torch.float32,
-    )
+        network=algorithm_of(config.network), dora=config.network == "dora", rslora=config.rslora,
+        rank_pattern=_patterns(ranks, config.rank), alpha_pattern=_patterns(alphas, default),
+        factor=config.lokr_factor, seed=config.seed, dtype=torch.float32, **_dropouts(config),
+    )  # fmt: skip
     inject(network, config.rank, default, list(ranks), name=NAME, spec=spec)
+
+
+def _dropouts(config: TrainConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in DROPOUTS}
 
 
 def _rank_and_alpha(module: nn.Module, rule: Rule | None, config: TrainConfig) -> tuple[int, float]:
@@ -235,11 +233,15 @@ def _start_from(
                 adapter,
                 name=NAME,
                 component=component,
-                dropout=config.dropout,
-                hidden_dropout=config.hidden_dropout,
-                rank_dropout=config.rank_dropout,
                 dtype=torch.float32,
+                trainable=True,
+                **_dropouts(config),
             )
+            if wholes := all_wholes(network):
+                raise TargetError(
+                    f"{path}: cannot be trained further: {wholes[0].label} has values of its own (a difference, a "
+                    "bias or a whole module), and only factors are trained"
+                )
     return {component: network for component, network in networks.items() if component not in known}
 
 

@@ -72,11 +72,7 @@ def conflicts(shape: Shape, config: TrainConfig, targeted: set[str]) -> list[str
         "alpha": (config.alpha not in (None, *shape.alphas) and not same, config.alpha, shape.usual("alphas")),
         "conv_rank": (config.conv_rank not in (None, *wide_ranks), config.conv_rank, shape.usual("wide_ranks")),
         "conv_alpha": (config.conv_alpha not in (None, *wide_alphas), config.conv_alpha, shape.usual("wide_alphas")),
-        "rslora": (
-            config.rslora not in shape.rslora and not same,
-            config.rslora,
-            shape.usual("rslora"),
-        ),
+        "rslora": (config.rslora not in shape.rslora and not same, config.rslora, shape.usual("rslora")),
     }
     problems = [
         f"{name}: start_from has {theirs!r}, but {ours!r} is set; leave it out, or train without start_from"

@@ -147,7 +147,7 @@ def load_newest(folder: Path) -> tuple[State | None, list[str]]:
         except FormatError as error:
             damaged.append(str(error))
     if damaged:
-        raise FormatError("no checkpoint can be read:\n" + "\n".join(damaged))
+        raise FormatError("\n  ".join(["no checkpoint can be read:", *damaged]))
     return None, []
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.training.config import row
+from inweave.training.config.fields import TORCH_SCHEDULERS
 from inweave.training.config.network_args import read_network
 from inweave.training.config.optimizer_names import optimizer, optimizer_args
 from inweave.training.config.translate import SettingRow, Translation, translate
@@ -22,6 +23,7 @@ from inweave.training.config.values import (
     parse_bool,
     parse_int,
     parse_number,
+    parse_pairs,
     parse_scalar,
     parse_sizes,
 )
@@ -32,8 +34,10 @@ PRECISIONS: Final = {
 }  # fmt: skip
 SCHEDULES: Final = {
     "constant": "constant", "constantwithwarmup": "constant", "linear": "linear", "polynomial": "polynomial",
-    "cosine": "cosine", "cosinewithrestarts": "cosine", "cosinewithhardrestarts": "cosine",
+    "cosine": "cosine", "cosinewithrestarts": "cosine", "cosinewithhardrestarts": "cosine", "rex": "rex",
+    "cosinewithminlr": "cosine",
 }  # fmt: skip
+_TORCH_SCHEDULERS: Final = {normalize_name(name.rpartition(".")[2]): name for name in TORCH_SCHEDULERS}
 _TIMESTEPS: Final = {
     "auto": "auto", "uniform": "uniform", "sigmoid": "sigmoid", "logitnormal": "logit_normal", "shift": "shift",
     "fluxshift": "shift",
@@ -43,8 +47,64 @@ LOSSES: Final = {"l2": "mse", "mse": "mse", "l1": "l1", "huber": "huber", "smoot
 
 precision: Final = row.choice("precision", PRECISIONS)
 save_dtype: Final = row.choice("save_dtype", PRECISIONS)
-lr_scheduler: Final = row.choice("lr_scheduler", SCHEDULES)
 min_snr: Final = row.to("min_snr_gamma", lambda value: parse_scalar(value) or None)
+
+
+def _lr_scheduler(out: Translation, name: str, value: Any) -> None:
+    if out.is_on("lr_scheduler_type"):
+        out.note(name, "lr_scheduler_type is used instead")
+    elif normalize_name(value) == "cosinewithminlr" and parse_number(out.get("lr_scheduler_num_cycles") or 1) > 1:
+        out.refuse(
+            name,
+            f"{for_message(value)} with several cycles rises again between them, which no schedule here does",
+            "lr_scheduler",
+        )
+    elif not put_torch_scheduler(out, name, value):
+        row.choice("lr_scheduler", SCHEDULES).read(out, name, value)
+
+
+lr_scheduler: Final = row.custom(_lr_scheduler)
+
+
+def put_torch_scheduler(out: Translation, name: str, value: Any) -> bool:
+    """Set the class of torch.optim.lr_scheduler that a value names, and return whether it names one."""
+    package, _, kind = str(value).rpartition(".")
+    ours = _TORCH_SCHEDULERS.get(normalize_name(kind)) if package in ("", "torch.optim.lr_scheduler") else None
+    if ours is not None:
+        out.put(name, "lr_scheduler", ours)
+    return ours is not None
+
+
+def _lr_scheduler_type(out: Translation, name: str, value: Any) -> None:
+    """Set the class that kohya's scripts use in place of lr_scheduler, and without a warmup."""
+    if put_torch_scheduler(out, name, value):
+        out.put(name, "warmup", 0)
+    else:
+        known = ", ".join(each.rpartition(".")[2] for each in TORCH_SCHEDULERS)
+        out.refuse(
+            name, f"{for_message(value)} is not supported; of torch.optim.lr_scheduler, {known} are", "lr_scheduler"
+        )
+
+
+def _lr_scheduler_args(out: Translation, name: str, value: Any) -> None:
+    """Set the arguments of a class of torch; a table is ours."""
+    if isinstance(value, Mapping):
+        out.put(name, "lr_scheduler_args", dict(value))
+    elif out.is_on("lr_scheduler_type"):
+        out.put(name, "lr_scheduler_args", scheduler_arguments(parse_pairs(value)))
+    else:
+        out.refuse_value(name, "schedulers have no further options; classes named by lr_scheduler_type do")
+
+
+def scheduler_arguments(pairs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's arguments with values of their own types: [1, 2] and (1, 2) are lists of numbers."""
+    listed = {key: re.fullmatch(r"\s*[\[(](.*)[\])]\s*", str(each)) for key, each in pairs.items()}
+    return {
+        key: [parse_scalar(each.strip()) for each in match[1].split(",") if each.strip()]
+        if (match := listed[key])
+        else parse_scalar(value)
+        for key, value in pairs.items()
+    }
 
 
 def polynomial_power(scheduler: str = "lr_scheduler") -> SettingRow:
@@ -134,10 +194,7 @@ def _resolution(out: Translation, name: str, value: Any) -> None:
         out.put(name, "resolution", None)
         return
     sides = parse_sizes(value)
-    # the smallest square that holds the area, so that a bucket of the size itself is one
-    out.put(name, "resolution", math.isqrt(math.prod(sides) - 1) + 1 if len(sides) == 2 else sides[0])
-    if len(set(sides)) > 1:
-        out.note(name, f"{for_message(value)} counts as an area; buckets choose the shape")
+    out.put(name, "resolution", sides[0] if len(set(sides)) == 1 else (sides[0], sides[1]))
 
 
 def _text_only(out: Translation, name: str, value: Any) -> None:
@@ -214,6 +271,11 @@ _SHIFT = row.to(
     otherwise="only used with timestep_sampling = shift",
 )  # fmt: skip
 
+_MIN_RATIO = row.to(
+    "lr_min_ratio", parse_number, off=True,
+    when=lambda out: out.word("lr_scheduler") == "cosinewithminlr", otherwise="only used by cosine_with_min_lr",
+)  # fmt: skip
+
 ALIASES: Final[dict[str, SettingRow]] = {
     **row.renamed({
         "lr": "learning_rate", "network_dim": "rank", "network_dropout": "hidden_dropout",
@@ -274,13 +336,14 @@ ALIASES: Final[dict[str, SettingRow]] = {
         save_last_n_epochs_state"""),
     **row.each(row.ignored(row.NO_EFFECT), """
         config_file output_config debug_dataset console_log_* tokenizer_cache_dir script enable_preview dataset_repeats
-        token_warmup_min ip_noise_gamma_random_strength base_weights_multiplier noise_offset_type lr_scheduler_params
+        token_warmup_min base_weights_multiplier noise_offset_type lr_scheduler_params
         sample_at_first sample_sampler wandb_api_key log_prefix log_tracker_* log_config logging_dir gpu_ids
         tensorboard* comment max_validation_steps validation_seed clip_g_dropout_rate *_attn_mask_type"""),
     **row.each(row.ignored(row.METADATA), "training_comment metadata_* no_metadata"),
     **row.each(row.ignored(row.UPLOAD), "huggingface_* resume_from_huggingface"),
-    **row.each(row.refused("noise is sampled without it"), """
-        adaptive_noise_scale ip_noise_gamma noise_offset_random_strength"""),
+    "noise_offset_random_strength": row.only("noise_offset_random"),
+    "ip_noise_gamma": row.to("input_perturbation", parse_number, off=True),
+    "ip_noise_gamma_random_strength": row.only("input_perturbation_random"),
     **row.each(row.refused("the loss is not scaled"), """
         scale_v_pred_loss_like_noise_pred v_pred_like_loss pyramid_loss*"""),
     **row.each(row.refused("images are flipped and cropped alone"), "color_aug face_crop_aug_range"),
@@ -288,10 +351,9 @@ ALIASES: Final[dict[str, SettingRow]] = {
     **row.each(row.refused("a dataset is a folder or a dataset .toml"), "in_json dataset_class conditioning_data_dir"),
     **row.each(row.refused("set start_from, or merge the adapter into the model first"), """
         base_weights dim_from_weights"""),
-    **row.each(row.refused("schedulers end at zero with the last step"), "lr_decay_steps lr_scheduler_min_lr_ratio"),
-    "lr_scheduler_timescale": row.refused("schedulers end at zero with the last step", 1),
-    "lr_scheduler_args": row.refused("schedulers have no further options"),
-    "lr_scheduler_type": row.refused("schedulers are constant, cosine, linear and polynomial"),
+    "lr_scheduler_min_lr_ratio": _MIN_RATIO,
+    **row.each(row.ignored("only used by schedulers that are refused"), "lr_decay_steps lr_scheduler_timescale"),
+    "lr_scheduler_args": row.custom(_lr_scheduler_args), "lr_scheduler_type": row.custom(_lr_scheduler_type),
     "zero_terminal_snr": row.refused("the model's own schedule is used"),
     "huber_scale": row.refused("huber_c says where the loss becomes linear", 1),
     "weighted_captions": row.refused("captions have no weights"),

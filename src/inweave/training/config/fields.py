@@ -6,25 +6,27 @@ families in `presets`, reading and writing in `schema`.
 
 from __future__ import annotations
 
-import types
 import typing
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo, field_validator, model_validator
 
 from inweave.checked import CheckedModel
-from inweave.training.config.presets import TARGETS
+from inweave.training.config.normalization import is_cleared_by_none, normalize_setting
 from inweave.training.config.types import (
     Fraction,
     FractionBelowOne,
+    Network,
     NonNegativeFloat,
     NonNegativeInt,
+    OutputDialect,
     PixelSide,
     PositiveFloat,
     PositiveInt,
     Rule,
     Seed,
+    checked_resolution,
     setting,
 )  # fmt: skip
 
@@ -51,7 +53,15 @@ class TrainSettings(CheckedModel):
     parts: dict[str, str] = _model(
         {}, 'components to load from elsewhere, such as {vae = "vae.safetensors"}', task="image", resume="content"
     )
-    device: str | None = _model(None, "cuda, cuda:1 or cpu; none: the best available", resume="free", private=True)
+    device: str | None = _model(None, "cpu, cuda, cuda:1, mps, xpu; none: cuda or cpu", resume="free", private=True)
+    assistant: str | None = _model(
+        None,
+        "adapter file that is merged into the base model while it is trained, such as the training adapter of a "
+        "distilled model; the trained adapter does not contain it",
+        task="image",
+        resume="content",
+        private=True,
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _model(
         "auto", "compute precision; trained weights keep fp32 master copies"
     )
@@ -72,8 +82,8 @@ class TrainSettings(CheckedModel):
     name: str = _dataset("lora", "file name of the adapter, without extension", resume="free", min_length=1)
     trigger: str | None = _dataset(None, "trigger word, put before every caption that lacks it", task="image")
 
-    network: Literal["lora", "locon", "dora", "loha", "lokr"] = _adapter(
-        "lora", "algorithm: lora, locon (LoRA on convolutions too), dora, loha or lokr"
+    network: Network = _adapter(
+        "lora", "algorithm: lora, locon (LoRA on convolutions too), dora, loha, lokr, or one of another package"
     )
     rank: PositiveInt = _adapter(16, "dimension of the low-rank factors")
     alpha: PositiveFloat | None = _adapter(None, "the adapter is scaled by alpha / rank; none: alpha = rank")
@@ -103,7 +113,11 @@ class TrainSettings(CheckedModel):
 
     steps: PositiveInt | None = _optimization(None, "optimizer steps; or set epochs")
     epochs: PositiveInt | None = _optimization(None, "passes over the dataset; or set steps")
+    epoch_steps: Literal["exact", "whole"] = _optimization("exact", "whole: epochs end with a full step, as in kohya")
     batch_size: PositiveInt = _optimization(1, "examples per micro-batch")
+    drop_incomplete: bool = _optimization(
+        False, "leave out the images of a bucket that do not fill a batch, others in each epoch", task="image"
+    )
     gradient_accumulation: PositiveInt = _optimization(1, "micro-batches per optimizer step")
     learning_rate: PositiveFloat = _optimization(1e-4, "learning rate of the denoiser; 1 with prodigy and D-Adaptation")
     text_encoder_learning_rate: PositiveFloat | None = _optimization(
@@ -131,25 +145,44 @@ class TrainSettings(CheckedModel):
     )
     betas: tuple[FractionBelowOne, FractionBelowOne] = _optimization((0.9, 0.999), "Adam betas")
     epsilon: PositiveFloat = _optimization(1e-8, "Adam epsilon")
-    lr_scheduler: Literal["constant", "cosine", "linear", "polynomial"] = _optimization(
-        "constant", "learning rate after the warmup: constant, cosine, linear or polynomial"
+    lr_scheduler: Literal[
+        "constant", "cosine", "linear", "polynomial", "rex", "torch.optim.lr_scheduler.ConstantLR",
+        "torch.optim.lr_scheduler.CosineAnnealingLR", "torch.optim.lr_scheduler.CosineAnnealingWarmRestarts",
+        "torch.optim.lr_scheduler.CyclicLR", "torch.optim.lr_scheduler.ExponentialLR",
+        "torch.optim.lr_scheduler.LinearLR", "torch.optim.lr_scheduler.MultiStepLR",
+        "torch.optim.lr_scheduler.OneCycleLR", "torch.optim.lr_scheduler.PolynomialLR",
+        "torch.optim.lr_scheduler.StepLR",
+    ] = _optimization(
+        "constant",
+        "learning rate after the warmup: constant, cosine, linear, polynomial, rex, or a class of "
+        "torch.optim.lr_scheduler, such as CosineAnnealingLR",
+    )  # fmt: skip
+    lr_scheduler_args: dict[str, Any] = _optimization({}, "arguments of a class of torch.optim.lr_scheduler")
+    lr_min_ratio: Fraction = _optimization(
+        0.0, "cosine, linear, polynomial and rex: the learning rate at their end, as a fraction of the highest one"
     )
     warmup: NonNegativeFloat = _optimization(0, "learning rate warmup in steps; below 1: as a fraction of all steps")
     cosine_cycles: PositiveInt = _optimization(1, "cosine: number of cycles (hard restarts)")
     polynomial_power: PositiveFloat = _optimization(1.0, "polynomial: exponent")
     max_grad_norm: NonNegativeFloat = _optimization(1.0, "gradient clipping: maximum norm, 0 disables it")
+    max_grad_value: NonNegativeFloat = _optimization(
+        0.0, "gradient clipping by value: largest magnitude of each element, 0 disables it"
+    )
     ema_decay: FractionBelowOne = _optimization(
         0.0, "decay of the exponential moving average of the weights; 0 disables it"
     )
     seed: Seed = _optimization(0, "random seed: the same seed on the same machine trains the same adapter")
 
-    resolution: Annotated[int, Field(ge=16, le=8192)] | None = _images(
-        None, "training resolution in pixels; none: the model's own"
+    resolution: Annotated[int | tuple[int, int] | None, PlainValidator(checked_resolution)] = _images(
+        None, "training resolution in pixels, or [width, height]; none: the model's own"
     )
     buckets: bool = _images(True, "aspect ratio bucketing: keep the shape of images, batched by size")
     bucket_step: PixelSide = _images(64, "bucket sides are multiples of this")
     min_bucket: PixelSide = _images(256, "shortest bucket side")
     max_bucket: PixelSide | None = _images(None, "longest bucket side; none: twice the resolution")
+    bucket_rule: Literal["inweave", "kohya", "musubi"] = _images(
+        "inweave", "whose rule chooses the buckets: that trainer's"
+    )
     upscale: bool = _images(False, "enlarge images that are smaller than their bucket")
     flip: bool = _images(False, "flip images horizontally at random")
     crop: Literal["center", "random"] = _images("center", "how images are cropped to their bucket: center or random")
@@ -185,9 +218,16 @@ class TrainSettings(CheckedModel):
         0.0,
         "flow models: each image's loss counts noise level ** this; 2: clean images are compared instead of velocities",
     )
+    timestep_weighting: Literal["none", "ai-toolkit"] = _loss(
+        "none", 'flow models: weight of each image\'s loss by its timestep; ai-toolkit: the curve of its "weighted"'
+    )
     noise_offset: NonNegativeFloat = _loss(
         0.0, "noise offset, for darker darks and brighter lights; not for flow models"
     )
+    noise_offset_random: bool = _loss(False, "noise_offset of each example: at random, from 0 to noise_offset")
+    adaptive_noise_scale: float = _loss(0.0, "added to noise_offset, times the size of each channel's mean")
+    input_perturbation: NonNegativeFloat = _loss(0.0, "noise of the input that the target lacks: ip_noise_gamma")
+    input_perturbation_random: bool = _loss(False, "input_perturbation at random, from 0 to it, per example")
     multires_noise_iterations: NonNegativeInt = _loss(
         0, "multi-resolution (pyramid) noise: number of resolutions, 6 to 10 is usual; 0: off; not for flow models"
     )
@@ -208,6 +248,9 @@ class TrainSettings(CheckedModel):
     logit_mean: float = _loss(0.0, "mean of logit-normal timesteps")
     logit_std: PositiveFloat = _loss(1.0, "standard deviation of logit-normal timesteps")
     masked_loss: bool = _loss(False, "compute the loss only where masks are white")
+    mask_average: Literal["mask", "image"] = _loss(
+        "mask", "masked_loss: its mean is over the mask, or the image as in kohya"
+    )
     prior_loss_weight: NonNegativeFloat = _loss(1.0, "loss weight of regularization images")
     guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev is conditioned on in training")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
@@ -256,7 +299,7 @@ class TrainSettings(CheckedModel):
         0, "milestones that keep_last does not remove: the first checkpoint of every N steps; 0: none"
     )
     save_dtype: Literal["fp16", "bf16", "fp32"] = _checkpoints("fp16", "data type of the adapter file")
-    dialect: Literal["kohya", "onetrainer", "diffusers", "peft"] = _checkpoints(
+    dialect: OutputDialect = _checkpoints(
         "kohya",
         "naming scheme of the adapter file: kohya, onetrainer (holds LoHa and LoKr of transformers), diffusers or peft",
     )
@@ -308,33 +351,7 @@ class TrainSettings(CheckedModel):
     @classmethod
     def _normalize(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
-        if name == "resume" and isinstance(value, bool):
-            return "auto" if value else "never"
-        if name == "optimizer" and isinstance(value, str):
-            return _optimizer_name(value)
-        if isinstance(value, bool) and cls.model_fields[name].annotation is not bool:
-            raise ValueError(f"true or false has no meaning here, got {value}")
-        if isinstance(value, str) and value.strip().lower() == "none" and name in CLEARED_BY_NONE:
-            return None
-        if name in ("sample_prompts", "caption_extensions") and isinstance(value, str):
-            value = [value] if value else []
-        if name == "caption_extensions" and isinstance(value, list | tuple):
-            return tuple(f".{each}" if isinstance(each, str) and each[:1] != "." else each for each in value)
-        if (
-            name == "name"
-            and isinstance(value, str)
-            and (value in (".", "..") or any(sign in "/\\" or not sign.isprintable() for sign in value))
-        ):
-            raise ValueError("expected a file name without folders")
-        if name == "optimizer_args" and isinstance(value, dict) and not all(map(_is_plain, value.values())):
-            raise ValueError("expected true or false, finite numbers or text as values")
-        if name == "targets" and not isinstance(value, str):
-            if not isinstance(value, list | tuple) or not value or not all(isinstance(each, str) for each in value):
-                raise ValueError(
-                    f"expected one of {', '.join(TARGETS)}, a name, or a list of names and regular expressions"
-                )
-            return tuple(value)
-        return value
+        return normalize_setting(name, value, cls.model_fields[name].annotation)
 
     @model_validator(mode="before")
     @classmethod
@@ -354,36 +371,20 @@ class TrainSettings(CheckedModel):
         return {"auto": None, "flow": "flow"}.get(self.objective, "noise")
 
 
-def _optimizer_name(value: str) -> str:
-    """Return our name of an optimizer, written in any case and punctuation, or as a class of torch.optim."""
-    plain = "".join(letter for letter in value.lower().removeprefix("torch.optim.") if letter.isalnum())
-    if plain in ("lbfgs", "sparseadam"):
-        reason = "evaluates the loss several times per step" if plain == "lbfgs" else "is for sparse gradients"
-        raise ValueError(f"{value} {reason} and cannot train an adapter")
-    known = {name.rpartition(".")[2].lower().replace("_", ""): name for name in OPTIMIZERS}
-    return ({"dadaptation": "dadapt_adam", "dadapt": "dadapt_adam"} | known).get(plain, value)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < 2**63)
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    joined = typing.get_origin(annotation) in (types.UnionType, typing.Union)
-    return typing.get_args(annotation) if joined else (annotation,)
-
-
 #: account settings; never written to adapter metadata
 ACCOUNT = frozenset({"wandb", "wandb_project", "wandb_run_name"})
 
 #: every name of the setting `optimizer`
 OPTIMIZERS: tuple[str, ...] = typing.get_args(TrainSettings.model_fields["optimizer"].annotation)
 
+#: classes of torch among the values of `lr_scheduler`
+TORCH_SCHEDULERS: tuple[str, ...] = tuple(
+    name for name in typing.get_args(TrainSettings.model_fields["lr_scheduler"].annotation) if name.startswith("torch.")
+)
+
 #: fields that may be empty and hold no text, where "none" is unambiguous
 CLEARED_BY_NONE = frozenset(
-    name
-    for name, field in TrainSettings.model_fields.items()
-    if type(None) in _members(field.annotation) and str not in _members(field.annotation)
+    name for name, field in TrainSettings.model_fields.items() if is_cleared_by_none(field.annotation)
 )
 
 

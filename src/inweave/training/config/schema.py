@@ -31,10 +31,12 @@ from inweave.training.config.toml import (
     read_text_file,
 )
 from inweave.training.config.translate import Translation, names_in
-from inweave.training.config.types import memory_bytes, warmup_in_steps
+from inweave.training.config.types import memory_bytes, side_of, warmup_in_steps
 from inweave.training.config.validation import ensure_consistent, is_for_other_objective, objective_hint, validate_into
 
 _LENGTH = frozenset({"steps", "epochs"})
+#: settings that are tables themselves, and not sections of settings
+_TABLES = ("parts", "optimizer_args", "lr_scheduler_args", "dataset")
 
 
 class TrainConfig(TrainSettings):
@@ -126,7 +128,7 @@ class TrainConfig(TrainSettings):
             FormatError: if the file cannot be a configuration.
         """
         text = read_text_file(path)
-        fields, problems = flatten_sections(parse_toml(text, str(path)), keep=("parts", "optimizer_args", "dataset"))
+        fields, problems = flatten_sections(parse_toml(text, str(path)), keep=_TABLES)
         translation, more = _translate(fields), _translate(overrides)
         replaced = {*more.fields, *(_LENGTH if _LENGTH & more.fields.keys() else ())}
         from_overrides = [problem for problem in more.problems if problem not in translation.problems]
@@ -191,7 +193,7 @@ class TrainConfig(TrainSettings):
         preset |= OPTIMIZER_PRESETS.get(self.optimizer, {})
         if self.optimizer in ADAPTIVE:  # it adapts every learning rate itself
             preset.pop("text_encoder_learning_rate", None)
-        if (side := own.get("resolution") or preset.get("resolution") or 512) < 512:
+        if (side := side_of(own.get("resolution") or preset.get("resolution") or 512)) < 512:
             preset["min_bucket"] = max(8, side // 2)  # the default leaves small images no bucket
         filled = type(self)(**{**preset, **own})
         kind = self.objective_kind or preset_objective(family)
@@ -213,6 +215,11 @@ class TrainConfig(TrainSettings):
     def explicit_fields(self) -> frozenset[str]:
         """Fields that the user set, not those that a preset filled in."""
         return self._explicit if self._explicit is not None else frozenset(self.model_fields_set)
+
+    @property
+    def side(self) -> int | None:
+        """Side of a square with the area of the resolution; None if the model's own is used."""
+        return self.resolution and side_of(self.resolution)
 
     @property
     def vram_bytes(self) -> int | None:

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from inweave.checked import for_message
-from inweave.training.config.values import is_off, normalize_name
+from inweave.training.config.values import is_off, normalize_name, parse_scalar
 
 
 @dataclass(slots=True)
@@ -58,7 +58,10 @@ class Translation:
         return normalize_name(self.settings.get(name))
 
     def put(self, theirs: str, ours: str, value: Any) -> None:
-        """Set one of our fields; a second, different value is a problem."""
+        """Set one of our fields, unless the user asked to leave it out; a second, different value is a problem."""
+        if theirs in self.without:
+            self.no_equivalent.append(f"{theirs}: left out")
+            return
         if ours in self.fields and self.fields[ours] != value:
             other = next((name for name, target in self.mapping.items() if target == ours), ours)
             values = f"{for_message(self.fields[ours])} and {for_message(value)}"
@@ -96,6 +99,11 @@ class Translation:
         """Load a component of the model from elsewhere."""
         self.fields["parts"] = {**self.fields.get("parts", {}), part: value}
         self.mapping[theirs] = "parts"
+
+    def forget_default(self, name: str) -> None:
+        """Forget a default of the trainer that nothing uses, since every entry has its own value."""
+        self.implied = {theirs: value for theirs, value in self.implied.items() if theirs != name}
+        self.mapping.pop(name, None)
 
     def override(self, other: Translation, replaced: Collection[str]) -> None:
         """Merge another translation, whose fields replace those of the names in ``replaced``."""
@@ -152,7 +160,7 @@ def translate(
                 out.problems.append(f"{name}: {error}")
         elif row.kind == "ignored":
             out.note(name, row.why)
-        elif is_off(value) or value in row.neutral:
+        elif is_off(value) or parse_scalar(value) in row.neutral:
             out.unset.append(name)
         elif row.kind == "refused":
             out.refuse(name, f"{for_message(value)}: {row.why}")

@@ -12,12 +12,16 @@ private    a path or a device of the machine that trained: left out of the files
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
+from math import isqrt
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
-from inweave.checked import CheckedModel, for_message
+from inweave.adapter import ALGORITHMS, load_algorithms
+from inweave.checked import CheckedModel, did_you_mean, for_message
 from inweave.errors import ConfigError
+from inweave.formats.dialects import WRITTEN, written_dialects
 from inweave.patterns import regex
 
 PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
@@ -28,6 +32,39 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+#: networks of the setting `network`; those of other packages are known by the names of their algorithms
+NETWORKS = ("lora", "locon", "dora", "loha", "lokr")
+#: dialects of the setting `dialect`, beside those of other packages
+OUTPUT_DIALECTS = ("kohya", "onetrainer", "diffusers", "peft")
+
+
+def _choice(names: tuple[str, ...], plugins: Callable[[], Collection[str]]) -> AfterValidator:
+    """Return a validator of one of ``names`` or of ``plugins()``, which is called for other values alone."""
+
+    def check(value: str) -> str:
+        if value not in names and value not in (others := plugins()):
+            *most, last = (*names, *others)
+            expected = f"{', '.join(map(repr, most))} or {last!r}"
+            raise ValueError(f"should be {expected}, got {for_message(value)}{did_you_mean(value, (*most, last))}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _other_networks() -> list[str]:
+    load_algorithms()
+    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer and kind not in NETWORKS]
+
+
+def _other_dialects() -> list[str]:
+    return [name for name in written_dialects() if name not in WRITTEN]
+
+
+Network = Annotated[str, _choice(NETWORKS, _other_networks), WithJsonSchema({"type": "string", "enum": [*NETWORKS]})]
+OutputDialect = Annotated[
+    str, _choice(OUTPUT_DIALECTS, _other_dialects), WithJsonSchema({"type": "string", "enum": [*OUTPUT_DIALECTS]})
+]
 
 Resume = Literal["same", "content", "free"]
 
@@ -45,6 +82,26 @@ def setting(
     """Return a field with the facts that the rest of the program needs."""
     facts: dict[str, Any] = {"group": group, "task": task, "resume": resume, "private": private}
     return Field(default, description=description, min_length=min_length, json_schema_extra=facts)
+
+
+def checked_resolution(value: Any) -> int | tuple[int, int] | None:
+    """Return a side, or width and height, of training images; raises ValueError for anything else."""
+    if value is None:
+        return None
+    try:
+        sides = [int(side) for side in re.split("[,x]", value)] if isinstance(value, str) else value
+    except ValueError:
+        sides = ()
+    sides = list(sides) if isinstance(sides, list | tuple) else [sides]
+    whole = [int(side) for side in sides if isinstance(side, int | float) and side == side // 1 and 16 <= side <= 8192]
+    if len(whole) != len(sides) or len(sides) not in (1, 2):
+        raise ValueError(f"expected a side, or [width, height], of 16 to 8192 pixels, got {for_message(value)}")
+    return whole[0] if len(set(whole)) == 1 else (whole[0], whole[1])
+
+
+def side_of(resolution: int | tuple[int, int]) -> int:
+    """Return the side of the smallest square that holds the area of a resolution."""
+    return resolution if isinstance(resolution, int) else isqrt(resolution[0] * resolution[1] - 1) + 1
 
 
 def regex_problem(pattern: str) -> str:

@@ -12,6 +12,8 @@ def unused_settings(config: TrainSettings) -> frozenset[str]:
         ("text_encoder_learning_rate", "text_encoder_stop"): not c.train_text_encoders,
         ("cosine_cycles",): c.lr_scheduler != "cosine",
         ("polynomial_power",): c.lr_scheduler != "polynomial",
+        ("input_perturbation_random",): c.input_perturbation == 0,
+        ("lr_min_ratio",): c.lr_scheduler == "constant",
         ("lokr_factor",): c.network != "lokr",
         ("huber_c", "huber_schedule"): c.loss in ("mse", "l1"),
         ("multires_noise_discount",): c.multires_noise_iterations == 0,

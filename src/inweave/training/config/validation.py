@@ -23,7 +23,7 @@ ObjectiveKind = Literal["noise", "flow"]
 #: settings that have a meaning for one kind of objective only
 OBJECTIVE_SETTINGS = (
     "timestep_shift", "timestep_sampling", "guidance", "min_snr_gamma", "noise_offset", "multires_noise_iterations",
-    "debiased_estimation", "huber_schedule", "sigma_weighting",
+    "debiased_estimation", "huber_schedule", "sigma_weighting", "timestep_weighting",
 )  # fmt: skip
 
 
@@ -84,6 +84,15 @@ def ensure_consistent(config: TrainSettings) -> None:
         c.cosine_cycles > 1 and c.lr_scheduler != "cosine", "cosine_cycles lr_scheduler",
         'cosine_cycles: needs lr_scheduler = "cosine"',
     )  # fmt: skip
+    torch_scheduler = c.lr_scheduler.startswith("torch.")
+    reject_if(
+        bool(c.lr_scheduler_args) and not torch_scheduler, "lr_scheduler_args lr_scheduler",
+        f'lr_scheduler_args: are those of a class of torch.optim.lr_scheduler, not of "{c.lr_scheduler}"',
+    )  # fmt: skip
+    reject_if(
+        bool(c.lr_min_ratio) and torch_scheduler, "lr_min_ratio lr_scheduler",
+        f"lr_min_ratio: {c.lr_scheduler} has its own: set eta_min or the like in lr_scheduler_args",
+    )  # fmt: skip
     reject_if(
         bool(c.max_bucket and c.max_bucket < c.min_bucket), "min_bucket max_bucket",
         f"max_bucket: {c.max_bucket} is below min_bucket, {c.min_bucket}",
@@ -130,6 +139,8 @@ def run_problems(config: TrainSettings) -> list[str]:
     for name in ("validate_every", "validate_every_epochs"):
         if getattr(c, name) and not c.validation_split:
             problems.append(f"{name}: nothing is held out to validate on; set validation_split, such as 0.05")
+    if (c.adaptive_noise_scale or c.noise_offset_random) and not c.noise_offset:
+        problems.append("adaptive_noise_scale, noise_offset_random: change a noise_offset, and there is none; set it")
     if c.loraplus_lr_ratio is not None and c.network in ("loha", "lokr"):
         problems.append(f'loraplus_lr_ratio: LoRA+ is for lora, locon and dora, not for network = "{c.network}"')
     if c.loraplus_lr_ratio not in (None, 1.0) and c.optimizer in ADAPTIVE:
@@ -159,6 +170,7 @@ def is_for_other_objective(name: str, value: Any, kind: ObjectiveKind | None) ->
         "timestep_sampling": value not in ("auto", "uniform"),
         "guidance": value != 1.0,
         "sigma_weighting": value != 0.0,
+        "timestep_weighting": value != "none",
     }
     noise_only = {
         "min_snr_gamma": value is not None,

@@ -9,7 +9,8 @@
               m % n of epoch m // n, where n is the number of batches per epoch; rank r takes m % world == r
     position  (epoch, example, its earlier appearances in this epoch): the randomness of an example depends on it alone,
               and not on its neighbors, its micro-batch or its process
-    total     = ceil(epochs * n / (accumulation * world)) steps, unless the number of steps is set
+    total     = ceil(epochs * n / (accumulation * world)) steps, unless the number of steps is set; kohya's scripts take
+              epochs * ceil(n / (accumulation * world)), which epoch_steps = "whole" asks for
 
 An epoch's order is a function of (seed, epoch) and the list of examples alone. It is the order of raw PCG64 words,
 whose stream numpy guarantees, so it is the same on every platform and for every number of processes.
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from inweave.errors import ConfigError
 from inweave.training.data.buckets import BucketFit, BucketRules, assign
@@ -40,8 +42,12 @@ def epoch_batches(
     epoch: int,
     *,
     regularization: Sequence[bool] = (),
+    whole: bool = False,
 ) -> list[tuple[int, ...]]:
-    """Return an epoch as batches of indices: example i, of bucket ``buckets[i]``, appears ``repeats[i]`` times."""
+    """Return an epoch as batches of indices: example i, of bucket ``buckets[i]``, appears ``repeats[i]`` times.
+
+    ``whole``: without the images of a bucket that are left over when it is cut into batches, others in each epoch.
+    """
     sizes = [batch_size] if isinstance(batch_size, int) else batch_size.values()
     if seed < 0 or epoch < 0 or min(sizes, default=1) < 1:
         raise ConfigError(f"seed {seed}, epoch {epoch}, batch size {batch_size}: expected 0, 0 and 1 or more")
@@ -52,23 +58,20 @@ def epoch_batches(
         members.setdefault(bucket, ([], []))[kind].extend([index] * count)
     batches: list[tuple[int, tuple[int, ...]]] = []  # with a random number to sort by
     for bucket, kinds in members.items():
-        subject, prior = ([kind[index] for index in _shuffle(len(kind), bits)] for kind in kinds)
+        subject, prior = (
+            [kind[index] for index in np.argsort(_words(len(kind), bits), kind="stable")] for kind in kinds
+        )
         line = _interleave(subject, prior)
         size = batch_size if isinstance(batch_size, int) else batch_size[bucket]
-        places = sorted(_words(len(line), bits))  # one per image, ascending: a bucket's batches keep their order
-        for start in range(0, len(line), size):
+        places = np.sort(_words(len(line), bits)).tolist()  # one per image, ascending: batches keep their order
+        for start in range(0, len(line) // size * size if whole else len(line), size):
             batch = tuple(line[start : start + size])
             batches.append((places[start + len(batch) // 2], batch))
     return [batch for _, batch in sorted(batches, key=lambda entry: entry[0])]
 
 
-def _words(count: int, bits: np.random.PCG64) -> list[int]:
-    return [int(word) for word in np.asarray(bits.random_raw(count), dtype=np.uint64)]
-
-
-def _shuffle(count: int, bits: np.random.PCG64) -> list[int]:
-    words = np.asarray(bits.random_raw(count), dtype=np.uint64)
-    return [int(index) for index in np.argsort(words, kind="stable")]
+def _words(count: int, bits: np.random.PCG64) -> npt.NDArray[np.uint64]:
+    return np.asarray(bits.random_raw(count), dtype=np.uint64)
 
 
 def _interleave(some: list[int], others: list[int]) -> list[int]:
@@ -95,12 +98,13 @@ class Order:
     batch_size: int | Mapping[Hashable, int]
     seed: int = 0
     regularization: tuple[bool, ...] = ()
+    whole: bool = False
     _epochs: dict[int, list[tuple[Position, ...]]] = field(default_factory=dict, compare=False, repr=False)
 
     def without(self, examples: Collection[int]) -> Order:
         """Return the order without these examples, whose indices stay."""
         repeats = tuple(0 if number in examples else count for number, count in enumerate(self.repeats))
-        return Order(self.buckets, repeats, self.batch_size, self.seed, self.regularization)
+        return replace(self, repeats=repeats, _epochs={})
 
     def batches(self, epoch: int) -> list[tuple[int, ...]]:
         return [tuple(example for _, example, _ in batch) for batch in self.positions(epoch)]
@@ -120,23 +124,19 @@ class Order:
             while len(self._epochs) > 1:  # a step may reach into the next epoch, never further back than one
                 self._epochs.pop(next(iter(self._epochs)))
             batches = epoch_batches(
-                self.buckets, self.repeats, self.batch_size, self.seed, epoch, regularization=self.regularization
-            )
+                self.buckets, self.repeats, self.batch_size, self.seed, epoch, regularization=self.regularization,
+                whole=self.whole,
+            )  # fmt: skip
             appearances: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
             self._epochs[epoch] = [
                 tuple((epoch, example, next(appearances[example])) for example in batch) for batch in batches
             ]
         return self._epochs[epoch]
 
-    def step(self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0) -> list[tuple[int, ...]]:
-        """Return the micro-batches of rank ``rank`` of ``world`` in an optimizer step."""
-        batches = self.step_positions(step, accumulation=accumulation, world=world, rank=rank)
-        return [tuple(example for _, example, _ in batch) for batch in batches]
-
     def step_positions(
         self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0
     ) -> list[tuple[Position, ...]]:
-        """Return the same micro-batches as positions."""
+        """Return the micro-batches of rank ``rank`` of ``world`` in an optimizer step, as positions."""
         if not 0 <= rank < world or accumulation < 1 or step < 0:
             raise ConfigError(f"step {step}, accumulation {accumulation}, rank {rank} of {world}: no such step")
         batches = []
@@ -151,12 +151,24 @@ def total_steps(batches_per_epoch: int, micro_batches: int, *, steps: int | None
     return steps if steps is not None else -(-(epochs or 1) * batches_per_epoch // micro_batches)
 
 
+def epoch_length(batches: int, micro_batches: int, epoch_steps: str) -> int:
+    """Return the batches that an epoch counts: with ``epoch_steps`` "whole" as many as its steps would hold."""
+    return -(-batches // micro_batches) * micro_batches if epoch_steps == "whole" else batches
+
+
 def arrange(
-    dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0, lengths: Sequence[int] = ()
+    dataset: Dataset,
+    rules: BucketRules,
+    *,
+    batch_size: int = 1,
+    seed: int = 0,
+    lengths: Sequence[int] = (),
+    whole: bool = False,
 ) -> tuple[list[BucketFit | None], Order]:
     """Return (how every example fits into its bucket, None if it is too small for any; the order of the run).
 
-    ``lengths``: of the captions of every example, if they must be equal in a batch (`caption_lengths`).
+    ``lengths``: of the captions of every example, if they must be equal in a batch (`caption_lengths`); ``whole``:
+    without batches that are not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch size {batch_size}: expected 1 or more")
@@ -166,8 +178,10 @@ def arrange(
     sizes: dict[Hashable, int] = {}
     for number, example in enumerate(dataset.examples):
         here = subset_rules[example.subset]
-        small = not here.upscale and min(example.size) < here.step
-        placement = None if small else assign(example.size, here)
+        try:
+            placement = assign(example.size, here)
+        except ConfigError:  # too small
+            placement = None
         size = example.subset.batch_size or batch_size
         placements.append(placement)
         alike = (lengths[number],) if lengths and size > 1 else ()
@@ -175,13 +189,19 @@ def arrange(
         sizes[slots[-1]] = size
     repeats = [each.repeats if place else 0 for each, place in zip(dataset.examples, placements, strict=True)]
     prior = tuple(example.regularization for example in dataset.examples)
-    return placements, Order(tuple(slots), tuple(repeats), sizes, seed, prior)
+    order = Order(tuple(slots), tuple(repeats), sizes, seed, prior, whole)
+    if whole and any(repeats) and not len(order):
+        raise ConfigError(
+            f"drop_incomplete: no bucket has {batch_size} images for a batch; lower batch_size, or set it to false"
+        )
+    return placements, order
 
 
 def _rules_of(subset: Subset, rules: BucketRules) -> BucketRules:
     """Return the run's rules with the subset's own settings."""
     own: dict[str, Any] = {"resolution": subset.resolution, "step": subset.bucket_step, "upscale": subset.upscale}
     own |= {"minimum": subset.min_bucket, "maximum": subset.max_bucket, "enabled": subset.buckets}
-    if subset.resolution and subset.resolution != rules.size:  # the run's limits belong to the run's resolution
+    if subset.resolution and subset.resolution != rules.size and rules.rule == "inweave":
+        # the run's limits belong to the run's resolution
         rules = replace(rules, minimum=None, maximum=None)
     return replace(rules, **{name: value for name, value in own.items() if value is not None})

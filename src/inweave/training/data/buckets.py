@@ -6,6 +6,7 @@ assign    the bucket with the closest aspect ratio, which keeps most of the imag
           cropped evenly on both sides
 upscale   if it is off and the image would have to be enlarged, it gets a bucket of its own: its sides, scaled down to
           the area if necessary, cut to multiples of `step`
+rule      "inweave" is the one above; "kohya" and "musubi" are those of other trainers (`trainer_buckets`)
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt, sqrt
+from typing import Literal
 
 from inweave.errors import ConfigError
+from inweave.training.data import trainer_buckets
 
 Size = tuple[int, int]
+Rule = Literal["inweave", "kohya", "musubi"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,6 +42,7 @@ class BucketRules:
     maximum: int | None = None
     upscale: bool = True
     enabled: bool = True  # off: everything is cropped to the resolution itself
+    rule: Rule = "inweave"
 
     def __post_init__(self) -> None:
         problems = []
@@ -47,9 +52,9 @@ class BucketRules:
         elif min(width, height) < self.step:
             problems.append(f"resolution {width}x{height}: smaller than one bucket step of {self.step} pixels")
         low, high = self.limits
-        if low > high:
+        if low > high and self.has_limits:
             problems.append(f"bucket minimum {low} is larger than the maximum {high}: swap them")
-        if not problems and self.enabled and not buckets_for(self.size, self.step, low, high):
+        if not problems and self.has_limits and not self.predefined:
             problems.append(
                 f"no bucket has {width * height} pixels at most and sides from {low} to {high} in steps of {self.step};"
                 " lower the bucket minimum, raise the maximum or make the step smaller"
@@ -64,6 +69,20 @@ class BucketRules:
     @property
     def area(self) -> int:
         return self.size[0] * self.size[1]
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether there are buckets whose sides have limits."""
+        return self.enabled and not (self.rule == "kohya" and not self.upscale)
+
+    @property
+    def predefined(self) -> tuple[Size, ...]:
+        """The buckets for images that may be enlarged, narrow ones first; none if the limits allow none."""
+        if self.rule == "musubi":
+            return trainer_buckets.predefined_by_musubi(self.size, self.step)
+        if self.rule == "kohya":
+            return trainer_buckets.predefined(self.size, self.step, *self.limits)
+        return tuple((bucket.width, bucket.height) for bucket in buckets_for(self.size, self.step, *self.limits))
 
     @property
     def limits(self) -> Size:
@@ -110,6 +129,8 @@ def assign(size: Size, rules: BucketRules) -> BucketFit:
     width, height = size
     if width < 1 or height < 1:
         raise ConfigError(f"an image of {width}x{height} pixels has no bucket: its sides must be 1 or more")
+    if rules.rule != "inweave":
+        return _assign_as_trainer(size, rules)
     if rules.enabled:
         choice = buckets_for(rules.size, rules.step, *rules.limits)
 
@@ -125,13 +146,39 @@ def assign(size: Size, rules: BucketRules) -> BucketFit:
     return _cover(size, _own_bucket(size, rules), own_bucket=True)
 
 
+def _assign_as_trainer(size: Size, rules: BucketRules) -> BucketFit:
+    own_bucket = rules.enabled and not rules.upscale and size[0] * size[1] <= rules.area
+    if not rules.enabled:
+        bucket = rules.size
+    elif rules.rule == "kohya" and not rules.upscale:
+        resized = trainer_buckets.shrunk(size, rules.area, rules.step)
+        bucket = trainer_buckets.own_sides(resized, rules.step)
+    elif own_bucket:
+        bucket = trainer_buckets.own_sides(size, rules.step)
+    elif rules.rule == "kohya" and size in rules.predefined:
+        bucket = size
+    else:
+        bucket = trainer_buckets.closest(size, rules.predefined)
+    if not min(bucket):
+        raise _too_small(size, rules)
+    if rules.rule == "musubi" or rules.upscale or not rules.enabled:
+        resized = trainer_buckets.covering(size, bucket)
+    (width, height), (across, down) = resized, bucket
+    crop = ((width - across) // 2, (height - down) // 2, across, down)
+    return BucketFit(Bucket(*bucket), resized, crop, max(width / size[0], height / size[1]), own_bucket)
+
+
+def _too_small(size: Size, rules: BucketRules) -> ConfigError:
+    return ConfigError(
+        f"an image of {size[0]}x{size[1]} pixels is smaller than one bucket step of {rules.step} and may not be "
+        "enlarged; leave it out, make the step smaller or allow upscaling"
+    )
+
+
 def _own_bucket(size: Size, rules: BucketRules) -> Bucket:
     step, highest = rules.step, max(rules.limits[1] // rules.step, 1) * rules.step
     if min(size) < step:
-        raise ConfigError(
-            f"an image of {size[0]}x{size[1]} pixels is smaller than one bucket step of {step} and may not be enlarged;"
-            " leave it out, make the step smaller or allow upscaling"
-        )
+        raise _too_small(size, rules)
     scale = min(1.0, sqrt(rules.area / (size[0] * size[1])))
     width, height = (min(max(int(side * scale) // step * step, step), highest) for side in size)
     # a very long image whose short side was raised to one step is too large again

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from inweave.files.paths import printable_path
 from inweave.models.model import Model
@@ -22,15 +23,9 @@ from inweave.training.data.types import Dataset, Example, subset_defaults, with_
 def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
     """Return the texts each example may have in the run."""
     defaults = subset_defaults(config)
-    examples = [replace(example, subset=with_defaults(example.subset, defaults)) for example in dataset.examples]
-    return [
-        list(
-            dict.fromkeys(
-                example_variants(example, trigger=config.trigger or "", count=config.caption_variants, seed=config.seed)
-            )
-        )
-        for example in examples
-    ]
+    examples = (replace(example, subset=with_defaults(example.subset, defaults)) for example in dataset.examples)
+    options: dict[str, Any] = {"trigger": config.trigger or "", "count": config.caption_variants, "seed": config.seed}
+    return [list(dict.fromkeys(example_variants(example, **options))) for example in examples]
 
 
 def caption_chunks(model: Model, captions: Sequence[Sequence[str]], limit: int) -> dict[str, int]:
@@ -53,28 +48,22 @@ def long_caption_warnings(
     model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: Mapping[str, int], limit: int
 ) -> list[str]:
     """Return a line about truncated captions, and one about long ones that make steps slow."""
-    lengths = example_lengths(captions, chunks)
-    longest = max(lengths, default=1)
-    truncated = [
-        printable_path(example.path)
-        for example, texts in zip(examples, captions, strict=True)
-        if any(_is_truncated(model, text, limit) for text in texts)
-    ]
+    names = [printable_path(example.path) for example in examples]
+    lengths, allowed = example_lengths(captions, chunks), model.family.long_text
+    # the length is the only reason for a warning about a plain text
+    long = {text for text in chunks if text and model.family.tokenize(model, ((text, 1.0),), None, limit).warnings}
+    truncated = [name for name, texts in zip(names, captions, strict=True) if not long.isdisjoint(texts)]
+    slow = [name for name, length in zip(names, lengths, strict=True) if length > allowed]
     warnings = []
     if truncated:
         warnings.append(
             f"captions: {len(truncated)} are longer than the text encoder reads, and their end is ignored "
             f"(max_token_length = {limit} where it is CLIP): {listed(truncated)}"
         )
-    if longest > model.family.long_text:
-        slow = [
-            printable_path(example.path)
-            for example, length in zip(examples, lengths, strict=True)
-            if length > model.family.long_text
-        ]
+    if slow:
         warnings.append(
-            f"captions: the longest takes {longest} chunks of the text encoder, which makes its steps slow; shorten "
-            f"long ones, or lower max_token_length: {listed(slow)}"
+            f"captions: the longest takes {max(lengths)} chunks of the text encoder, which makes its steps slow; "
+            f"shorten long ones, or lower max_token_length: {listed(slow)}"
         )
     return warnings
 
@@ -82,8 +71,3 @@ def long_caption_warnings(
 def listed(names: Sequence[str]) -> str:
     """Join the first names, and the number of further ones."""
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-
-
-def _is_truncated(model: Model, text: str, limit: int) -> bool:
-    """Return whether tokenizing warns: the length is the only reason for a warning about a plain text."""
-    return bool(text and model.family.tokenize(model, ((text, 1.0),), None, limit).warnings)

@@ -31,7 +31,7 @@ from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import parse_json
 from inweave.files.reading import read_foreign_text
 from inweave.training.config.toml import SURROGATE
-from inweave.training.data.types import KEEP_SEPARATOR, Example
+from inweave.training.data.types import Example, Subset
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has_wildcards
 
 TOGETHER, TRIGGER = ";;;", "[trigger]"
@@ -135,22 +135,11 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(line for each in text.splitlines() if (line := each.strip()))
 
 
-def caption_variants(
-    caption: str,
-    *,
-    shuffle: bool = False,
-    keep_tokens: int = 0,
-    separator: str = ",",
-    tag_dropout: float = 0.0,
-    prefix: str = "",
-    suffix: str = "",
-    trigger: str = "",
-    count: int = 1,
-    seed: int = 0,
-    keep_separator: str = KEEP_SEPARATOR,
-    wildcards: bool = True,
-) -> list[str]:
-    """Return ``count`` texts, or one if nothing is random; two of them may be equal."""
+def caption_variants(caption: str, subset: Subset, *, trigger: str = "", count: int = 1, seed: int = 0) -> list[str]:
+    """Return ``count`` texts, or one if nothing is random; two may be equal. Open settings of a subset are off."""
+    shuffle, tag_dropout, keep_tokens = subset.shuffle_tags, subset.tag_dropout or 0.0, subset.keep_tokens or 0
+    separator = "," if subset.tag_separator is None else subset.tag_separator
+    keep_separator, prefix, suffix = subset.keep_separator, subset.prefix, subset.suffix
     problems = []
     if count < 1:
         problems.append(f"caption variants: expected 1 or more, got {count}")
@@ -163,11 +152,11 @@ def caption_variants(
     if problems:
         raise ConfigError(problems)
     joint = separator if separator[-1].isspace() else separator + " "
-    random = shuffle or tag_dropout > 0 or (wildcards and has_wildcards(caption))
+    random = shuffle or tag_dropout > 0 or (subset.wildcards and has_wildcards(caption))
     texts = []
     for number in range(count if random else 1):
         rng = CaptionRandom(seed, number, caption)
-        text = expand_wildcards(caption, rng) if wildcards else caption
+        text = expand_wildcards(caption, rng) if subset.wildcards else caption
         leading = "" if TRIGGER in text or _contains_word(f"{prefix} {text} {suffix}", trigger) else trigger
         text = text.replace(TRIGGER, trigger) if trigger else text.replace(TRIGGER, "").strip(" ,")
         if keep_separator in text:
@@ -189,25 +178,13 @@ def caption_variants(
 
 
 def example_variants(example: Example, *, trigger: str = "", count: int = 1, seed: int = 0) -> list[str]:
-    """Return the variants of all captions of an example, by the settings of its subset; open settings are off."""
-    settings = example.subset
+    """Return the variants of all captions of an example, by the settings of its subset."""
+    word = "" if example.regularization else trigger  # the class is not the subject
+    captions = example.captions or ("",)
     return [
         text
-        for caption in example.captions or ("",)
-        for text in caption_variants(
-            caption,
-            shuffle=bool(settings.shuffle_tags),
-            keep_tokens=settings.keep_tokens or 0,
-            separator=settings.tag_separator or ",",
-            tag_dropout=settings.tag_dropout or 0.0,
-            prefix=settings.prefix,
-            suffix=settings.suffix,
-            trigger="" if example.regularization else trigger,  # the class is not the subject
-            count=count,
-            seed=seed,
-            keep_separator=settings.keep_separator,
-            wildcards=settings.wildcards,
-        )
+        for each in captions
+        for text in caption_variants(each, example.subset, trigger=word, count=count, seed=seed)
     ]
 
 

@@ -3,7 +3,9 @@
     folder/  a.png  a.txt  a-masklabel.png   images; captions next to them, one variant per line; masks
     folder/  10_name class/  a.png           10 repeats; "name class" is the caption if no file has one
     folder/  metadata.jsonl                  {"file_name": "a.png", "text": "..."} per line; only listed images are read
+    folder/  train/  a.png                   the root of an imagefolder, which has no images itself
     folder/  reg/                            regularization images, in any of these forms
+    folder/  img/10_name/  reg/1_class/      a project of kohya_ss: reg/ is balanced as its scripts do (`balance`)
     set.toml                                 [general] < [[datasets]] < [[datasets.subsets]], paths from its folder
 
 Examples are ordered by name. Every image is decoded fully; its size and hash are those of its upright pixels, of an
@@ -23,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.errors import ConfigError, FormatError
+from inweave.errors import ConfigError, FormatError, amount
 from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
 from inweave.training.config.toml import parse_toml, read_text_file
+from inweave.training.data.balance import balanced
 from inweave.training.data.captions import caption_file, read_metadata
 from inweave.training.data.dataset_toml import iter_tables, normalize_extension, parse_table
 from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
@@ -60,7 +63,7 @@ def read_dataset(
         tables, path = dict(path), Path()
         scanner.scan_tables(tables, path, base, "dataset")
     elif is_folder(path := Path(path)):
-        scanner.scan_tree(path, base)
+        scanner.scan_tree(_split_folder(path), base)
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
     else:
@@ -78,8 +81,8 @@ def read_dataset(
     unusable |= mask_problems
     if unusable and not skip_unreadable:
         lines = [
-            f"{printable_path(path)}: {len(unusable)} files cannot be used; repair or remove them, or skip them with "
-            "--skip-unreadable (skip_unreadable = true)"
+            f"{printable_path(path)}: {amount(len(unusable), 'file')} cannot be used; repair or remove them, or skip "
+            "them with --skip-unreadable (skip_unreadable = true)"
         ]
         lines += [f"  {printable_path(file)}: {why}" for file, why in list(unusable.items())[:20]]
         raise FormatError("\n".join(lines) + (f"\n  and {len(unusable) - 20} more" if len(unusable) > 20 else ""))
@@ -177,15 +180,22 @@ class _Scanner:
         self.folders: dict[Path, bool] = {}  # True if a metadata file lists its part of the dataset
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
+        before, project = len(self.examples), False
         listed = self.scan_folder(folder, subset)
         for sub in _entries(folder)[1]:
-            numbered = re.fullmatch(r"([0-9]{1,6})_(.*)", sub.name, re.DOTALL)
-            if sub.name == "reg" and not subset.regularization:
+            numbered = _numbered(sub)
+            if sub.name == "img" and not listed and any(map(_numbered, _entries(sub)[1])):
+                project = True
+                self.scan_tree(sub, subset)
+            elif sub.name == "reg" and not subset.regularization:
                 self.scan_tree(sub, replace(subset, regularization=True))
             elif listed:
                 continue  # the metadata file lists the images of subfolders too
             elif numbered and int(numbered[1]):
                 self.scan_folder(sub, replace(subset, repeats=int(numbered[1]), class_tokens=numbered[2].strip()))
+        if project:
+            self.examples[before:], left_out = balanced(self.examples[before:])
+            self.ignored += [example.path for example in left_out]
 
     def scan_folder(self, folder: Path, subset: Subset) -> bool:
         """Add the images of one folder; returns whether a metadata file lists them."""
@@ -265,9 +275,13 @@ class _Scanner:
         general = parse_table(data.get("general", {}), "g", "general", base, problems)
         for where, block in iter_tables(data, "datasets", "", problems):
             settings = parse_table(block, "d", where, general, problems, ("subsets",))
+            before = len(self.examples)
             for here, table in iter_tables(block, "subsets", where + ".", problems):
                 subset = parse_table(table, "s", here, settings, problems, ("image_dir",))
                 self._scan_subset(root, table.get("image_dir"), here, subset, problems)
+            if settings.balance:
+                self.examples[before:], left_out = balanced(self.examples[before:])
+                self.ignored += [example.path for example in left_out]
         if problems:
             raise ConfigError([f"{where_from}: {problem}" for problem in problems])
 
@@ -282,6 +296,20 @@ class _Scanner:
             subs = ", ".join(sub.name for sub in _entries(folder)[1][:3])
             hint = f"; it has subfolders ({subs}), and each needs a table of its own" if subs else ""
             problems.append(f"{where}.image_dir: no {', '.join(IMAGES)} in {printable_path(folder)}{hint}")
+
+
+def _numbered(folder: Path) -> re.Match[str] | None:
+    """Return (repeats, words) of the name of a folder such as 10_name."""
+    return re.fullmatch(r"([0-9]{1,6})_(.*)", folder.name, re.DOTALL)
+
+
+def _split_folder(folder: Path) -> Path:
+    """Return the train/ of an imagefolder's root, which has no images itself; else the folder."""
+    files, folders = _entries(folder)
+    plain = any(_is_image(path) or path.name == METADATA for path in files)
+    known = {sub.name: sub for sub in folders}
+    numbered = any(re.fullmatch(r"[0-9]{1,6}_.*", name, re.DOTALL) for name in known)
+    return folder if plain or numbered else known.get("train", folder)
 
 
 def _is_image(path: Path, extensions: tuple[str, ...] = IMAGES) -> bool:

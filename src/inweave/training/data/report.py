@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, amount
 from inweave.files.paths import printable_path
-from inweave.training.data.batches import arrange, total_steps
+from inweave.training.data.batches import arrange, epoch_length, total_steps
 from inweave.training.data.buckets import BucketFit, BucketRules
 from inweave.training.data.types import Dataset, Example
+
+#: findings of reading a dataset that are lists of paths
+_PATHS = ("uncaptioned", "ignored", "unsupported_formats", "orphan_captions", "ambiguous_masks", "first_frames",
+          "other_files")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +60,17 @@ class DatasetReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text: numbers first, then warnings."""
-        first = f"{self.images} images, {self.repeated} per epoch with repeats"
+        first = f"{amount(self.images, 'image')}, {self.repeated} per epoch with repeats"
         first += f"; {self.regularization} of them for regularization" if self.regularization else ""
         first += f"; {self.masks} with masks" if self.masks else ""
         return [
             first,
-            f"{self.captions} captions; images with several: {self.several_captions}",
+            f"{amount(self.captions, 'caption')}; images with several: {self.several_captions}",
             "buckets: " + ", ".join(f"{size} ({count})" for size, count in self.buckets.items()),
-            f"steps: {self.steps_per_epoch} per epoch of {self.batches_per_epoch} batches, {self.total_steps} in total",
-            f"crops: {self.cropped_10} images lose more than 10 % of their area, {self.cropped_25} more than 25 %",
+            f"steps: {self.steps_per_epoch} per epoch of {amount(self.batches_per_epoch, 'batch')}, "
+            f"{self.total_steps} in total",
+            f"crops: more than 10 % of the area of {amount(self.cropped_10, 'image')}, "
+            f"more than 25 % of {self.cropped_25}",
             *_path_line("cropped most", [f"{name} ({part:.0%})" for name, part in self.most_cropped.items()], 10),
             *([f"enlarged to fill their bucket: {self.upscaled}"] if self.upscaled else []),
             *_path_line("smaller than their bucket, in one of their own", self.own_bucket),
@@ -126,13 +133,15 @@ def check_dataset(
     accumulation: int = 1,
     epochs: int | None = None,
     steps: int | None = None,
+    epoch_steps: str = "exact",
     masked_loss: bool | None = None,
     lengths: Sequence[int] = (),
+    whole: bool = False,
     held_out: Callable[[list[BucketFit | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
     """Return the report on a dataset in a run of these settings; ``accumulation``: micro-batches of all processes.
 
-    Without ``masked_loss`` unused masks are not reported; ``lengths``: see `arrange`.
+    Without ``masked_loss`` unused masks are not reported; ``lengths`` and ``whole``: see `arrange`.
     """
     if accumulation < 1 or (epochs is None) == (steps is None) or (epochs or steps or 0) < 1:
         raise ConfigError(
@@ -140,7 +149,7 @@ def check_dataset(
             "either epochs or steps, of 1 or more"
         )
     examples = dataset.examples
-    placements, order = arrange(dataset, rules, batch_size=batch_size, lengths=lengths)
+    placements, order = arrange(dataset, rules, batch_size=batch_size, lengths=lengths, whole=whole)
     order = order.without(held_out(placements))
     pairs = [(example, place) for example, place in zip(examples, placements, strict=True) if place]
     cropped = [place.cropped_fraction for _, place in pairs]
@@ -160,26 +169,22 @@ def check_dataset(
         cropped_25=sum(fraction > 0.25 for fraction in cropped),
         batches_per_epoch=len(order),
         steps_per_epoch=-(-len(order) // accumulation),
-        total_steps=total_steps(len(order), accumulation, steps=steps, epochs=epochs),
-        uncaptioned=[printable_path(path) for path in report.uncaptioned],
-        own_bucket=[printable_path(example.path) for example, place in pairs if place.own_bucket],
-        too_small=[
-            printable_path(each.path) for each, place in zip(examples, placements, strict=True) if place is None
-        ],
-        duplicates=[[printable_path(path) for path in group] for group in report.duplicates],
+        total_steps=total_steps(
+            epoch_length(len(order), accumulation, epoch_steps), accumulation, steps=steps, epochs=epochs
+        ),
+        own_bucket=_names(example.path for example, place in pairs if place.own_bucket),
+        too_small=_names(each.path for each, place in zip(examples, placements, strict=True) if place is None),
+        duplicates=[*map(_names, report.duplicates)],
         unreadable={printable_path(path): why for path, why in report.unreadable},
-        ignored=[printable_path(path) for path in report.ignored],
-        unsupported_formats=[printable_path(path) for path in report.unsupported_formats],
-        orphan_captions=[printable_path(path) for path in report.orphan_captions],
-        black_masks=[
-            printable_path(e.path) for e, counts in zip(masked, used, strict=True) if e.mask_is_black and counts
-        ],
-        unused_masks=[printable_path(e.path) for e, counts in zip(masked, used, strict=True) if not counts],
-        ambiguous_masks=[printable_path(path) for path in report.ambiguous_masks],
+        black_masks=_names(e.path for e, counts in zip(masked, used, strict=True) if e.mask_is_black and counts),
+        unused_masks=_names(e.path for e, counts in zip(masked, used, strict=True) if not counts),
         most_cropped=_most_cropped(pairs),
-        first_frames=[printable_path(path) for path in report.first_frames],
-        shared_captions={printable_path(file): [*map(printable_path, users)] for file, users in report.shared_captions},
-        same_captions=[[*map(printable_path, group)] for group in report.same_captions],
+        shared_captions={printable_path(file): _names(users) for file, users in report.shared_captions},
+        same_captions=[*map(_names, report.same_captions)],
         encodings={printable_path(file): name for file, name in report.encodings},
-        other_files=[printable_path(path) for path in report.other_files],
+        **{name: _names(getattr(report, name)) for name in _PATHS},
     )
+
+
+def _names(paths: Iterable[Path]) -> list[str]:
+    return [printable_path(path) for path in paths]

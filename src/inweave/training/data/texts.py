@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, FormatError
+from inweave.errors import ConfigError, FormatError, amount
 from inweave.files.documents import parse_json
 from inweave.files.reading import read_text
 from inweave.training.config.toml import SURROGATE
@@ -63,8 +63,8 @@ class TextReport:
 
     def lines(self) -> list[str]:
         return [
-            f"{self.texts} texts, {self.examples} examples of {self.tokens:,} tokens; the loss covers "
-            f"{self.loss_tokens:,}",
-            f"{self.held_out} examples are held out for validation",
-            f"steps: {self.batches_per_epoch} batches per epoch, {self.total_steps} steps in total",
+            f"{amount(self.texts, 'text')}, {amount(self.examples, 'example')} of {self.tokens:,} tokens; the loss "
+            f"covers {self.loss_tokens:,}",
+            f"held out for validation: {amount(self.held_out, 'example')}",
+            f"steps: {amount(self.batches_per_epoch, 'batch')} per epoch, {self.total_steps} in total",
         ]

@@ -22,6 +22,7 @@ class Subset:
 
     repeats: int = toml_field("num_repeats", 1, "positive")
     regularization: bool = toml_field("is_reg", False, "flag", "s")
+    balance: bool = toml_field("balance_regularization", False, "flag", "gd")  # as many regularization images as others
     class_tokens: str = toml_field("class_tokens", "", "text", "s")
     numbered: bool = toml_field("numbered_folders", False, "flag", "s")  # image_dir holds folders such as 10_name
     caption_extensions: tuple[str, ...] = toml_field("caption_extension", (".txt", ".caption"), "extension")
@@ -63,7 +64,7 @@ def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
 def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a subset, with the run's filled in, for a fingerprint of the data."""
     fields = asdict(with_defaults(subset, defaults))
-    del fields["numbered"]  # the place of images, not their content
+    del fields["numbered"], fields["balance"]  # the place of images and their repeats, not their content
     return fields
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from inweave.ops.common.select import is_nvidia
 from inweave.training.config.schema import TrainConfig
 from inweave.training.execution.oom import out_of_memory
 from inweave.training.optim.adamw import OWN_OPTIMIZERS, AdamW, AdamW8bit
@@ -34,8 +35,8 @@ REPLAYS_OF_A_SIZE = 10  # recording a batch size takes about as long as three ea
 def capture_problems(config: TrainConfig, device: torch.device) -> list[str]:
     """Return why forward and backward passes of this run cannot be captured in CUDA graphs; empty if they can."""
     problems = []
-    if device.type != "cuda":
-        problems.append(f"device {device}: only CUDA devices have graphs")
+    if not is_nvidia(device):
+        problems.append(f"device {device}: only NVIDIA GPUs have CUDA graphs")
     if config.shard:
         problems.append("shard: the base is gathered by hooks on the host")
     return problems

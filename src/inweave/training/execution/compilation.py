@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.ops.common.select import is_nvidia
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 
@@ -58,8 +59,8 @@ def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, dev
 
 def device_problems(device: torch.device) -> list[str]:
     """Return what torch.compile lacks for this device."""
-    if device.type != "cuda":
-        return [f"device {device}: blocks are compiled for CUDA devices"]
+    if not is_nvidia(device):
+        return [f"device {device}: blocks are compiled for NVIDIA GPUs"]
     problems = []
     if (capability := torch.cuda.get_device_capability(device)) < (7, 0):
         problems.append(f"compute capability {capability[0]}.{capability[1]}: Triton needs 7.0 or more")
@@ -77,7 +78,7 @@ def saves_time(model: Any, order: Order, config: TrainConfig, steps: int) -> boo
     family = getattr(model, "family", None)
     if family is None:
         return False
-    share = ((config.resolution or model.size) / model.size) ** 2
+    share = ((config.side or model.size) / model.size) ** 2
     examples = steps * config.gradient_accumulation * config.batch_size
     return bool(family.compile_saving * share * examples > COMPILE_SECONDS * len(order.sizes))
 

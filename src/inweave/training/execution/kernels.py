@@ -19,6 +19,7 @@ from torch.backends import cudnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inweave.ops.attention import ALL, MeasuredAttention, frontend_problem, machine_name
+from inweave.ops.common.select import is_nvidia
 
 _FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -26,7 +27,7 @@ _FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.
 @contextmanager
 def step_kernels(device: torch.device, *, deterministic: bool) -> Iterator[None]:
     """Enter the context in which forward passes, recomputed ones too, and their backward passes run."""
-    if device.type != "cuda":
+    if not is_nvidia(device):
         yield
         return
     before, cudnn.deterministic = cudnn.deterministic, deterministic or cudnn.deterministic

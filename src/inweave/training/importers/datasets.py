@@ -11,8 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PureWindowsPath
 from typing import Any
 
+from inweave.checked import for_message
+from inweave.files.paths import is_folder
 from inweave.training.config.translate import Translation
 
 #: key of a dataset file -> setting of a run
@@ -34,7 +37,10 @@ _DATASET_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """One folder of images: the name of its setting, and its options under the names of a dataset file."""
+    """One folder of images: the name of its setting, and its options under the names of a dataset file.
+
+    Its ``path`` is empty if the images are somewhere else: then the command names a folder.
+    """
 
     where: str
     path: str
@@ -42,6 +48,11 @@ class Folder:
     repeats: int = 1
     regularization: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def is_absolute(path: str) -> bool:
+    """Return whether a path is an absolute one, on any system."""
+    return path.startswith(("/", "\\")) or PureWindowsPath(path).is_absolute()
 
 
 def put_folders(out: Translation, folders: list[Folder]) -> None:
@@ -52,12 +63,17 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
     put_options(out, first)
     plain = first.options.keys() <= _RUN_FIELDS.keys()
     if len(folders) == 1 and len(first.resolutions) == 1 and first.repeats == 1 and plain and not first.regularization:
-        out.fields["dataset"] = first.path
+        out.fields |= {"dataset": first.path} if first.path else {}
     else:
         tables = [_table(folder, side) for folder in folders for side in folder.resolutions]
         out.fields["dataset"] = {"datasets": tables}
     for folder in folders:
         out.mapping[folder.where] = "dataset"
+        if is_absolute(folder.path) and not is_folder(folder.path):
+            why = (
+                f"{for_message(folder.path)}: there is no such folder on this machine; change it in `dataset`, or name"
+            )
+            out.unsupported(folder.where, f"{why} one with --dataset")
 
 
 def put_options(out: Translation, folder: Folder) -> None:
@@ -70,10 +86,14 @@ def put_options(out: Translation, folder: Folder) -> None:
     out.fields["resolution"] = folder.resolutions[-1]
 
 
+def folders_in(tables: Mapping[str, Any]) -> set[Any]:
+    """Return the folders of images in the tables of a dataset."""
+    return {each.get("image_dir") for table in tables.get("datasets", ()) for each in table.get("subsets", ())}
+
+
 def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
     """Return the tables of a dataset with another folder of images; None if they have several, or none."""
-    listed = [subset for table in tables.get("datasets", ()) for subset in table.get("subsets", ())]
-    if len({subset.get("image_dir") for subset in listed}) != 1:
+    if len(folders_in(tables)) != 1:
         return None
     replaced = [
         {**table, "subsets": [{**subset, "image_dir": folder} for subset in table["subsets"]]}

@@ -1,4 +1,9 @@
-"""Defaults of other trainers, from `defaults.toml`, with the versions that they were read from."""
+"""Facts about other trainers, as data: their defaults, and the settings that need no code.
+
+defaults.toml              the defaults of all, with the versions that they were read from
+<trainer>/settings.toml    [renamed]: theirs = "ours"; [[ignored]], [[refused]] and [[different]]: names, why (a
+                           sentence, or the name of one in `row`), and neutral, the values that ask for nothing
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,9 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from inweave.training.config import row
+from inweave.training.config.translate import SettingRow
 
 
 @cache
@@ -27,3 +35,14 @@ def defaults(trainer: str, *sections: str) -> dict[str, Any]:
 def trainers() -> dict[str, str]:
     """Return every trainer with a table, and its version."""
     return {name: str(table["version"]) for name, table in _tables().items()}
+
+
+def setting_rows(trainer: str) -> dict[str, SettingRow]:
+    """Return the rows of a trainer's `settings.toml`."""
+    table = tomllib.loads(files(__package__).joinpath(trainer, "settings.toml").read_text("utf-8"))
+    rows = row.renamed(table["renamed"])
+    for kind in ("ignored", "refused", "different"):
+        for group in table.get(kind, ()):
+            why, neutral = getattr(row, group["why"], group["why"]), tuple(group.get("neutral", ()))
+            rows |= row.each(SettingRow(kind, why, neutral=neutral), group["names"])
+    return rows

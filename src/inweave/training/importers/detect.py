@@ -20,6 +20,8 @@ from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
+from inweave.files.paths import as_path
+from inweave.files.reading import ensure_regular, read_foreign_text
 from inweave.training.config.aliases import translate_aliases
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import MAX_FILE, at_most, read_text_file
@@ -27,7 +29,8 @@ from inweave.training.config.translate import Translation
 from inweave.training.config.values import OFF, with_setting_name
 from inweave.training.importers.ai_toolkit import settings as ai_toolkit
 from inweave.training.importers.diffusers import settings as diffusers
-from inweave.training.importers.files import parse_text
+from inweave.training.importers.files import SCRIPTS, parse_text
+from inweave.training.importers.kohya import easy as kohya_easy
 from inweave.training.importers.kohya import gui as kohya_gui
 from inweave.training.importers.kohya import importer as kohya
 from inweave.training.importers.onetrainer import settings as onetrainer
@@ -78,6 +81,7 @@ IMPORTERS: Final = (
     onetrainer.IMPORTER,
     diffusers.IMPORTER,
     kohya_gui.IMPORTER,
+    kohya_easy.IMPORTER,
     simpletuner.IMPORTER,
     kohya.IMPORTER,
     INWEAVE,
@@ -99,7 +103,8 @@ class Imported:
     """An imported configuration, and what became of each setting.
 
     ``mapping``: their setting -> ours; ``defaults``: those of the tool that were written; ``no_equivalent``: "setting:
-    why", done in another way here or unknown; ``notes``: settings without an effect; ``unset``: settings that are off.
+    why", done in another way here or unknown; ``notes``: settings without an effect; ``unset``: settings that are off;
+    ``differ``: the notes about what differs here although the settings are the same.
     """
 
     config: TrainConfig
@@ -109,17 +114,35 @@ class Imported:
     kind: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
+    differ: list[str] = field(default_factory=list)
 
-    def report(self) -> list[str]:
-        """Return lines about what became of the file."""
-        quiet = {*(f"{name}:" for name in self.defaults), *(f"{name}:" for name in self.unset)}
+    def report(self, verbose: bool = False) -> list[str]:
+        """Return lines about what became of the file: what is done in another way here, then how much else there is.
+
+        With ``verbose`` the trainer's defaults and the settings without an effect are listed too.
+        """
         lines = [f"{self.kind}: {len(self.mapping)} settings were translated"]
-        lines += [f"no equivalent: {line}" for line in self.no_equivalent]
+        reasons: dict[str, list[str]] = {}
+        for line in self.no_equivalent:
+            name, _, why = line.partition(": ")
+            reasons.setdefault(why, []).append(name)
+        lines += [f"no equivalent: {', '.join(names)}: {why}" for why, names in reasons.items()]
+        lines += [f"differs: {line}" for line in self.differ]
+        quiet = {*(f"{name}:" for name in self.defaults), *(f"{name}:" for name in self.unset), *self.differ}
+        notes = [line for line in self.notes if not any(line.startswith(each) for each in quiet)]
+        if not verbose:
+            counts = {"defaults written": self.defaults, "notes": notes, "settings off or empty": self.unset}
+            if any(counts.values()):
+                rest = ", ".join(f"{len(each)} {what}" for what, each in counts.items() if each)
+                lines.append(f"{rest}: --verbose lists them")
+            return lines
         if self.defaults:
             values = ", ".join(f"{name} = {for_message(value)}" for name, value in self.defaults.items())
             lines.append(f"not in the file, written at {self.kind}'s defaults: {values}")
-        lines += [f"note: {line}" for line in self.notes if not any(line.startswith(each) for each in quiet)]
-        return lines + ([f"off or empty: {', '.join(self.unset)}"] if self.unset else [])
+        return [*lines, *(f"note: {line}" for line in notes), *self._unset_line()]
+
+    def _unset_line(self) -> list[str]:
+        return [f"off or empty: {', '.join(self.unset)}"] if self.unset else []
 
 
 def import_config(path: str | Path, *, without: Collection[str] = (), **overrides: Any) -> Imported:
@@ -137,7 +160,11 @@ def import_config(path: str | Path, *, without: Collection[str] = (), **override
         ConfigError: if the file cannot be trained here, with the reasons.
         FormatError: if the file cannot be a configuration.
     """
-    table = parse_text(read_text_file(path), Path(path))
+    ensure_regular(as_path(path), ConfigError)
+    text, encoding = read_foreign_text(path, MAX_FILE)  # PowerShell writes UTF-16
+    if "\0" in text or not (encoding.startswith("utf") or Path(path).suffix.lower() in SCRIPTS):
+        text = read_text_file(path)  # refuses it
+    table = parse_text(text, Path(path))
     return import_table(table, Path(path), without=without, **overrides)
 
 
@@ -180,7 +207,8 @@ def _checked(kind: str, settings: Mapping[str, Any], out: Translation, overrides
     """Return the complete configuration, or raise every reason why it cannot be trained."""
     if "script" in settings:
         out.notes += unset_variables(settings)
-    out.notes += differences(kind, settings, out)
+    differ = differences(kind, settings, out)
+    out.notes += differ
     out.unset += [name for name in out.unknown if settings.get(name) in OFF]
     unknown = [f"{name[:200]}: is not known here" for name in out.unknown if settings.get(name) not in OFF]
     implied = dict(out.implied)
@@ -200,4 +228,4 @@ def _checked(kind: str, settings: Mapping[str, Any], out: Translation, overrides
     mapping = {name: ours for name, ours in out.mapping.items() if name not in implied}
     unset = [name for name in dict.fromkeys(out.unset) if name not in mapping]
     no_equivalent = list(dict.fromkeys([*out.no_equivalent, *unknown]))
-    return Imported(config, mapping, no_equivalent, notes, kind, implied, unset)
+    return Imported(config, mapping, no_equivalent, notes, kind, implied, unset, differ)

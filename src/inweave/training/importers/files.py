@@ -19,7 +19,7 @@ MAX_LEAVES = 20_000
 MAX_YAML = 2**16  # bytes; real ones have a few thousand, and the parser is slow
 MAX_BRACKETS = 64  # open at once; the parser takes the square of their number
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])')
-_SCRIPTS = (".sh", ".bash", ".bat", ".cmd", ".ps1")
+SCRIPTS = (".sh", ".bash", ".bat", ".cmd", ".ps1")
 
 
 def parse_text(text: str, path: Path) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
     suffix = path.suffix.lower()
     if text.lstrip()[:1] == "{":
         table = _json(text, path)
-    elif suffix in _SCRIPTS or (suffix not in (".toml", ".yaml", ".yml") and is_command(text)):
+    elif suffix in SCRIPTS or (suffix not in (".toml", ".yaml", ".yml") and is_command(text)):
         table = parse_command(text)
     elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and suffix not in (".yaml", ".yml"):
         table = parse_toml(text, str(path))

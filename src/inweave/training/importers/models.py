@@ -7,6 +7,7 @@ A file for a model that cannot be trained is refused for that reason alone, what
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from inweave.checked import for_message
@@ -79,5 +80,7 @@ def ensure_plain_base(name: Any, where: str) -> None:
                        ("-fill", "an inpainting model"), ("image-edit", "an editing model"), ("chroma", "Chroma"),
                        ("flux.2", "FLUX.2"), ("flux2", "FLUX.2"), ("refiner", "the refiner of SDXL"),
                        ("depth", "a depth model")):  # fmt: skip
-        if word in text.rsplit("/", 1)[-1].rsplit("\\", 1)[-1] and not (word == "depth" and "dev" in text):
+        if word in re.split(r"[/\\]", text)[-1].replace("image_edit", "image-edit") and not (
+            word == "depth" and "dev" in text
+        ):
             raise ConfigError(f"{where}: {for_message(name)} is {kind}, which cannot be trained here; {KNOWN} can")

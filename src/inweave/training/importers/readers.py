@@ -29,15 +29,16 @@ min_snr: Final = row.custom(_snr)
 
 def implied_by(entries: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of settings that a file leaves out."""
-    return {name: value for name, value in values.items() if entries.get(name) is None}
+    return {name: value for name, value in values.items() if entries.get(name) in (None, "")}
 
 
-def entries_by_index(settings: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
-    """Return {"0": {"path": ...}} for settings named "prefix.0.path"."""
+def entries_by_index(settings: Mapping[str, Any], prefix: str, depth: int = 1) -> dict[str, dict[str, Any]]:
+    """Return {"0": {"path": ...}} for settings named "prefix.0.path"; ``depth``: names in the prefix."""
     entries: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name.startswith(f"{prefix}."):
-            _, index, key = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
+            parts = name.split(".", depth + 1)
+            index, key = parts[depth:] if len(parts) == depth + 2 else ("", "")
             entries.setdefault(index, {})[key] = value
     return entries
 

@@ -13,15 +13,18 @@ from inweave.training.config.fields import setting_facts
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off
-from inweave.training.importers.datasets import with_folder
+from inweave.training.importers.datasets import folders_in, with_folder
 from inweave.training.importers.defaults import defaults
-from inweave.training.importers.kohya.flow import MUSUBI
 from inweave.training.importers.shell_script import UNSET_VARIABLE
 
 #: groups whose settings an import writes in full
 _WRITTEN = ("Adapter", "Optimization", "Images", "Captions", "Loss")
 #: settings of these that have no neutral value, or are chosen by the run
 _LEFT_OPEN = frozenset({"steps", "epochs", "resolution", "seed", "start_from", "caption", "caption_variants"})
+
+#: the names of the base model and of the images in files that do not work without them
+_MODELS = ("pretrained_model_name_or_path", "dit", "model_name_or_path")
+_FOLDERS = ("train_data_dir", "dataset_config", "in_json")
 
 #: tokens of a caption that every other trainer has CLIP read, unless a file says otherwise
 _CHUNK = 75
@@ -35,6 +38,8 @@ def with_tables(out: Translation, overrides: dict[str, Any]) -> dict[str, Any]:
         if (same := with_folder(tables, str(folder))) is not None:
             return {**overrides, "dataset": same}
         out.note("dataset", "the file has several folders, whose own settings are left out")
+    if "dataset" not in overrides and isinstance(tables, Mapping) and "" in folders_in(tables):
+        out.fields.pop("dataset")  # some of its images are not in a folder
     return overrides
 
 
@@ -49,7 +54,8 @@ def unset_variables(settings: Mapping[str, Any]) -> list[str]:
 def differences(kind: str, settings: Mapping[str, Any], out: Translation) -> list[str]:
     """Return lines about what differs here although every setting is the same."""
     lines = []
-    if kind in ("OneTrainer", "ai-toolkit") or out.family in MUSUBI:
+    own_rule = out.fields.get("bucket_rule", "inweave") == "inweave" and out.fields.get("buckets", True)
+    if kind != "inweave" and own_rule:
         lines.append(
             "buckets: their sizes are chosen by inweave's own rule, so that an image may be cropped to a slightly "
             "different one"
@@ -79,6 +85,10 @@ def base_model(out: Translation, settings: Mapping[str, Any], overrides: Mapping
     """Set the model of a preset, which names none, to the one its family is known for."""
     if out.fields.get("model") or "model" in overrides:
         return {}
+    empty = [name for name in _MODELS if settings.get(name) == ""]
+    if empty and not any(settings.get(name) for name in _FOLDERS):
+        why = "is empty, and so is the folder of images: this is a template; name them with --model and --dataset"
+        raise ConfigError(f"{empty[0]}: {why}")
     family = "sd2" if out.family == "sd" and not is_off(settings.get("v2")) else out.family
     out.fields["model"] = defaults("models", "values")[family]
     return {"model": out.fields["model"]}

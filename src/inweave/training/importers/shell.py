@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inweave.errors import ConfigError
+from inweave.training.config.schema import TrainConfig
 from inweave.training.config.translate import names_in
 from inweave.training.config.values import parse_scalar
 from inweave.training.importers.diffusers.settings import is_diffusers_script
@@ -98,9 +99,10 @@ def _value(text: str, listed: bool = False) -> Any:
 
 
 _NAMES = sorted(names_in(KOHYA))
+_OWN = TrainConfig.model_fields
 
 
 def _whole_name(name: str) -> str:
     """Return a shortened name in full."""
     matches = [each for each in _NAMES if each.startswith(name)]
-    return matches[0] if len(matches) == 1 else name
+    return matches[0] if len(matches) == 1 and name not in _OWN else name

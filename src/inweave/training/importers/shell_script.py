@@ -23,8 +23,11 @@ from dataclasses import dataclass, field
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
+from inweave.training.importers.powershell import condition_holds, is_powershell, powershell_statements
 
 _CONTINUED = re.compile(r"[ \t]*[\\^`][ \t]*\r?\n")
+#: documented commands are often written without a sign that the line goes on
+_OPTION_LINE = re.compile(r"[ \t]*(?:[ \t]#[^\n\"']*)?(?:\r?\n[ \t]*)+(?=--[A-Za-z])")
 _COMMENT = re.compile(r"^[ \t]*(?:#|::|rem\b|@?echo\b)[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
 _ASSIGNMENT = re.compile(
     r"""^\s*(?:export\s+|set\s+(?:/a\s+)?|local\s+|declare\s+|readonly\s+|\$(?:env:)?)?"?([A-Za-z_]\w*)\s*=\s*(?!=)(.*?)\s*$""",
@@ -41,10 +44,12 @@ _POWERSHELL_LIST = re.compile(
     r"^\s*\$([A-Za-z_]\w*)\s*(\+?)=\s*(@\(.*\)|\[[\w.]*(?:ArrayList|List)[^\]]*\]::new\(\))\s*$"
 )
 _POWERSHELL_ADD = re.compile(r"^\s*(?:\[void\]\s*)?\$([A-Za-z_]\w*)(?:\.Add\((.*?)\)\s*(?:\|.*)?|\s*\+=\s*(.*))$")
+_OPERATION = re.compile(r"^[^\"']*(?:\s-[A-Za-z]+\s|\.\w+\(|\|)")
 _QUOTED = re.compile(r"""^(?:"[^"]*"|'[^']*')\s*(?:#.*)?$""")
 _LIST_WORD = re.compile(r"^\"?(?:\$\{([A-Za-z_]\w*)\[[@*]\]\}|[$@]([A-Za-z_]\w*))\"?$")
 _BASH_IF = re.compile(r"^\s*(if|elif)\s+(.*?)\s*;?\s*then\b\s*(.*)$")
-_POWERSHELL_IF = re.compile(r"^\s*(?:\}\s*)?(if|elseif)\s*\((.*)\)\s*\{\s*(.*)$")
+_POWERSHELL_IF = re.compile(r"^\s*(?:\}\s*)?(if|elseif)\s*\((.*)\)\s*\{\s*(.*)$", re.IGNORECASE | re.DOTALL)
+_POWERSHELL_BLOCK = re.compile(r"^(?!(?:if|else|elseif)\b)[^}].*\{$|^\{$", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -63,6 +68,7 @@ class _Script:
     uncertain: dict[str, str] = field(default_factory=dict)  # list -> the condition it hangs on
     branches: list[_Branch] = field(default_factory=list)
     commands: list[list[str]] = field(default_factory=list)
+    powershell: bool = False
 
     @property
     def runs(self) -> bool:
@@ -78,19 +84,28 @@ class _Script:
             self._extend(match[1], [self._text(each) for each in _split(inside, ",")], fresh=not match[2])
         elif (match := _POWERSHELL_ADD.match(line)) and match[1] in self.lists:
             self._extend(match[1], [self._text(match[2] or match[3] or "")], fresh=False)
+        elif (match := _POWERSHELL_ADD.match(line)) and self.powershell and match[1] in self.variables and match[3]:
+            longer = self.variables[match[1]] + self._text(match[3])
+            self._note_condition(match[1], longer)
+            self.variables[match[1]] = longer
         elif (match := _ASSIGNMENT.match(line)) and (_QUOTED.match(match[2]) or not re.search(r"\s--[A-Za-z]", line)):
-            value = self.replaced(_assigned(match[2]))
+            value = self._text(match[2]) if self.powershell else self.replaced(_assigned(match[2]))
+            self._note_condition(match[1], value)
+            if self.powershell and _OPERATION.search(match[2]):
+                self.uncertain[match[1]] = match[2]  # its result is not computed
             self.variables[match[1]] = _computed(value) if re.match(r"\s*set\s+/a\s", line, re.IGNORECASE) else value
             self.lists.pop(match[1], None)
+            if match[1] in self.uncertain:
+                del self.variables[match[1]]
         elif re.search(r"(?:^|\s|\")--[A-Za-z]|\[[@*]\]", line):
             self.commands.append(self.words(line))
 
     def _is_condition(self, line: str) -> bool:
         """Read the start or the end of a branch; a statement on the same line is read in it."""
         stripped = line.strip()
-        if match := _BASH_IF.match(line) or _POWERSHELL_IF.match(line):
+        if match := (None if self.powershell else _BASH_IF.match(line)) or _POWERSHELL_IF.match(line):
             bash = match.re is _BASH_IF
-            if match[1] == "if":
+            if match[1].lower() == "if":
                 self.branches.append(_Branch(self._holds(match[2], bash), match[2]))
             elif self.branches:
                 self._next_branch(self._holds(match[2], bash), match[2])
@@ -101,7 +116,10 @@ class _Script:
                 if end and self.branches:
                     self.branches.pop()
             return True
-        if re.fullmatch(r"else\b.*|\}\s*else\s*\{", stripped) and self.branches:
+        if self.powershell and _POWERSHELL_BLOCK.match(stripped):  # a loop, a function, a block of its own
+            unread = re.match(r"foreach|while|for|do|switch|try", stripped, re.IGNORECASE)
+            self.branches.append(_Branch(None if unread else False, stripped))
+        elif re.fullmatch(r"else\b.*|\}\s*else\s*\{", stripped, re.IGNORECASE) and self.branches:
             self._next_branch(True, self.branches[-1].text)
         elif stripped in ("fi", "}", "};", "fi;"):
             if self.branches:
@@ -119,13 +137,38 @@ class _Script:
 
     def _extend(self, name: str, items: list[str], *, fresh: bool) -> None:
         self.lists[name] = items if fresh else [*self.lists.get(name, []), *items]
+        if items or fresh:
+            self._note_condition(name, items, fresh=fresh)
+
+    def _note_condition(self, name: str, value: object, *, fresh: bool = True) -> None:
+        """Remember the condition that a variable or list depends on, if it cannot be read."""
         unknown = next((branch.text for branch in self.branches if branch.condition is None), None)
-        if unknown is not None and items:
+        if unknown is not None and value and (not fresh or self.powershell) and self.variables.get(name) != value:
             self.uncertain[name] = unknown
-        elif fresh:
+        elif fresh and unknown is None:
             self.uncertain.pop(name, None)
 
+    def _value(self, expression: str) -> str | None:
+        """Return the value of a PowerShell expression; None if it is not known."""
+        text = expression.strip()
+        if (count := re.fullmatch(r"\$(\w+)\.(?:Count|Length)", text)) and count[1] in self.lists:
+            return str(len(self.lists[count[1]]))
+        if re.fullmatch(r"\$(?:true|false|null)", text, re.IGNORECASE):
+            return text
+        if name := re.fullmatch(r"\$(\w+)", text):
+            if name[1] in self.lists:
+                return "a list" if self.lists[name[1]] else ""
+            if name[1] not in self.variables:
+                return None if name[1] in self.uncertain else "$null"
+        value = self._text(text)
+        simple = re.fullmatch(r"[\w.+-]+|\$(?:env:)?\w+|\"[^\"]*\"|'[^']*'", text)
+        if value.lower() in ("$true", "$false", "$null"):
+            return value
+        return None if not simple or UNSET_VARIABLE.search(value) else value
+
     def _holds(self, condition: str, bash: bool) -> bool | None:
+        if self.powershell:
+            return condition_holds(condition, self._value)
         text = condition.strip().removeprefix("[[").removeprefix("[").removesuffix("]]").removesuffix("]").strip()
         comparison = re.fullmatch(r"(.+?)\s+(==?|!=|-eq|-ne)\s+(.+)", text)
         if comparison:
@@ -181,14 +224,15 @@ class _Script:
 
 def script_commands(text: str) -> list[list[str]]:
     """Return the words of every command with options that a script would run."""
-    script = _Script()
-    for line in _statements(_CONTINUED.sub(" ", _COMMENT.sub("", text))):
+    script = _Script(powershell=is_powershell(text))
+    plain = _OPTION_LINE.sub(" ", _CONTINUED.sub(" ", _COMMENT.sub("", text)))
+    for line in powershell_statements(plain) if script.powershell else _statements(plain):
         script.read(line)
     return [words for words in script.commands if any(re.match(r"--[A-Za-z]", word) for word in words)]
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Yield lines; those of a list that spans several are joined."""
+    """Yield lines; those of a list that spans several, and options on lines of their own, are joined."""
     pending: list[str] = []
     for line in text.splitlines():
         pending.append(line)

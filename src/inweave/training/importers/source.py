@@ -5,6 +5,7 @@ table ──recognize──► settings ──prepare──► Translation, with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,19 +39,27 @@ class Source:
         """Return the content of a file that the configuration names; None if there is no such file.
 
         It is next to the configuration, or below the folder above or the current one, under its path or, with
-        ``anywhere``, its name alone. No other file is read.
+        ``anywhere``, its name alone. Otherwise it is at its absolute path, if it is a .toml or .json there. No other
+        file is read.
         """
-        if not name or "\0" in name or Path(name).is_absolute():
+        if not name or "\0" in name:
             return None
+        path = Path(name.replace("\\", "/"))
+        below = [] if path.is_absolute() or re.match("[A-Za-z]:", name) else [path]
+        places = [*below, *([Path(path.name)] if anywhere else [])]
         for folder in (self.path.parent, self.path.parent.parent, Path()):
-            for place in (folder / name, folder / Path(name).name) if anywhere else (folder / name,):
+            for place in places:
                 try:
-                    file, root = place.resolve(), folder.resolve()
+                    file, root = (folder / place).resolve(), folder.resolve()
                     if file.is_relative_to(root):
                         return parse(read_text_file(file), name)
                 except (InweaveError, ValueError, OSError, RuntimeError):
                     continue
-        return None
+        try:
+            known = anywhere and path.is_absolute() and path.suffix.lower() in (".toml", ".json")
+            return parse(read_text_file(path), name) if known else None
+        except (InweaveError, ValueError, OSError, RuntimeError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,28 +58,23 @@ Measurable = Model | Blueprint | LanguageModelSpec
 
 
 def estimate(
-    model: Measurable,
-    config: TrainConfig,
-    steps: int = 0,
-    *,
-    staged: bool = False,
-    side: int | None = None,
-    chunks: int = 1,
+    model: Measurable, config: TrainConfig, steps: int = 0, *, staged: bool = False, chunks: int = 1
 ) -> dict[str, Any]:
-    """Return bytes by kind and their sum at the peak of the run; ``side``, ``chunks``: see `plan_memory`."""
-    return sum_up(Measurements(model, config, side, chunks), config, staged=staged) | {"steps": steps}
+    """Return bytes by kind and their sum at the peak of the run; ``chunks``: see `Measurements`."""
+    return sum_up(Measurements(model, config, chunks=chunks), config, staged=staged) | {"steps": steps}
 
 
 class Measurements:
-    """Measurements of one model, each made when it is first needed."""
+    """Measurements of one model, each made when it is first needed.
+
+    ``side``: of the largest images, if the dataset overrides the resolution of the configuration.
+    ``chunks``: the text encoder's chunks of the longest caption.
+    """
 
     def __init__(self, model: Measurable, config: TrainConfig, side: int | None = None, chunks: int = 1) -> None:
         self._language = model if isinstance(model, LanguageModelSpec) else None
-        self.blueprint = (
-            model.blueprint if isinstance(model, Model) else None if isinstance(model, LanguageModelSpec) else model
-        )
-        loaded = None if isinstance(model, Blueprint) else model.dtype
-        self.own = loaded or DTYPES.get(config.precision, torch.bfloat16)
+        self.blueprint: Blueprint | None = model if isinstance(model, Blueprint) else getattr(model, "blueprint", None)
+        self.own: torch.dtype = getattr(model, "dtype", None) or DTYPES.get(config.precision, torch.bfloat16)
         self._config, self._side, self._chunks = config, side, chunks
         self._cache: dict[tuple[torch.dtype, str], Measured] = {}
 
@@ -90,18 +85,18 @@ class Measurements:
     def at(self, config: TrainConfig) -> Measured:
         key = self.dtype(config), config.gradient_checkpointing
         if key not in self._cache:
-            checkpoint = partial(apply_checkpointing, mode=config.gradient_checkpointing, recompute_in=MetaAttention)
-            if self._language is not None:
-                self._cache[key] = self._language.measure(config, key[0], checkpoint)
-                return self._cache[key]
-            assert self.blueprint is not None
-            at_size = config if self._side is None else config.model_copy(update={"resolution": self._side})
-            backward = config.gradient_checkpointing != "off"  # recomputing needs memory too
-            fused = choose_device(config.device).type == "cuda" and not config.shard
-            self._cache[key] = measure(
-                self.blueprint, at_size, key[0], checkpoint, backward=backward, chunks=self._chunks, fused=fused
-            )
+            self._cache[key] = self._measure(config, *key)
         return self._cache[key]
+
+    def _measure(self, config: TrainConfig, dtype: torch.dtype, mode: str) -> Measured:
+        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention)
+        if self._language is not None:
+            return self._language.measure(config, dtype, checkpoint)
+        assert self.blueprint is not None
+        at_size = config if self._side is None else config.model_copy(update={"resolution": self._side})
+        backward = mode != "off"  # recomputing needs memory too
+        fused = choose_device(config.device).type == "cuda" and not config.shard
+        return measure(self.blueprint, at_size, dtype, checkpoint, backward=backward, chunks=self._chunks, fused=fused)
 
 
 def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> dict[str, Any]:
@@ -113,11 +108,10 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
     if staged:
         assert measurements.blueprint is not None
         frozen = sum(weights.get(folder, 0) for folder in measurements.blueprint.family.frozen_encoders)
-        needed = encoders - frozen if config.train_text_encoders else 0
-        needed += 0 if config.cache_text or config.train_text_encoders else encoders
-        working = (
-            weights[measurements.blueprint.denoiser.folder] + needed + (0 if config.cache_latents else weights["vae"])
-        )
+        needed = 0 if config.cache_text else encoders
+        needed = encoders - frozen if config.train_text_encoders else needed
+        needed += 0 if config.cache_latents else weights["vae"]
+        working = weights[measurements.blueprint.denoiser.folder] + needed
     copies = choose_device(config.device).type in DEVICES and measurements.dtype(config).itemsize == 2
     per_parameter = 8 + _STATE_BYTES.get(config.optimizer, 8.0) + (4 if config.ema_decay else 0) + (2 if copies else 0)
     trained = int(parameters * per_parameter)
@@ -128,6 +122,7 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
     vae = (weights["vae"] if staged else sum(weights.values())) + measured.encoding
     caching = max(vae, encoders if staged else 0)
     training = working + trained + activations + (0 if config.cache_latents else measured.encoding)
+    mode, micro_batches = config.gradient_checkpointing, config.gradient_accumulation
     return {
         "weights_bytes": working,
         "trained_parameters": parameters,
@@ -135,14 +130,7 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
         "activation_bytes": activations,
         "caching_bytes": caching,
         "reserved_bytes": RESERVE,
-        "operations_per_step": int(
-            measured.operations
-            * PASSES[config.gradient_checkpointing]
-            * config.batch_size
-            * config.gradient_accumulation
-        ),
-        "launches_per_step": int(
-            measured.launches * KERNELS[config.gradient_checkpointing] * config.gradient_accumulation
-        ),
+        "operations_per_step": int(measured.operations * PASSES[mode] * config.batch_size * micro_batches),
+        "launches_per_step": int(measured.launches * KERNELS[mode] * micro_batches),
         "total_bytes": max(training, caching) + RESERVE,
     }

@@ -72,7 +72,7 @@ def measure(
 
         for network in trained.values():
             fuse_blocks(network)
-    side = (config.resolution or model.size) // model.patch * model.patch
+    side = (config.side or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
     encoding = _peak(lambda: _encode(model, side), everything)
     counter = WorkCounter()

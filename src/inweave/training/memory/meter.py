@@ -55,24 +55,27 @@ class PeakMemory(TorchDispatchMode):
 
 
 class StepMeter:
-    """Measures the second step of a run and compares it with the plan; the first also allocates permanent tensors."""
+    """Measures the second step of a run and compares it with the plan; the first also allocates permanent tensors.
 
-    def __init__(self, device: torch.device, expected: int) -> None:
+    ``expected``: the planned bytes; None measures nothing.
+    """
+
+    def __init__(self, device: torch.device, expected: int | None = None) -> None:
         self._device, self._expected, self._calls = device, expected, 0
 
-    def __call__(self, step: Callable[[], None]) -> dict[str, Any] | None:
-        """Do a step; returns a log record about its memory after the second call, else None."""
+    def __call__(self, step: Callable[[], None]) -> list[dict[str, Any]]:
+        """Do a step; returns a log record about its memory after the second call."""
         self._calls += 1
-        if self._calls != 2:
+        if self._calls != 2 or self._expected is None:
             step()
-            return None
+            return []
         retries = self._retries()
         measured = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
         measured_text, expected_text = (f"{size / 2**30:.2f} GiB" for size in (measured, self._expected))
         text = f"a step uses {measured_text} of activation memory; the estimate was {expected_text}"
         if (retried := self._retries() - retries) > 0:
             text += f"; the allocator emptied its cache {retried} times to fit, which is slow: raise vram a little"
-        return {"event": "memory", "text": text, "measured_bytes": measured, "expected_bytes": self._expected}
+        return [{"event": "memory", "text": text, "measured_bytes": measured, "expected_bytes": self._expected}]
 
     def _retries(self) -> int:
         """Return how often the allocator emptied its cache because it had reached the limit."""

@@ -17,7 +17,7 @@ import torch
 
 from inweave.errors import MemoryBudgetError
 from inweave.training.config.schema import TrainConfig
-from inweave.training.memory.estimate import CONTEXT, GIB, RESERVE, Measurable, Measurements, sum_up
+from inweave.training.memory.estimate import CONTEXT, GIB, RESERVE, Measurements, sum_up
 from inweave.training.memory.speed import Speed
 
 MODES = ("off", "selective", "full")
@@ -41,32 +41,22 @@ class MemoryPlan:
 
 
 def plan_run(
-    model: Measurable,
+    measurements: Measurements,
     config: TrainConfig,
     limit: int,
     speed: Speed,
-    *,
-    resumed: Mapping[str, Any] | None = None,
-    processes: int = 1,
-    side: int | None = None,
-    chunks: int = 1,
+    resumed: Mapping[str, Any] | None,
+    processes: int,
 ) -> MemoryPlan:
     """Plan a new run, or one that resumes a run of the settings ``resumed``: those that affect results are kept.
 
-    ``limit``, ``speed``: the same on all processes, so that they plan alike. ``side``, ``chunks``: see `plan_memory`.
+    ``limit``, ``speed``: the same on all processes, so that they plan alike.
     """
     settings = {name: resumed[name] for name in ("batch_size", "precision") if resumed and name in resumed}
     if resumed and "gradient_accumulation" in resumed:  # a checkpoint counts that of all processes
         settings["gradient_accumulation"] = max(resumed["gradient_accumulation"] // processes, 1)
-    planned = plan_memory(
-        model,
-        config.model_copy(update=settings),
-        limit,
-        speed,
-        split=None if resumed is None else resumed.get("split", 1),
-        side=side,
-        chunks=chunks,
-    )
+    split = None if resumed is None else resumed.get("split", 1)
+    planned = plan_memory(measurements, config.model_copy(update=settings), limit, speed, split=split)
     unchanged = [f"{n} stays {v}, as the run was started" for n, v in settings.items() if v != getattr(config, n)]
     if resumed and planned.split > 1:
         unchanged.append(f"batches stay split into {planned.split} parts, as the run was started")
@@ -74,22 +64,12 @@ def plan_run(
 
 
 def plan_memory(
-    model: Measurable,
-    config: TrainConfig,
-    limit_bytes: int,
-    speed: Speed,
-    *,
-    split: int | None = None,
-    side: int | None = None,
-    chunks: int = 1,
+    measurements: Measurements, config: TrainConfig, limit_bytes: int, speed: Speed, *, split: int | None = None
 ) -> MemoryPlan:
     """Return the fastest configuration that stays within a limit.
 
     ``split``: of the resumed run; then nothing may change results, not even by rounding.
-    ``side``: of the largest images, if the dataset overrides the resolution of the configuration.
-    ``chunks``: the text encoder's chunks of the longest caption.
     """
-    measurements = Measurements(model, config, side, chunks)
     original = sum_up(measurements, config, staged=False)
     least: Mapping[str, Any] | None = None
     for group in _candidates(measurements, config, split):

@@ -13,6 +13,7 @@ All others are other libraries' optimizers on views of the same buffers (`third_
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
@@ -51,7 +52,7 @@ class Optimizer(Protocol):
         """Switch to the parameters to evaluate and save inside the block; after it, training continues bit for bit."""
 
 
-class _Adam:
+class _Adam(ABC):
     """The common part of both flat Adams: settings, the step counter and the saved state."""
 
     capturable: ClassVar[bool] = True
@@ -74,8 +75,8 @@ class _Adam:
     def eval_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _new_moments(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def _new_moments(self, values: torch.Tensor) -> dict[str, torch.Tensor]: ...
 
 
 class AdamW(_Adam):
@@ -107,21 +108,13 @@ class AdamW8bit(_Adam):
 
     @torch.no_grad()
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
-        finite = ok.bool()
+        finite, flat, (beta1, beta2) = ok.bool(), self._flat, self._betas
         self._count.add_(finite)
         adam8bit.step(
-            self._flat.values,
-            self._flat.grads,
-            *self._moments.values(),
-            lr=lr if self._flat.uniform else lr * self._flat.multipliers,
-            beta1=self._betas[0],
-            beta2=self._betas[1],
-            epsilon=self._epsilon,
-            weight_decay=self._decay,
-            count=self._count,
-            ok=finite,
+            flat.values, flat.grads, *self._moments.values(), lr=lr if flat.uniform else lr * flat.multipliers,
+            beta1=beta1, beta2=beta2, epsilon=self._epsilon, weight_decay=self._decay, count=self._count, ok=finite,
             grad_scale=grad_scale,
-        )
+        )  # fmt: skip
 
 
 #: all others are from libraries (`inweave.training.optim.third_party`)

@@ -1,6 +1,7 @@
 """Gradient clipping and dynamic loss scaling, without reading a number on the host.
 
 clip        norm = |grads| / loss_scale;  ok = norm is finite;  grad_scale = min(1, max_norm / norm) / loss_scale
+            by value, before that: every element to -max_value .. max_value, in place; norm and ok are those before it
 LossScaler  scale * 2 after 2000 finite steps in a row, scale / 2 after a skipped one, within 1 .. 2^24
 """
 
@@ -16,17 +17,25 @@ from inweave.training.optim.flat import restore
 
 @torch.no_grad()
 def clip(
-    grads: torch.Tensor, max_norm: float | None, loss_scale: torch.Tensor | float = 1.0
+    grads: torch.Tensor,
+    max_norm: float | None,
+    loss_scale: torch.Tensor | float = 1.0,
+    max_value: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (grad_scale, ok, norm), all 0-dim on the gradients' device; the gradients themselves are not changed.
+    """Return (grad_scale, ok, norm), all 0-dim on the gradients' device; only ``max_value`` changes the gradients.
 
-    ``norm`` is that of the unscaled gradients. Without a ``max_norm`` nothing is clipped. If ok is False, grad_scale is
-    undefined.
+    ``norm`` is that of the unscaled gradients. Without a ``max_norm`` nothing is clipped by it. If ok is False,
+    grad_scale is undefined.
     """
     if max_norm is not None and not max_norm > 0:
         raise ConfigError(f"max_norm must be a positive number, got {max_norm!r}; leave it out to clip nothing")
     norm = torch.linalg.vector_norm(grads) / loss_scale
-    factor = torch.ones_like(norm) if max_norm is None else (max_norm / norm).clamp(max=1.0)
+    clipped = norm
+    if max_value is not None:
+        limit = torch.full_like(norm, max_value) * loss_scale
+        grads.clamp_(-limit, limit)
+        clipped = torch.linalg.vector_norm(grads) / loss_scale if max_norm is not None else norm
+    factor = torch.ones_like(norm) if max_norm is None else (max_norm / clipped).clamp(max=1.0)
     return factor / loss_scale, norm.isfinite(), norm
 
 

@@ -6,32 +6,49 @@
       linear         1 - t
       polynomial     (1 - t)^power
       cosine         (1 + cos(pi u)) / 2                            u = t; with r cycles: u = fraction of r t
+      rex            (1 - t) / (1 - 0.9 t)                          Chen et al., arXiv 2107.04197
+      low            low + (1 - low) curve                          ends at `lr_min_ratio`
+      a class of torch.optim.lr_scheduler, with its own arguments: its own rates, computed ahead for the whole run
 
 Steps are 0 .. total - 1, so the last one still trains; step = total returns the end of the curve.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import torch
+
 from inweave.errors import ConfigError
+from inweave.training.config.fields import TORCH_SCHEDULERS
 from inweave.training.config.types import warmup_in_steps
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
 
-KINDS = ("constant", "cosine", "linear", "polynomial")
+KINDS = ("constant", "cosine", "linear", "polynomial", "rex")
+_CYCLING = ("torch.optim.lr_scheduler.CyclicLR", "torch.optim.lr_scheduler.OneCycleLR")
 
 
 def learning_rate(
-    step: int, total: int, kind: str = "constant", warmup: int | float = 0, restarts: int = 1, power: float = 1.0
+    step: int,
+    total: int,
+    kind: str = "constant",
+    warmup: int | float = 0,
+    restarts: int = 1,
+    power: float = 1.0,
+    low: float = 0.0,
 ) -> float:
     """Return the multiplier of the learning rate at ``step`` of ``total``.
 
     ``warmup``    a whole number of steps, or a fraction of all steps (a float below 1, rounded to whole steps)
     ``restarts``  cosine: the number of cycles
     ``power``     polynomial: its exponent
+    ``low``       the multiplier at which the curve ends; a constant has none
     """
     warm = warmup_steps(total, warmup)
     _check(step, total, kind, restarts, power)
@@ -43,8 +60,12 @@ def learning_rate(
     if kind == "cosine":
         # integers up to the division: a restart must not be missed by an ulp
         u = done * restarts % left / left if done < left else 1.0
-        return 0.5 + 0.5 * math.cos(math.pi * u)
-    return math.pow(1 - done / left, power if kind == "polynomial" else 1.0)
+        curve = 0.5 + 0.5 * math.cos(math.pi * u)
+    elif kind == "rex":
+        curve = (left - done) / (left - 0.9 * done)
+    else:
+        curve = math.pow(1 - done / left, power if kind == "polynomial" else 1.0)
+    return low + (1 - low) * curve
 
 
 def warmup_steps(total: int, warmup: int | float) -> int:
@@ -75,9 +96,41 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
 
 def learning_rate_at(config: TrainConfig, step: int, total: int) -> float:
     """Return the multiplier of the configured learning rate at a step."""
-    return learning_rate(
-        step, total, config.lr_scheduler, config.warmup_steps(total), config.cosine_cycles, config.polynomial_power
-    )
+    warm = warmup_steps(total, config.warmup_steps(total))
+    if config.lr_scheduler in TORCH_SCHEDULERS and step >= warm:
+        arguments = json.dumps(config.lr_scheduler_args, sort_keys=True)
+        return _torch_rates(config.lr_scheduler, arguments, config.learning_rate, total - warm)[step - warm]
+    kind = "constant" if config.lr_scheduler in TORCH_SCHEDULERS else config.lr_scheduler
+    return learning_rate(step, total, kind, warm, config.cosine_cycles, config.polynomial_power, config.lr_min_ratio)
+
+
+@lru_cache(maxsize=8)
+def _torch_rates(name: str, arguments: str, rate: float, count: int) -> tuple[float, ...]:
+    """Return the multipliers of ``count`` steps and of the one after them, by a scheduler of torch itself."""
+    options = json.loads(arguments)
+    if name in _CYCLING and options.setdefault("cycle_momentum", True):
+        raise ConfigError(
+            f"lr_scheduler: {name} changes the optimizer's momentum too; add cycle_momentum = false to "
+            "lr_scheduler_args to change the learning rate alone"
+        )
+    if name in _CYCLING[1:] and not {"total_steps", "epochs", "steps_per_epoch"} & options.keys():
+        options["total_steps"] = count + 1
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=rate)
+    rates = []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no optimizer step is made before the scheduler's
+            scheduler = getattr(torch.optim.lr_scheduler, name.rpartition(".")[2])(optimizer, **options)
+            for _ in range(count + 1):
+                rates.append(float(optimizer.param_groups[0]["lr"]) / rate)
+                scheduler.step()
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        if len(rates) <= count:
+            where = f"after {len(rates)} steps of {count}: " if rates else ""
+            raise ConfigError(f"lr_scheduler_args: {name} with {arguments}: {where}{error}") from None
+    if not all(math.isfinite(each) and each >= 0 for each in rates):
+        raise ConfigError(f"lr_scheduler_args: {name} with {arguments}: the learning rate becomes negative or infinite")
+    return tuple(rates)
 
 
 def rates(config: TrainConfig, total: int, until: int) -> list[float]:

@@ -23,14 +23,8 @@ from inweave.files.documents import format_json, parse_json
 from inweave.files.paths import is_file
 from inweave.files.reading import read_bytes
 from inweave.files.writing import make_folder, open_append, write_atomic
-from inweave.training.output.trackers import (
-    TensorBoardTracker,
-    Tracker,
-    WandbRun,
-    WandbTracker,
-    curve_points,
-    sample_images,
-)
+from inweave.training.output import trackers
+from inweave.training.output.trackers import WandbRun
 
 OnRecord = Callable[[Mapping[str, Any]], None]
 MAX_LOG = 2**30  # bytes of an earlier log
@@ -49,7 +43,7 @@ class TrainLog:
         on_record: OnRecord | None = None,
     ) -> None:
         self._path, self._on_record = path, on_record
-        self._trackers: list[Tracker] = []
+        self._trackers: list[trackers.Tracker] = []
 
         def unwritable(reason: str) -> FormatError:
             return _unwritable(path, reason)
@@ -60,10 +54,10 @@ class TrainLog:
         self._file = open_append(path, error=unwritable)
         try:
             if tensorboard:
-                self._trackers.append(TensorBoardTracker(path.with_name(f"{path.stem}-tensorboard"), since))
+                self._trackers.append(trackers.TensorBoardTracker(path.with_name(f"{path.stem}-tensorboard"), since))
             if wandb is not None:
                 earlier = [record["id"] for record, _ in records if record.get("event") == "wandb" and "id" in record]
-                tracker = WandbTracker(replace(wandb, id=earlier[-1] if earlier else None), path.parent)
+                tracker = trackers.WandbTracker(replace(wandb, id=earlier[-1] if earlier else None), path.parent)
                 self._trackers.append(tracker)
                 if not earlier:
                     self.write({"event": "wandb", "step": since, "id": tracker.id, "text": f"run {tracker.id}"})
@@ -80,7 +74,7 @@ class TrainLog:
             self._file.write(format_json(clean) + "\n")
             self._file.flush()
             if self._trackers and "step" in record:
-                numbers, images = curve_points(record), sample_images(record)
+                numbers, images = trackers.curve_points(record), trackers.sample_images(record)
                 for tracker in self._trackers if numbers or images else ():
                     tracker.write(record["step"], numbers, images)
         except OSError as error:

@@ -128,8 +128,10 @@ def public_config(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={name: value for name, value in paths.items() if name in config.model_fields_set})
 
 
-def base_hashes(path: Path) -> dict[str, str]:
-    """Return the hashes of a single-file base model, under kohya's names."""
+def base_hashes(path: Path | None) -> dict[str, str]:
+    """Return the hashes of a single-file base model, under kohya's names; none without a file."""
+    if path is None:
+        return {}
     hashes = hash_file(path)
     short = {} if hashes.autov1 is None else {"ss_sd_model_hash": hashes.autov1}
     return {**short, "ss_new_sd_model_hash": hashes.sha256}

@@ -7,7 +7,7 @@ the tensors of a batch (everything random included), and the loss of such tensor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,9 @@ from torch import nn
 from inweave.models.families.base import Tensors
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
+
+OnProgress = Callable[[str, int, int], None]  # (activity, done, total)
+PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Task(Protocol):
@@ -30,28 +33,22 @@ class Task(Protocol):
     @property
     def order(self) -> Order:
         """The examples of each batch of the run."""
-        ...
 
     @property
     def held_out(self) -> Sequence[tuple[int, ...]]:
         """Validation batches, which are never trained on."""
-        ...
 
     def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
         """Return a batch as tensors on the host; all randomness of an example is drawn from its own generator."""
-        ...
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
         """Return a scalar that is a function of the tensors alone."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a digest that changes when the data, or its processing, changes."""
-        ...
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the trained file about the data."""
-        ...
 
 
 def generators_for(seed: int, positions: Iterable[Sequence[int]]) -> list[torch.Generator]:

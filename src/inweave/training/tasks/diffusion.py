@@ -32,24 +32,13 @@ from inweave.models.families.base import ENCODERS, Tensors, on_encoders
 from inweave.models.model import Model
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
+from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache, encoder_digests
-from inweave.training.data.caption_lengths import (
-    batch_lengths,
-    caption_chunks,
-    example_lengths,
-    long_caption_warnings,
-    run_captions,
-)
 from inweave.training.data.captions import choose_caption, tag_frequency
 from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
-from inweave.training.data.types import (
-    Dataset,
-    fingerprint_fields,
-    subset_defaults,
-    with_defaults,
-)
+from inweave.training.data.types import Dataset, fingerprint_fields, subset_defaults, with_defaults
 from inweave.training.execution.oom import oom_hint
 from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
 from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
@@ -69,16 +58,22 @@ class DiffusionTask:
         self.networks: Mapping[str, nn.Module] = trained_networks(model, config)
         self.objective: Objective = make_objective(
             model, config.objective, model.device, timesteps=config.timestep_sampling, shift=config.timestep_shift,
+            weighting=config.timestep_weighting,
             **{name: getattr(config, name) for name in OPTIONS},
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
-        self.captions = run_captions(config, dataset)
-        self._chunks = caption_chunks(model, self.captions, config.max_token_length)
-        self._lengths = example_lengths(self.captions, self._chunks)
+        self.captions = caption_lengths.run_captions(config, dataset)
+        self._chunks = caption_lengths.caption_chunks(model, self.captions, config.max_token_length)
+        self._lengths = caption_lengths.example_lengths(self.captions, self._chunks)
         self.chunks = max(self._lengths, default=1)
-        self.batch_lengths = batch_lengths(model, self._lengths)
+        self.batch_lengths = caption_lengths.batch_lengths(model, self._lengths)
         self.places, order = arrange(
-            dataset, self.rules, batch_size=config.batch_size, seed=config.seed, lengths=self.batch_lengths
+            dataset,
+            self.rules,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            lengths=self.batch_lengths,
+            whole=config.drop_incomplete,
         )
         out = held_out(self.examples, self.places, config)
         self.held_out = batches_of(sorted(out), self.places, self.batch_lengths, config.batch_size)
@@ -127,6 +122,7 @@ class DiffusionTask:
     def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
         """Return latents, noise, times and text of a batch, on the host."""
         latents, noises, times, masks, texts, sizes, weights = [], [], [], [], [], [], []
+        perturbations: list[torch.Tensor] = []
         for number, generator in zip(batch, generators, strict=True):
             example = self.examples[number]
             view, drop, pick = torch.rand(3, generator=generator).tolist()
@@ -135,20 +131,21 @@ class DiffusionTask:
             shape = (1, *encoded["mean"].shape)
             eps = torch.randn(encoded["mean"].shape, generator=generator)
             latents.append(encoded["mean"] + encoded["std"] * eps)
-            noises.append(self.objective.draw_noise(shape, generator))
+            noises.append(self.objective.draw_noise(shape, generator, latents[-1]))
             times.append(self.objective.draw_times(1, self.model.family.image_tokens(shape), generator))
+            if self.objective.input_perturbation:
+                perturbations.append(self.objective.draw_perturbation(shape, generator))
             masks.append(encoded["mask"])
             dropout = self._settings[number].caption_dropout or 0.0
             texts.append(choose_caption(self.captions[number], dropout, drop, pick))
             sizes.append(encoded["sizes"])
             weights.append(self.config.prior_loss_weight if example.regularization else 1.0)
         inputs: Tensors = {
-            "latents": torch.stack(latents),
-            "noise": torch.cat(noises),
-            "times": torch.cat(times),
-            "sizes": torch.stack(sizes),
-            "weights": torch.tensor(weights),
-        }
+            "latents": torch.stack(latents), "noise": torch.cat(noises), "times": torch.cat(times),
+            "sizes": torch.stack(sizes), "weights": torch.tensor(weights),
+        }  # fmt: skip
+        if perturbations:
+            inputs["perturbation"] = torch.cat(perturbations)
         if any(self._masked):
             inputs["mask"] = torch.stack(masks)
         longest = max(self._lengths[number] for number in batch)
@@ -160,6 +157,8 @@ class DiffusionTask:
         model, family = self.model, self.model.family
         latents, noise, times = inputs["latents"], inputs["noise"], inputs["times"]
         noisy, target = self.objective.noised(latents, noise, times)
+        if "perturbation" in inputs:
+            noisy, _ = self.objective.noised(latents, noise + inputs["perturbation"], times)
         text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
         if self.trains_text:
             text = family.encode(model, text, self.config.clip_skip)
@@ -175,11 +174,8 @@ class DiffusionTask:
         """Return (mirrored, position of the crop) of all views of an example, which are equally likely."""
         settings, place = self._settings[number], self._place(number)
         flips = (False, True) if settings.flip else (False,)
-        crops = (
-            range(1, RANDOM_CROPS + 1)
-            if settings.random_crop and place.resized != (place.bucket.width, place.bucket.height)
-            else (0,)
-        )
+        larger = place.resized != (place.bucket.width, place.bucket.height)
+        crops = range(1, RANDOM_CROPS + 1) if settings.random_crop and larger else (0,)
         return [(flip, crop) for crop in crops for flip in flips]
 
     def _place(self, number: int) -> BucketFit:
@@ -271,23 +267,15 @@ class DiffusionTask:
 
     def notes(self) -> list[str]:
         """Return notes on captions that are truncated or make the run slow."""
-        return long_caption_warnings(
-            self.model, self.examples, self.captions, self._chunks, self.config.max_token_length
-        )
+        limit = self.config.max_token_length
+        return caption_lengths.long_caption_warnings(self.model, self.examples, self.captions, self._chunks, limit)
 
     def fingerprint(self) -> str:
-        entries = [
-            [
-                e.sha256,
-                e.captions,
-                e.repeats,
-                e.regularization,
-                fingerprint_fields(e.subset, self._defaults),
-                mask,
-                [str(p.bucket), p.crop] if p else None,
-            ]
-            for e, p, mask in zip(self.examples, self.places, self._masks, strict=True)
-        ]
+        entries = []
+        for e, place, mask in zip(self.examples, self.places, self._masks, strict=True):
+            fit = [str(place.bucket), place.crop] if place else None
+            fields = fingerprint_fields(e.subset, self._defaults)
+            entries.append([e.sha256, e.captions, e.repeats, e.regularization, fields, mask, fit])
         return hashlib.sha256(json.dumps(entries, default=str).encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:

@@ -17,9 +17,11 @@ from inweave.training.tasks.base import generator_for
 
 def bucket_rules(config: TrainConfig, model: Model) -> BucketRules:
     """Return the bucket rules for a model: the step is a multiple of its patch size, and never above the resolution."""
-    side = config.resolution or model.size
+    size = config.resolution or model.size
+    side = size if isinstance(size, int) else min(size)
     step = max(model.patch, min(config.bucket_step, side) // model.patch * model.patch)
-    return BucketRules(side, step, min(config.min_bucket, side), config.max_bucket, config.upscale, config.buckets)
+    low = min(config.min_bucket, side)
+    return BucketRules(size, step, low, config.max_bucket, config.upscale, config.buckets, config.bucket_rule)
 
 
 def batch_problems(

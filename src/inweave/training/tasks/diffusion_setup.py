@@ -1,4 +1,8 @@
-"""Preparing a run on a diffusion model, see `inweave.training.tasks.setup`."""
+"""Preparing a run on a diffusion model, before and after weights are read; `language_setup` has the same methods.
+
+DiffusionSetup         dataset read, model identified, settings complete; can be checked, estimated and planned
+LoadedDiffusionModel   the task on a loaded model, its caches, its samples
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isqrt
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from inweave.errors import ConfigError
+from inweave.exchange.load import load
 from inweave.files.paths import exists, is_file
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
@@ -21,16 +25,10 @@ from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.targets import check_selection, trained_networks
 from inweave.training.config.schema import TrainConfig
+from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache
-from inweave.training.data.caption_lengths import (
-    batch_lengths,
-    caption_chunks,
-    example_lengths,
-    long_caption_warnings,
-    run_captions,
-)
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
@@ -38,26 +36,26 @@ from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
 from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
+from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.meta import blank
 from inweave.training.memory.quantization import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
-from inweave.training.tasks.base import no_validation
+from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
-from inweave.training.tasks.setup import PRECISIONS, OnProgress
 
 
 class DiffusionSetup:
-    """The dataset, and the model without weights."""
+    """The dataset, the model without weights, and ``config`` with every open setting filled in."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.dataset = read(config)
         self.device = device
-        self.measurable = open_model(
+        self._blueprint = open_model(
             config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
         )
-        self.config = with_defaults(config, self.measurable, device)
+        self.config = with_defaults(config, self._blueprint, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
         if sizes and config.vram is not None:
             raise ConfigError(
@@ -65,10 +63,13 @@ class DiffusionSetup:
                 "and set batch_size in the configuration"
             )
 
-    def sizes(self) -> dict[str, Any]:
-        return {"side": largest_side(self.config, self.measurable, self.dataset), "chunks": max(self._captions[0])}
+    @property
+    def measurements(self) -> Measurements:
+        side = largest_side(self.config, self._blueprint, self.dataset)
+        return Measurements(self._blueprint, self.config, side, chunks=max(self._captions[0]))
 
     def validate(self, config: TrainConfig) -> None:
+        """Raise ConfigError for problems that need no weights: targets, rules, masks, sample prompts."""
         if config.samples:
             sample_requests(config)
         if problems := check_masks(config, self.dataset.examples):
@@ -76,8 +77,10 @@ class DiffusionSetup:
         check_selection(trained_networks(self._blank(config), config), config)
 
     def problems(self, config: TrainConfig) -> list[str]:
+        """Return the reasons to refuse this run: its dataset, or something the model or the device cannot do."""
         model, examples = self._blank(config), self.dataset.examples
-        places, order = arrange(self.dataset, bucket_rules(config, model), batch_size=config.batch_size)
+        rules, size = bucket_rules(config, model), config.batch_size
+        places, order = arrange(self.dataset, rules, batch_size=size, whole=config.drop_incomplete)
         validation = held_out(examples, places, config)
         repeats = order.without(validation).repeats
         missing = [no_validation(config)] if config.validation_split and not validation else []
@@ -86,15 +89,19 @@ class DiffusionSetup:
         return [*missing, *quantized, *impossible, *batch_problems(model, config, examples, places, repeats)]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:
+        """Return (the report on the dataset of the run, further notes)."""
         model = self._blank(config)
-        lengths, notes = self._captions
-        return _report(config, self.dataset, model, processes, batch_lengths(model, lengths)), notes
+        chunks, notes = self._captions
+        lengths = caption_lengths.batch_lengths(model, chunks)
+        return _report(config, self.dataset, model, processes, lengths), notes
 
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedDiffusionModel:
-        blueprint = self.measurable
+        """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
+        blueprint = self._blueprint
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
             where = "cpu" if staged or config.shard else self.device
-            model = load_model(blueprint, device=where, dtype=config.precision, keep="file")
+            assistants = [(load(config.assistant), 1.0)] if config.assistant else []
+            model = load_model(blueprint, loras=assistants, device=where, dtype=config.precision, keep="file")
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
@@ -106,16 +113,16 @@ class DiffusionSetup:
     @cached_property
     def _captions(self) -> tuple[list[int], list[str]]:
         """The chunks of every example, and notes about them; only tokenizers are read."""
-        tokenizers = {folder: make() for folder, make in self.measurable.tokenizers.items()}
+        tokenizers = {folder: make() for folder, make in self._blueprint.tokenizers.items()}
         model = replace(self._blank(self.config), tokenizers=tokenizers)
-        captions = run_captions(self.config, self.dataset)
+        captions = caption_lengths.run_captions(self.config, self.dataset)
         limit = self.config.max_token_length
-        chunks = caption_chunks(model, captions, limit)
-        warnings = long_caption_warnings(model, self.dataset.examples, captions, chunks, limit)
-        return example_lengths(captions, chunks), warnings
+        chunks = caption_lengths.caption_chunks(model, captions, limit)
+        warnings = caption_lengths.long_caption_warnings(model, self.dataset.examples, captions, chunks, limit)
+        return caption_lengths.example_lengths(captions, chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
-        return blank(self.measurable, DTYPES[config.precision])
+        return blank(self._blueprint, DTYPES[config.precision])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,7 @@ class LoadedDiffusionModel:
 
     @property
     def base_file(self) -> Path | None:
+        """The checkpoint of the base, if it is a single file."""
         path = self.model.blueprint.path
         return path if is_file(path) else None
 
@@ -146,9 +154,11 @@ class LoadedDiffusionModel:
             self.task.offload_unused()
 
     def shard(self, world: World) -> str:
+        """Shard the frozen base over all processes; returns a note for the log."""
         return shard_model(self.model, self.task.networks, world)
 
     def fuse_blocks(self) -> None:
+        """Replace blocks of the trained networks by fused ones, for a GPU; adapters are attached already."""
         from inweave.models.fused.blocks import fuse_blocks  # imports diffusers' networks, for seconds
         from inweave.models.siblings import stack_siblings
 
@@ -158,10 +168,12 @@ class LoadedDiffusionModel:
             stack_siblings(network)
 
     def notes(self) -> list[str]:
+        """Return notes for the log about the dataset."""
         report = _report(self.task.config, self._dataset, self.model, 1, self.task.batch_lengths)
         return [*report.warnings(), *self.task.notes()]
 
     def sampler(self) -> Callable[[int], list[SampleImage]] | None:
+        """Return the function that generates samples; None if none are configured."""
         sampler, config = self._sampler, self.task.config
         if sampler is None or not (self._staged or config.shard):
             return sampler
@@ -187,12 +199,8 @@ def read(config: TrainConfig) -> Dataset:
     source = config.dataset
     if isinstance(source, str) and source.startswith("inweave/") and not exists(source):
         source = str(embedded.style_folder(source))
-    return read_dataset(
-        source,
-        caption=config.caption,
-        caption_extensions=config.caption_extensions,
-        skip_unreadable=config.skip_unreadable,
-    )
+    extensions, skip = config.caption_extensions, config.skip_unreadable
+    return read_dataset(source, caption=config.caption, caption_extensions=extensions, skip_unreadable=skip)
 
 
 def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, BucketFit | None]]]:
@@ -223,13 +231,8 @@ def _report(
         return held_out(dataset.examples, places, config)
 
     return check_dataset(
-        dataset,
-        bucket_rules(config, model),
-        batch_size=config.batch_size,
-        accumulation=config.gradient_accumulation * processes,
-        steps=config.steps,
-        epochs=None if config.steps else config.epochs or 1,
-        masked_loss=config.masked_loss,
-        lengths=lengths,
-        held_out=validation,
-    )
+        dataset, bucket_rules(config, model), batch_size=config.batch_size, masked_loss=config.masked_loss,
+        accumulation=config.gradient_accumulation * processes, steps=config.steps,
+        epochs=None if config.steps else config.epochs or 1, epoch_steps=config.epoch_steps, lengths=lengths,
+        held_out=validation, whole=config.drop_incomplete,
+    )  # fmt: skip

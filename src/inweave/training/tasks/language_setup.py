@@ -1,4 +1,4 @@
-"""Preparing a run on a causal language model, see `inweave.training.tasks.setup`."""
+"""Preparing a run on a causal language model, see `DiffusionSetup`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.batches import total_steps
+from inweave.training.data.batches import epoch_length, total_steps
 from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import shard_base
 from inweave.training.distributed.world import World
 from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
-from inweave.training.memory.estimate import LanguageModelSpec
+from inweave.training.memory.estimate import LanguageModelSpec, Measurements
 from inweave.training.memory.meta import Measured, measure_network
 from inweave.training.output.samples import SampleImage
-from inweave.training.tasks.base import no_validation
+from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.language import LanguageTask, token_loss
-from inweave.training.tasks.setup import PRECISIONS, OnProgress
 
 
 def language_model_folder(config: TrainConfig) -> Path | None:
@@ -63,8 +62,8 @@ class LanguageSetup:
         self._task = self._blank_task(self.config)
 
     @property
-    def measurable(self) -> LanguageModelSpec:
-        """An example of the greatest length, on the meta device."""
+    def measurements(self) -> Measurements:
+        """Those of an example of the greatest length."""
         longest = max(len(tokens) for tokens, _ in self._task.examples)
 
         def measure(config: TrainConfig, dtype: torch.dtype, checkpoint: Any) -> Measured:
@@ -75,10 +74,7 @@ class LanguageSetup:
             inputs = {"input_ids": row, "labels": row, "attention_mask": mask}
             return measure_network(network, config, checkpoint, lambda: token_loss(network, inputs))
 
-        return LanguageModelSpec(DTYPES[self.config.precision], measure)
-
-    def sizes(self) -> dict[str, Any]:
-        return {}
+        return Measurements(LanguageModelSpec(DTYPES[self.config.precision], measure), self.config)
 
     def validate(self, config: TrainConfig) -> None:
         check_selection(self._task.networks, config)
@@ -91,14 +87,12 @@ class LanguageSetup:
     def report(self, config: TrainConfig, processes: int) -> tuple[TextReport, list[str]]:
         task = self._blank_task(config)
         counts = [flags for _, flags in task.examples]
-        held_out = sum(map(len, task.held_out))
-        batches = len(task.order)
+        tokens, trained = sum(map(len, counts)), sum(map(sum, counts))
+        held_out, batches = sum(map(len, task.held_out)), len(task.order)
         micro_batches = config.gradient_accumulation * processes
-        total = total_steps(batches, micro_batches, steps=config.steps, epochs=config.epochs)
-        report = TextReport(
-            task.texts, len(counts), sum(map(len, counts)), sum(map(sum, counts)), held_out, batches, total
-        )
-        return report, []
+        epoch = epoch_length(batches, micro_batches, config.epoch_steps)
+        total = total_steps(epoch, micro_batches, steps=config.steps, epochs=config.epochs)
+        return TextReport(task.texts, len(counts), tokens, trained, held_out, batches, total), []
 
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedLanguageModel:
         where = torch.device("cpu") if config.shard else self.device

@@ -29,10 +29,14 @@ def image_loss(
     weights: torch.Tensor | None,
     mask: torch.Tensor | None,
     *,
+    average: str = "mask",
     kind: str = "mse",
     thresholds: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean error; a mask selects where it counts, weights and thresholds (c) are one per image."""
+    """Return the mean error; weights and thresholds (c) are one per image.
+
+    A mask selects where the error counts: of its mean over the mask, or, with the ``average`` "image", over the image.
+    """
     wide = torch.promote_types(prediction.dtype, torch.float32)
     difference = prediction.to(wide) - target.to(wide)
     if kind == "mse":
@@ -46,6 +50,7 @@ def image_loss(
         error = error * c if kind == "huber" else error
     if mask is not None:
         error = error * mask
+    if mask is not None and average == "mask":
         each = error.flatten(1).sum(1) / (mask.expand_as(error).flatten(1).sum(1)).clamp_min(1e-6)
     else:
         each = error.flatten(1).mean(1)

@@ -1,7 +1,9 @@
 """Noise of an example: Gaussian, with an offset, or of several resolutions.
 
-    offset     e + noise_offset * n                      one n per channel, so that mean brightness is noised too
+    offset     e + c * n                      one n per channel, so that mean brightness is noised too
+               c = noise_offset, or at random from 0 to it, + adaptive_noise_scale * |mean of z's channel|, at least 0
                N. Guttenberg, "Diffusion with Offset Noise", 2023
+    input      the model's input has e + p * n', with n' Gaussian and p = input_perturbation, or at random from 0 to it
     multires   e' = e + sum_i discount^i up(n_i),   e' / std(e')        i = 0 .. iterations - 1
                n_i: Gaussian of (h / r_i^i, w / r_i^i), r_i uniform in 2 .. 4; up: bilinear to the whole size;
                the sum ends after an n_i whose height or width is 1
@@ -20,13 +22,20 @@ def draw_noise(
     generator: torch.Generator,
     *,
     offset: float = 0.0,
+    random: bool = False,
+    adaptive: torch.Tensor | float = 0.0,
     iterations: int = 0,
     discount: float = 0.3,
 ) -> torch.Tensor:
-    """Return noise for one example, or for several of (count, channels, height, width) from the same generator."""
+    """Return noise for one example, or for several of (count, channels, height, width) from the same generator.
+
+    ``random``: the offset is drawn from 0 to ``offset``; ``adaptive``: what is added to it, per channel.
+    """
     noise = torch.randn(shape, generator=generator)
     if offset:
-        noise += offset * torch.randn(*shape[:2], 1, 1, generator=generator)
+        strength = torch.rand((), generator=generator) * offset if random else offset
+        each = (adaptive + strength).clamp_min(0) if isinstance(adaptive, torch.Tensor) else strength
+        noise += each * torch.randn(*shape[:2], 1, 1, generator=generator)
     return _multires(noise, iterations, discount, generator) if iterations else noise
 
 

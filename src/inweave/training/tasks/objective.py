@@ -8,6 +8,7 @@
                          Yu et al., "Debias the Training of Diffusion Models", arXiv 2310.08442
     flow        x_s = (1 - s) z + s e,  t = 1000 s           target  e - z
                 sigma weighting p: each image's loss times s^p; with p = 2 it is that of the image x_s - s * prediction
+                timestep weighting: each image's loss times a curve of t = 1 .. 1000 (`timestep_weights.toml`)
 
     s is sampled   uniform        u
                    logit_normal   sigmoid(mean + std n)
@@ -25,7 +26,9 @@ before the step, which is a function of static tensors.
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -41,9 +44,10 @@ FLOW_STEPS = 1000  # a flow's timestep is its noise level times this
 MAX_DEBIASED_SNR = 1000.0
 #: fields of an `Objective` that are settings of a run under the same name
 OPTIONS = (
-    "logit_mean", "logit_std", "min_snr_gamma", "sigma_weighting", "noise_offset", "multires_noise_iterations",
-    "multires_noise_discount", "debiased_estimation", "min_timestep", "max_timestep", "loss", "huber_c",
-    "huber_schedule",
+    "logit_mean", "logit_std", "min_snr_gamma", "sigma_weighting", "noise_offset", "noise_offset_random",
+    "adaptive_noise_scale", "input_perturbation", "input_perturbation_random", "mask_average",
+    "multires_noise_iterations", "multires_noise_discount", "debiased_estimation", "min_timestep", "max_timestep",
+    "loss", "huber_c", "huber_schedule",
 )  # fmt: skip
 
 
@@ -60,6 +64,11 @@ class Objective:
     min_snr_gamma: float | None = None
     sigma_weighting: float = 0.0
     noise_offset: float = 0.0
+    noise_offset_random: bool = False
+    adaptive_noise_scale: float = 0.0
+    input_perturbation: float = 0.0
+    input_perturbation_random: bool = False
+    mask_average: str = "mask"
     multires_noise_iterations: int = 0
     multires_noise_discount: float = 0.3
     debiased_estimation: bool = False
@@ -69,6 +78,7 @@ class Objective:
     huber_c: float = 0.1
     huber_schedule: str = "constant"
     dynamic_shift: DynamicShift = field(default_factory=DynamicShift)
+    curve: torch.Tensor | None = None  # weights of the timesteps 1 .. 1000 of a flow, on the device
 
     @property
     def flow(self) -> bool:
@@ -102,11 +112,25 @@ class Objective:
     def schedule_length(self) -> int:
         return FLOW_STEPS if self.alphas is None else len(self.alphas)
 
-    def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    def draw_noise(
+        self, shape: tuple[int, ...], generator: torch.Generator, latents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sample noise for ``latents`` of this shape, whose means it depends on with adaptive_noise_scale."""
+        adaptive: torch.Tensor | float = 0.0
+        if self.adaptive_noise_scale and latents is not None:
+            adaptive = self.adaptive_noise_scale * latents.mean((-2, -1), keepdim=True).abs()
         return draw_noise(
-            shape, generator, offset=self.noise_offset, iterations=self.multires_noise_iterations,
+            shape, generator, offset=self.noise_offset, random=self.noise_offset_random, adaptive=adaptive,
+            iterations=self.multires_noise_iterations,
             discount=self.multires_noise_discount,
         )  # fmt: skip
+
+    def draw_perturbation(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Sample the noise that the model's input has beside that of the target."""
+        strength = self.input_perturbation
+        if self.input_perturbation_random:
+            strength *= float(torch.rand((), generator=generator))
+        return strength * torch.randn(shape, generator=generator)
 
     def noised(
         self, latents: torch.Tensor, noise: torch.Tensor, times: torch.Tensor
@@ -127,7 +151,11 @@ class Objective:
     def weights(self, times: torch.Tensor) -> torch.Tensor | None:
         """Return the weight of each image's loss; None: all the same."""
         if self.flow:
-            return times.float() ** self.sigma_weighting if self.sigma_weighting else None
+            powers = times.float() ** self.sigma_weighting if self.sigma_weighting else None
+            if self.curve is None:
+                return powers
+            curve = self.curve[(times * FLOW_STEPS).ceil().long().clamp(1, FLOW_STEPS) - 1]
+            return curve if powers is None else curve * powers
         if self.min_snr_gamma is None and not self.debiased_estimation:
             return None
         alpha = self._alphas_at(times)
@@ -154,12 +182,14 @@ class Objective:
     ) -> torch.Tensor:
         """Return the loss of a batch; ``weights``: one per image, with `weights`; a mask selects where it counts."""
         if self.loss in ("mse", "l1"):
-            return image_loss(prediction, target, weights, mask, kind=self.loss)
+            return image_loss(prediction, target, weights, mask, kind=self.loss, average=self.mask_average)
         alphas = self._alphas_at(times) if self.huber_schedule == "snr" else None
         thresholds = huber_thresholds(
             self.huber_schedule, self.huber_c, self.timestep(times), self.schedule_length, alphas
         )
-        return image_loss(prediction, target, weights, mask, kind=self.loss, thresholds=thresholds)
+        return image_loss(
+            prediction, target, weights, mask, kind=self.loss, thresholds=thresholds, average=self.mask_average
+        )
 
     def _alphas_at(self, times: torch.Tensor) -> torch.Tensor:
         assert self.alphas is not None
@@ -175,6 +205,10 @@ def make_objective(model: Model, objective: str, device: torch.device, **options
     if (kind == "flow") != model.flow:
         raise ConfigError(f"objective: {kind} does not fit {model.name}, which was trained with {own}")
     timesteps = options.pop("timesteps", "auto")
+    if options.pop("weighting", "none") != "none":
+        if not model.flow:
+            raise ConfigError(f"timestep_weighting: is for flow matching; {model.name} was trained with {own}")
+        options["curve"] = timestep_weights().to(device)
     if timesteps == "auto":
         timesteps = "shift" if model.flow and options.get("shift") is not None else model.family.timesteps
     if not model.flow and timesteps != "uniform":
@@ -186,6 +220,12 @@ def make_objective(model: Model, objective: str, device: torch.device, **options
     if options.get("shift") is None and timesteps == "shift" and not schedule.get("use_dynamic_shifting"):
         options["shift"] = float(schedule.get("shift", 1.0))
     return _ensure_possible(Objective(kind, None, timesteps, dynamic_shift=DynamicShift.of(schedule), **options), model)
+
+
+def timestep_weights() -> torch.Tensor:
+    """Return the weights of the timesteps 1 .. 1000."""
+    table = tomllib.loads(files(__package__).joinpath("timestep_weights.toml").read_text("utf-8"))
+    return torch.tensor(table["weights"], dtype=torch.float32).flip(0) / 1000
 
 
 def _ensure_possible(objective: Objective, model: Model) -> Objective:

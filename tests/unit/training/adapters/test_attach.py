@@ -13,6 +13,7 @@ diffusers = pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
 import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, TargetError  # noqa: E402
@@ -355,6 +356,13 @@ def test_start_from_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path
     with pytest.raises(ConfigError, match="brings its own modules"):
         rules = [{"pattern": "to_q", "rank": 2}]
         attach_adapters({"unet": fresh_model().denoiser}, plain(start_from=str(file), rules=rules), index)
+    other = fresh_model()
+    tensors = load_file(file)
+    module = next(key for key in tensors if key.startswith("lora_unet") and key.endswith("to_out_0.lora_up.weight"))
+    extra = {module.replace("lora_up.weight", "diff_b"): tensors[module][:, 0].contiguous()}
+    save_file(tensors | extra, tmp_path / "biased.safetensors")
+    with pytest.raises(TargetError, match=r"to_out.0 has values of its own"):
+        on_unet(other, tmp_path / "biased.safetensors")
     other = fresh_model()
     rules = [{"pattern": "attn2.to_q", "learning_rate": 1e-3}]
     config = plain(start_from=str(file), rules=rules, train_text_encoders=True, cache_text=False)

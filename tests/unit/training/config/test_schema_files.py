@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import typing
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.starter import starter_toml
+from inweave.training.config.types import NETWORKS, OUTPUT_DIALECTS
 
 
 def test_files(tmp_path: Path) -> None:
@@ -67,6 +71,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
     "caption_extensions": st.lists(TEXT, min_size=1, max_size=3),
     "sample_prompts": st.lists(TEXT, max_size=3),
     "vram": st.sampled_from(["auto", "12GiB"]),
+    "network": st.sampled_from(NETWORKS), "dialect": st.sampled_from(OUTPUT_DIALECTS),
     "warmup": st.one_of(st.integers(1, 1000), st.floats(0, 0.9)),
     "resolution": st.one_of(st.none(), st.integers(16, 8192)),
     "clip_skip": st.one_of(st.none(), st.integers(1, 12)),
@@ -76,7 +81,8 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 #: fields that exclude others, left to the tests above
 APART = {
-    "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser",
+    "epochs", "lr_scheduler_args", "lr_min_ratio",
+    "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser",
     "train_text_encoders",
     "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop", "hidden_dropout", "rank_dropout",
 }  # fmt: skip
@@ -116,6 +122,14 @@ def test_toml_there_and_back(
     assert everything or c.model_fields_set - unsaid <= back.model_fields_set <= c.model_fields_set
 
 
+def test_arguments_of_a_scheduler_there_and_back(tmp_path: Path) -> None:
+    own = {"milestones": [3, 9], "gamma": 0.5}
+    c = TrainConfig.of(model="m", dataset="d", steps=9, lr_scheduler="MultiStepLR", lr_scheduler_args=own)
+    path = tmp_path / "run.toml"
+    path.write_text(c.to_toml(), "utf-8")
+    assert TrainConfig.load(path) == c and c.lr_scheduler == "torch.optim.lr_scheduler.MultiStepLR"
+
+
 def test_reading_a_configuration_needs_no_torch() -> None:
     program = (
         "import sys, inweave.training.config.schema, inweave.training.importers.detect; sys.exit('torch' in "
@@ -136,3 +150,17 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     file.write_text("rank = 4\nrnk = 1\n")
     with pytest.raises(ConfigError, match=r"style\.toml:2: rnk: there is no such setting"):
         TrainConfig.load(file, dataset="d")
+
+
+def test_a_starter_configuration_is_valid_and_names_every_setting(tmp_path: Path) -> None:
+    chosen = {"dataset": 'pho"tos/', "model": "sdxl.safetensors", "rank": 8, "steps": 100, "vram": "12GiB"}
+    file = tmp_path / "style.toml"
+    file.write_text(starter_toml(TrainConfig.of(**chosen)), "utf-8")
+    read = TrainConfig.load(file)
+    assert read == TrainConfig.of(**chosen) and read.model_fields_set == set(chosen)
+    commented = [line for line in file.read_text("utf-8").splitlines() if re.match(r"# \w+ =", line)]
+    assert {re.match(r"# (\w+)", line)[1] for line in commented} == {*TrainConfig.model_fields} - {*chosen}
+    for line in commented:  # a default is valid where it is written
+        if not re.match(r"# \w+ = +#", line):
+            value = tomllib.loads(line.removeprefix("# "))
+            assert getattr(TrainConfig.of(**chosen, **value), next(iter(value))) is not None

@@ -83,7 +83,11 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("bucket_no_upscale", True, {"upscale": False}),
     ("bucket_no_upscale", False, {"upscale": True}),
     ("resolution", "768,768", {"resolution": 768}),
-    ("resolution", "512x2048", {"resolution": 1024}),
+    ("resolution", "512x2048", {"resolution": (512, 2048), "side": 1024}),
+    ("noise_offset_random_strength", True, {"noise_offset_random": True}),
+    ("ip_noise_gamma", 0.1, {"input_perturbation": 0.1}),
+    ("ip_noise_gamma_random_strength", True, {"input_perturbation_random": True}),
+    ("lr_scheduler", "cosine_with_min_lr", {"lr_scheduler": "cosine"}),
     ("resolution", 640, {"resolution": 640}),
     ("optimizer_type", "AdamW8bit", {"optimizer": "adamw8bit"}),
     ("optimizer_type", "AdaFactor", {"optimizer": "adafactor"}),
@@ -160,7 +164,10 @@ def test_every_other_name_is_tested_or_pairs_with_one_that_is() -> None:
     tested = {name.lstrip("-").replace("-", "_") for name, _, _ in ALIASES}
     together = {
         "lr_scheduler_num_cycles",
+        "lr_scheduler_type",
+        "lr_scheduler_args",
         "lr_scheduler_power",
+        "lr_scheduler_min_lr_ratio",
         "save_last_n_steps",
         "train_data_dir",
         "dataset_config",
@@ -200,7 +207,7 @@ def test_ignored_settings_are_reported(name: str) -> None:
     ("name", "value", "message"),
     [
         ("fp8_base", True, "vram"),
-        ("ip_noise_gamma", 0.1, "noise is sampled without it"),
+        ("weighted_captions", True, "captions have no weights"),
         ("zero_terminal_snr", True, "the model's own schedule is used"),
         ("optimizer_type", "AdEMAMix", "'AdEMAMix' is not supported"),
         ("network_args", ["algo=boft"], "'boft' is not supported"),

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError
-from inweave.training.data.batches import Order, epoch_batches, position
+from inweave.training.data.batches import Order, Position, epoch_batches, position
 from inweave.training.data.buckets import Bucket, BucketRules, assign, buckets_for
 
 FAST = settings(deadline=None, max_examples=60)
@@ -154,10 +154,12 @@ def test_an_epoch_holds_each_example_as_often_as_it_repeats(order: Order, epoch:
 def test_any_number_of_processes_sees_the_same_sequence(
     order: Order, steps: int, accumulation: int, world: int
 ) -> None:
-    def run(start: int, end: int, accumulation: int, world: int) -> list[tuple[int, ...]]:
-        sequence: list[tuple[int, ...]] = []
+    def run(start: int, end: int, accumulation: int, world: int) -> list[tuple[Position, ...]]:
+        sequence: list[tuple[Position, ...]] = []
         for step in range(start, end):
-            shares = [order.step(step, accumulation=accumulation, world=world, rank=rank) for rank in range(world)]
+            shares = [
+                order.step_positions(step, accumulation=accumulation, world=world, rank=rank) for rank in range(world)
+            ]
             for turn in zip(*shares, strict=True):  # ranks side by side: one micro-batch each
                 sequence += turn
         return sequence
@@ -165,15 +167,15 @@ def test_any_number_of_processes_sees_the_same_sequence(
     single = run(0, steps, accumulation * world, 1)
     assert single == run(0, steps, accumulation, world)
     assert single == run(0, steps // 2, accumulation, world) + run(steps // 2, steps, accumulation * world, 1)
-    endless = [batch for epoch in range(len(single) // len(order) + 1) for batch in order.batches(epoch)]
+    endless = [batch for epoch in range(len(single) // len(order) + 1) for batch in order.positions(epoch)]
     assert single == endless[: len(single)]
 
 
 def test_two_processes_merged_are_one_with_twice_the_accumulation() -> None:
     order = Order(tuple("aabbb"), (1, 2, 3, 1, 2), 2, seed=7)
-    one = [order.step(step, accumulation=2) for step in range(9)]
-    first = [order.step(step, world=2, rank=0) for step in range(9)]
-    second = [order.step(step, world=2, rank=1) for step in range(9)]
+    one = [order.step_positions(step, accumulation=2) for step in range(9)]
+    first = [order.step_positions(step, world=2, rank=0) for step in range(9)]
+    second = [order.step_positions(step, world=2, rank=1) for step in range(9)]
     assert one == [a + b for a, b in zip(first, second, strict=True)]
     assert position(3, 1, accumulation=2, world=1, batches_per_epoch=5) == (1, 2)
 
@@ -212,12 +214,25 @@ def test_the_order_is_the_same_everywhere() -> None:
     assert process.stdout.strip() == digest
 
 
+def test_batches_that_are_not_full_are_left_out_and_others_in_each_epoch() -> None:
+    buckets, repeats = "aaaaabbb", [1] * 7 + [2]
+    seen = set()
+    for epoch in range(20):
+        batches = epoch_batches(buckets, repeats, 2, 0, epoch, whole=True)
+        assert sorted(len(batch) for batch in batches) == [2] * 4  # 5 // 2 and 4 // 2
+        assert all(len({buckets[index] for index in batch}) == 1 for batch in batches)
+        seen |= {index for batch in batches for index in batch}
+    assert seen == set(range(8))
+    order = Order(tuple("aaab"), (1,) * 4, {"a": 2, "b": 2}, whole=True)
+    assert len(order) == 1 and len(order.without([0, 1])) == 0
+
+
 def test_batch_sizes_may_differ_by_bucket_and_the_last_one_is_short() -> None:
     batches = epoch_batches("aaab", [1] * 4, {"a": 2, "b": 5}, 0, 0)
     assert sorted(map(len, batches)) == [1, 1, 2]
     empty = Order(("a",), (0,), 2)
     with pytest.raises(ConfigError, match="no batch"):
-        empty.step(0)
+        empty.step_positions(0)
 
 
 @pytest.mark.parametrize(("seed", "size"), [(-1, 1), (0, 0)])
@@ -225,4 +240,4 @@ def test_impossible_orders_are_refused(seed: int, size: int) -> None:
     with pytest.raises(ConfigError, match=f"seed {seed}.*batch size {size}"):
         epoch_batches([0], [1], size, seed, 0)
     with pytest.raises(ConfigError, match="rank 2 of 2"):
-        Order((0,), (1,), 1).step(0, world=2, rank=2)
+        Order((0,), (1,), 1).step_positions(0, world=2, rank=2)

@@ -137,7 +137,7 @@ def test_memory_has_a_limit_where_files_have_it_all(tmp_path: Path) -> None:
 
 
 @contextmanager
-def counted(model: Any) -> Iterator[dict[str, int]]:
+def amount(model: Any) -> Iterator[dict[str, int]]:
     """How often each network is called."""
     calls = {"vae": 0, "text_encoder": 0}
 
@@ -160,7 +160,7 @@ def counted(model: Any) -> Iterator[dict[str, int]]:
 
 def test_every_image_and_text_is_encoded_once(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
-    with counted(shared_model()) as calls:
+    with amount(shared_model()) as calls:
         task = task_on(data, cache_at=tmp_path / "cache")
         task.prepare()
         assert calls == {"vae": 2, "text_encoder": 3}, "two images; two captions and the empty one"
@@ -175,7 +175,7 @@ def test_every_image_and_text_is_encoded_once(tmp_path: Path) -> None:
 
 def test_without_caching_every_step_encodes(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
-    with counted(shared_model()) as calls:
+    with amount(shared_model()) as calls:
         task = task_on(data, cache_at=tmp_path / "cache", cache_latents=False, cache_text=False)
         task.prepare()
         assert calls == {"vae": 0, "text_encoder": 0}
@@ -263,7 +263,7 @@ def texts_of(task: Any, steps: int = 40) -> list[bytes]:
 def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": "one, two, three, four, five, six"})
     fields: dict[str, Any] = {"shuffle_tags": True, "keep_tokens": 2, "caption_variants": 4, "batch_size": 1}
-    with counted(shared_model()) as calls:
+    with amount(shared_model()) as calls:
         task = task_on(data, **fields)
         task.prepare()
         assert len(task.captions[0]) == 4 and calls["text_encoder"] == 5
@@ -292,7 +292,7 @@ def test_dropped_captions_are_the_empty_one(tmp_path: Path) -> None:
 def test_flips_are_cached_and_mirror_the_image(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
     task = task_on(data, flip=True, batch_size=1)
-    with counted(shared_model()) as calls:
+    with amount(shared_model()) as calls:
         task.prepare()
         assert calls["vae"] == 2
         sizes = {sample_inputs(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
@@ -307,7 +307,7 @@ def test_flips_are_cached_and_mirror_the_image(tmp_path: Path) -> None:
 def test_random_crops_are_a_few_cached_places(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]}, size=(160, 64))
     task = task_on(data, crop="random", flip=True, buckets=False, batch_size=1)
-    with counted(shared_model()) as calls:
+    with amount(shared_model()) as calls:
         task.prepare()
         encoded = calls["vae"]
         facts = [sample_inputs(task, step, (0,))["sizes"][0] for step in range(60)]
@@ -315,6 +315,6 @@ def test_random_crops_are_a_few_cached_places(tmp_path: Path) -> None:
     lefts = {int(each[3]) for each in facts}
     assert 2 <= len(lefts) <= 8 and all(0 <= left <= 96 for left in lefts)
     assert {(int(each[0]), int(each[1]), int(each[4]), int(each[5])) for each in facts} == {(64, 160, 64, 64)}
-    for crop in range(1, 5):  # the crop of a mirrored image is counted from its other side
+    for crop in range(1, 5):  # the crop of a mirrored image is amount from its other side
         plain, mirrored = (int(task._latents(0, flip, crop)["sizes"][3]) for flip in (False, True))
         assert plain + mirrored == 160 - 64

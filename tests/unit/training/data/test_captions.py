@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,10 @@ FAST = settings(deadline=None, max_examples=60)
 TAGS = st.lists(st.text("abcdef ", min_size=1, max_size=6).map(str.strip).filter(bool), max_size=8)
 
 
+def variants_of(caption: str, *, trigger: str = "", count: int = 1, seed: int = 0, **settings: Any) -> list[str]:
+    return caption_variants(caption, Subset(**settings), trigger=trigger, count=count, seed=seed)
+
+
 def example(
     *captions: str, folder: str = "10_cat", regularization: bool = False, subset: Subset | None = None
 ) -> Example:
@@ -40,42 +45,42 @@ def example(
 @given(TAGS, st.integers(0, 4), st.integers(1, 6), st.integers(0, 2**40))
 def test_shuffling_moves_tags_and_keeps_the_first(tags: list[str], keep: int, count: int, seed: int) -> None:
     caption = ", ".join(tags)
-    variants = caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
+    variants = variants_of(caption, shuffle_tags=True, keep_tokens=keep, count=count, seed=seed)
     assert len(variants) == count
     for text in variants:
         result = [tag for tag in text.split(", ") if tag]
         assert Counter(result) == Counter(tags)
         assert result[:keep] == tags[:keep]
-    assert variants == caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
-    assert variants[:1] == caption_variants(caption, shuffle=True, keep_tokens=keep, count=1, seed=seed)
+    assert variants == variants_of(caption, shuffle_tags=True, keep_tokens=keep, count=count, seed=seed)
+    assert variants[:1] == variants_of(caption, shuffle_tags=True, keep_tokens=keep, count=1, seed=seed)
 
 
 def test_shuffles_differ_by_number_and_seed_and_are_the_same_everywhere() -> None:
-    variants = caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=1)
+    variants = variants_of("a, b, c, d, e, f, g", shuffle_tags=True, count=4, seed=1)
     assert len(set(variants)) == 4
-    assert variants != caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=2)
+    assert variants != variants_of("a, b, c, d, e, f, g", shuffle_tags=True, count=4, seed=2)
     assert variants[0] == "b, g, a, c, e, d, f"
 
 
 def test_without_randomness_there_is_one_variant_with_its_punctuation() -> None:
-    assert caption_variants("A cat,  sleeping, on {one} mat.", count=5) == ["A cat,  sleeping, on {one} mat."]
+    assert variants_of("A cat,  sleeping, on {one} mat.", count=5) == ["A cat,  sleeping, on {one} mat."]
 
 
 def test_bars_keep_both_ends_in_place() -> None:
-    variants = caption_variants(
-        "girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle=True, count=6, keep_tokens=3
+    variants = variants_of(
+        "girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle_tags=True, count=6, keep_tokens=3
     )
     for text in variants:
         assert text.startswith("girl, red hair, ") and text.endswith(", masterpiece, best")
         assert sorted(text.split(", ")[2:6]) == list("abcd")
     assert len(set(variants)) > 1
-    assert caption_variants("girl, ||| a, b") == ["girl, a, b"]
+    assert variants_of("girl, ||| a, b") == ["girl, a, b"]
 
 
 @FAST
 @given(TAGS, st.integers(0, 3), st.floats(0, 1), st.integers(0, 99))
 def test_dropped_tags_leave_the_others_in_order(tags: list[str], keep: int, share: float, seed: int) -> None:
-    (text,) = caption_variants(", ".join(tags), tag_dropout=share, keep_tokens=keep, seed=seed)
+    (text,) = variants_of(", ".join(tags), tag_dropout=share, keep_tokens=keep, seed=seed)
     result = [tag for tag in text.split(", ") if tag]
     rest = iter(tags)
     assert all(tag in rest for tag in result)
@@ -85,10 +90,10 @@ def test_dropped_tags_leave_the_others_in_order(tags: list[str], keep: int, shar
 
 
 def test_dropout_takes_about_its_share_and_never_the_trigger() -> None:
-    variants = caption_variants(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
+    variants = variants_of(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
     share = sum(len(text.split(", ")) for text in variants) / (40 * 50)
     assert 0.7 < share < 0.8
-    assert caption_variants("a, sks dog, b", tag_dropout=1.0, trigger="sks") == ["sks dog"]
+    assert variants_of("a, sks dog, b", tag_dropout=1.0, trigger="sks") == ["sks dog"]
 
 
 @pytest.mark.parametrize(
@@ -102,33 +107,33 @@ def test_dropout_takes_about_its_share_and_never_the_trigger() -> None:
     ],
 )
 def test_the_trigger_is_in_every_caption_once(caption: str, expected: str) -> None:
-    assert caption_variants(caption, trigger="sks") == [expected]
+    assert variants_of(caption, trigger="sks") == [expected]
 
 
 def test_prefix_and_suffix_stay_outside() -> None:
-    variants = caption_variants(
-        "a, b, c, d", prefix="photo of sks,", suffix="by x", shuffle=True, tag_dropout=0.9, count=8, trigger="sks"
+    variants = variants_of(
+        "a, b, c, d", prefix="photo of sks,", suffix="by x", shuffle_tags=True, tag_dropout=0.9, count=8, trigger="sks"
     )
     assert all(text.startswith("photo of sks,") and text.endswith("by x") for text in variants)
     assert all(text.count("sks") == 1 for text in variants)
-    assert caption_variants("[trigger], a cat") == ["a cat"]
+    assert variants_of("[trigger], a cat") == ["a cat"]
 
 
 def test_wildcards_choose_and_nest() -> None:
-    variants = caption_variants("a {red|blue|{dark|light} green} hat {x}", count=60)
+    variants = variants_of("a {red|blue|{dark|light} green} hat {x}", count=60)
     assert set(variants) == {f"a {c} hat {{x}}" for c in ("red", "blue", "dark green", "light green")}
-    assert caption_variants("a {red|blue} hat", wildcards=False, count=3) == ["a {red|blue} hat"]
+    assert variants_of("a {red|blue} hat", wildcards=False, count=3) == ["a {red|blue} hat"]
 
 
 def test_tags_that_belong_together_stay_together() -> None:
-    for text in caption_variants("a, b;;;c, d, e", shuffle=True, count=8):
+    for text in variants_of("a, b;;;c, d, e", shuffle_tags=True, count=8):
         assert "b, c" in text and ";;;" not in text
-    assert caption_variants("a. b. c", separator=". ", shuffle=True, keep_tokens=3) == ["a. b. c"]
+    assert variants_of("a. b. c", tag_separator=". ", shuffle_tags=True, keep_tokens=3) == ["a. b. c"]
 
 
 def test_settings_without_effect_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        caption_variants("a", count=0, tag_dropout=1.5, keep_tokens=-1, separator="")
+        variants_of("a", count=0, tag_dropout=1.5, keep_tokens=-1, tag_separator="")
     assert len(caught.value.problems) == 4
 
 
@@ -243,7 +248,7 @@ def test_metadata_names_each_line_that_is_wrong(tmp_path: Path) -> None:
 )
 def test_wildcards_take_time_in_proportion_to_the_caption(caption: str) -> None:
     with stopwatch(time.thread_time) as cost:
-        assert len(caption_variants(caption, count=1)) == 1
+        assert len(variants_of(caption, count=1)) == 1
     assert cost.seconds < 2
 
 

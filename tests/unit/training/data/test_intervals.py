@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from inweave.training.checkpoint.store import checkpoints
+from inweave.training.data.batches import epoch_length, total_steps
 from inweave.training.data.intervals import Interval
 from inweave.training.output.samples import SampleImage
 from tests.unit.training.tiny import tiny
@@ -58,3 +59,17 @@ def test_saving_sampling_and_validating_by_epochs(tmp_path: Path) -> None:
 def test_validation_by_steps_beside_checkpoints(tmp_path: Path) -> None:
     run = tiny(tmp_path, steps=7, save_every=2, validate_every=3, validation_split=0.2)
     assert [step for step, _ in run.train().validation] == [3, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("batches", "micro", "epochs", "steps"), [(10, 4, 3, 9), (8, 4, 3, 6), (1, 4, 5, 5), (7, 1, 2, 14)]
+)
+def test_epochs_of_whole_steps_are_those_of_kohya(batches: int, micro: int, epochs: int, steps: int) -> None:
+    """epochs * ceil(n / accumulation) steps, and every epoch ends with a step of its own."""
+    epoch = epoch_length(batches, micro, "whole")
+    assert total_steps(epoch, micro, steps=None, epochs=epochs) == steps == epochs * -(-batches // micro)
+    interval = Interval(0, 1, micro, epoch)
+    assert [step for step in range(1, steps + 1) if interval.due(step)] == [
+        n * steps // epochs for n in range(1, epochs + 1)
+    ]
+    assert epoch_length(batches, micro, "exact") == batches

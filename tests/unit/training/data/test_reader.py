@@ -287,7 +287,7 @@ def test_a_mask_has_the_shape_of_its_image(
         assert (a.mask, a.mask_orientation, a.mask_is_black) == (tmp_path / "a-masklabel.png", 1, False)
         return
     message = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the image {image_size[0]}x{image_size[1]}"
-    with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {message}"):
+    with pytest.raises(FormatError, match=rf"1 file cannot be used.*\n.*a\.png: {message}"):
         read_dataset(tmp_path)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert names(skipped) == ["b.png"]
@@ -632,3 +632,16 @@ def test_images_of_floating_point_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(FormatError, match=r"a\.tiff: its pixels are floating-point numbers"):
         read_dataset(tmp_path)
+
+
+def test_the_root_of_an_imagefolder_is_its_train_folder(tmp_path: Path) -> None:
+    """Unless it has images, a metadata file or numbered folders of its own."""
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (64, 64), (1, 2, len(name))).save(tmp_path / name / "a.png")
+    (tmp_path / "train" / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "a boat"}', "utf-8")
+    (example,) = read_dataset(tmp_path).examples
+    assert example.path == tmp_path / "train" / "a.png" and example.captions == ("a boat",)
+    Image.new("RGB", (64, 64), (9, 9, 9)).save(tmp_path / "own.png")
+    (tmp_path / "own.txt").write_text("own", "utf-8")
+    assert [each.path.name for each in read_dataset(tmp_path).examples] == ["own.png"]

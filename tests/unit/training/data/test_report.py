@@ -1,4 +1,4 @@
-"""The report of a set: every number counted by hand, and the order it is counted from is that of the run."""
+"""The report of a set: every number amount by hand, and the order it is amount from is that of the run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_statistics_of_a_dataset_on_disk(tmp_path: Path) -> None:
         "8 images, 15 per epoch with repeats; 1 of them for regularization; 1 with masks",
         "128x128 (5), 160x96 (1), 256x64 (2)",
         "4 per epoch of 8 batches, 12 in total",
-        "1 images lose more than 10 %",
+        "more than 10 % of the area of 1 image,",
         "enlarged to fill their bucket: 1",
         "a.png = ",
         "z.png (",

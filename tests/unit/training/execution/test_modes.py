@@ -28,7 +28,8 @@ def test_only_what_is_on_is_refused() -> None:
     network = {"unet": nn.Linear(2, 2)}
     assert mode_problems(network, config(), CPU) == []
     problems = mode_problems(network, config(graph="on", compile="on", optimizer="adafactor"), CPU)
-    assert problems[0] == 'graph = "on": device cpu: only CUDA devices have graphs; leave it out, and steps run eagerly'
+    reason = "device cpu: only NVIDIA GPUs have CUDA graphs"
+    assert problems[0] == f'graph = "on": {reason}; leave it out, and steps run eagerly'
     assert any(problem.startswith('compile = "on": device cpu') for problem in problems[1:])
     assert capture_problems(config(), CUDA) == [] and len(capture_problems(config(shard=True), CUDA)) == 1
 

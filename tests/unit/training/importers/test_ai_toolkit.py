@@ -12,6 +12,7 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.importers.detect import import_config
 from inweave.training.importers.files import leaves_of
+from inweave.training.output.sample_prompts import sample_requests
 from tests.unit.training.importers.other_trainers import AI_TOOLKIT, accounted, write_text
 from tests.unit.training.importers.small_imports import TOOLKIT, refusal, toolkit
 
@@ -41,8 +42,12 @@ def test_ai_toolkit(tmp_path: Path) -> None:
     assert sets == [*((side, "/data/harbour", 3) for side in (512, 768, 1024)), (512, "/data/boats", 1)]
     assert (c.caption_extensions, c.caption_dropout) == ((".txt",), 0.05)
     assert (c.save_every, c.keep_last, c.sample_every, c.sample_steps, c.sample_guidance) == (250, 4, 250, 20, 4)
-    assert c.sample_prompts == ("h4rbour at dawn", "a lighthouse, h4rbour")
-    assert [each.split(":")[0] for each in result.no_equivalent] == ["model.quantize"]
+    assert c.sample_prompts == (
+        "h4rbour at dawn --w 1024 --h 1024 --d 7", "a lighthouse, h4rbour --w 1024 --h 1024 --d 8",
+    )  # fmt: skip
+    assert [each.split(":")[0] for each in result.no_equivalent] == [
+        "model.quantize", "datasets.0.folder_path", "datasets.1.folder_path",
+    ]  # fmt: skip
     for name in leaves_of(yaml.safe_load(AI_TOOLKIT)):
         assert accounted(result, name.removeprefix("config.process.0.")), name
 
@@ -133,7 +138,7 @@ def test_a_flipped_folder_is_seen_twice_as_often_as_one_that_is_not(tmp_path: Pa
         ({"max_denoising_steps": 500}, "of which 0 is pure noise"),
         ({"ema_config": {"use_ema": True, "use_feedback": True}}, "the average does not change the weights"),
         ({"loss_type": "wavelet"}, "'wavelet' is not supported, only mse, l1"),
-        ({"timestep_type": "weighted"}, "'weighted' is not supported"),
+        ({"timestep_type": "shift"}, "'shift' is not supported"),
     ],
 )
 def test_what_ai_toolkit_alone_does_is_refused(train: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -173,7 +178,7 @@ def test_refiners_of_z_image_are_not_adapted(tmp_path: Path) -> None:
         ({"model": {"name_or_path": "m", "is_lumina2": True}}, "Lumina"),
         ({"model": {"name_or_path": "black-forest-labs/FLUX.1-Kontext-dev", "arch": "flux_kontext"}}, "Kontext"),
         ({"model": {"name_or_path": "m", "arch": "flux", "assistant_lora_path": "a"}}, "model.assistant_lora_path"),
-        ({"train": {**TOOLKIT["train"], "timestep_type": "weighted"}}, "'weighted' is not supported"),
+        ({"train": {**TOOLKIT["train"], "timestep_type": "lumina2_shift"}}, "'lumina2_shift' is not supported"),
         ({"datasets": [{"folder_path": "x", "control_path": "y"}]}, "datasets.0.control_path"),
     ],
 )
@@ -181,3 +186,32 @@ def test_ai_toolkit_refuses_by_name(changes: dict[str, Any], reason: str, tmp_pa
     with pytest.raises(ConfigError) as caught:
         toolkit(tmp_path, **changes)
     assert reason in refusal(caught)
+
+
+def test_weighted_timesteps_are_linear_ones_with_weights(tmp_path: Path) -> None:
+    for kind, weighting in (("weighted", "ai-toolkit"), ("linear", "none")):
+        c = toolkit(tmp_path, train={**TOOLKIT["train"], "timestep_type": kind}).config
+        assert (c.timestep_sampling, c.timestep_weighting) == ("uniform", weighting)
+
+
+def test_an_assistant_is_a_file_and_not_a_download(tmp_path: Path) -> None:
+    file = tmp_path / "adapter.safetensors"
+    file.write_bytes(b"")
+    result = toolkit(tmp_path, model={**TOOLKIT["model"], "assistant_lora_path": str(file)})
+    assert result.config.assistant == str(file)
+    assert any("samples show the model with it" in line for line in result.no_equivalent)
+    hub = {**TOOLKIT["model"], "assistant_lora_path": "ostris/FLUX.1-schnell-training-adapter"}
+    with pytest.raises(ConfigError, match=r"is not downloaded; download it, and set assistant.*--set assistant="):
+        toolkit(tmp_path, model=hub)
+
+
+def test_samples_carry_over_with_their_own_values(tmp_path: Path) -> None:
+    sample = {
+        "width": 512, "height": 768, "neg": "blurry", "seed": 3,
+        "samples": [{"prompt": "a --w 640", "seed": 9, "guidance_scale": 4.5}, {"prompt": "b", "neg": "dark"}],
+    }  # fmt: skip
+    c = toolkit(tmp_path, sample=sample, model={"name_or_path": "m", "arch": "sdxl"},
+                train={**TOOLKIT["train"], "noise_scheduler": "ddpm"}).config  # fmt: skip
+    assert c.sample_prompts == ("a --w 640 --n blurry --h 768 --d 9 --l 4.5", "b --n dark --w 512 --h 768")
+    first, second = (request for _, request in sample_requests(c))
+    assert (first.width, first.seed, second.negative_prompt, second.seed) == (640, 9, "dark", 3)

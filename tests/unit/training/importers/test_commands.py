@@ -9,6 +9,7 @@ import pytest
 
 from inweave.errors import ConfigError
 from inweave.training.importers.detect import import_config, import_text
+from tests.unit.training.importers.small_imports import SHELL
 
 
 def test_sections_may_repeat_a_key_and_off_is_not_unsupported(tmp_path: Path) -> None:
@@ -149,3 +150,9 @@ def test_variants_of_qwen_image_that_take_images_are_refused(version: str) -> No
     with pytest.raises(ConfigError, match=f"model_version: '{version}' is a variant of Qwen-Image"):
         import_text(line + version, "a.sh", dataset="x")
     assert import_text(f"{line}original", "a.sh", dataset="x").config.model == "a"
+
+
+def test_a_whole_name_is_not_the_start_of_another() -> None:
+    """keep_tokens is a setting of its own, and not keep_tokens_separator in short."""
+    c = import_text(f"{SHELL} --train_data_dir x --keep_tokens 2 --shuffle", "a.sh").config
+    assert (c.keep_tokens, c.shuffle_tags, c.dataset) == (2, True, "x")

@@ -47,7 +47,7 @@ def test_the_tables_of_an_import_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     c = import_text(f"{SHELL} --train_data_dir train --reg_data_dir reg --caption_prefix 'x, '", "a.sh").config
     assert isinstance(c.dataset, dict)
     rows = [(e.repeats, e.regularization, e.captions, e.subset.prefix) for e in read_dataset(c.dataset).examples]
-    assert rows == [(3, False, ("cat",), "x, "), (1, True, ("animal",), "x, ")]
+    assert rows == [(3, False, ("cat",), "x, "), (3, True, ("animal",), "x, ")]
     (tmp_path / "train" / "a.txt").write_text("a cat")
     Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "train" / "a.png")
     both = toolkit(tmp_path, datasets=[{"folder_path": "train", "resolution": [32, 64]}]).config
@@ -65,7 +65,7 @@ def test_a_folder_of_the_command_is_read_as_the_file_says(tmp_path: Path) -> Non
     assert (tuner.resolution, tuner.caption_extensions, tuner.crop, tuner.upscale) == (1024, (".txt",), "center", True)
     assert (tuner.loss, tuner.huber_c, tuner.huber_schedule) == ("huber", 0.1, "snr")
     one = imported(tmp_path, ONE).config
-    assert (one.resolution, one.caption_extensions, one.crop, one.flip) == (512, (".txt",), "random", True)
+    assert (one.resolution, one.caption_extensions, one.crop, one.flip) == (512, (".txt",), "random", False)
     path = tmp_path / "job.json"
     job: dict[str, Any] = {"job": "extension", "config": {"name": "n", "process": [{**TOOLKIT, "datasets": [
         {"folder_path": "a", "resolution": [512, 768], "num_repeats": 3}]}]}}  # fmt: skip
@@ -91,3 +91,48 @@ def test_what_differs_although_no_setting_does_is_reported(tmp_path: Path) -> No
     assert about(imported(tmp_path, ONE)) == about(toolkit(tmp_path)) == {"buckets"}
     assert about(import_text(SHELL, "train.sh", dataset="pictures")) == {"captions"}
     assert about(import_text(f"{SHELL.rstrip()} --enable_wildcard", "train.sh", dataset="pictures")) == set()
+
+
+KOHYA_FILE = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = '{folder}'\nclass_tokens = 'cat'\n"
+
+
+@pytest.mark.parametrize(
+    "place", ["dataset.toml", "{here}/dataset.toml", "/home/me/dataset.toml", "C:\\a\\dataset.toml"]
+)
+def test_what_a_dataset_file_leaves_out_is_what_kohya_does(place: str, tmp_path: Path) -> None:
+    """No buckets, sides up to 1024, captions in .caption files without wildcards: fluxgym's runs, for one."""
+    (tmp_path / "dataset.toml").write_text(KOHYA_FILE.format(folder="x"), "utf-8")
+    line = f"{SHELL} --dataset_config '{place.format(here=tmp_path)}' --keep_tokens 2"
+    (tmp_path / "train.sh").write_text(line, "utf-8")
+    c = import_config(tmp_path / "train.sh").config
+    assert (c.buckets, c.upscale, c.max_bucket, c.min_bucket, c.bucket_rule) == (False, True, 1024, 256, "kohya")
+    assert (c.caption_extensions, c.keep_tokens) == ((".caption",), 2)
+    assert isinstance(c.dataset, dict)
+    assert c.dataset["general"] == {"enable_wildcard": False, "balance_regularization": True}
+    assert c.dataset["datasets"][0]["subsets"] == [{"image_dir": "x", "class_tokens": "cat"}]
+
+
+def test_tables_of_a_dataset_file_are_trained_with_kohyas_buckets(tmp_path: Path) -> None:
+    """What the file says counts before the command, and the command before kohya's default."""
+    from PIL import Image
+
+    from inweave.training.data.batches import arrange
+    from inweave.training.data.buckets import BucketRules
+    from inweave.training.data.reader import read_dataset
+
+    (tmp_path / "x").mkdir()
+    Image.new("RGB", (2000, 1500)).save(tmp_path / "x" / "a.png")
+
+    def bucket(general: str, flags: str) -> str:
+        text = f"[general]\n{general}\n{KOHYA_FILE.format(folder=tmp_path / 'x')}"
+        (tmp_path / "dataset.toml").write_text(text, "utf-8")
+        (tmp_path / "train.sh").write_text(f"{SHELL} --dataset_config dataset.toml {flags}", "utf-8")
+        c = import_config(tmp_path / "train.sh").config
+        assert isinstance(c.dataset, dict)
+        rules = BucketRules(1024, c.bucket_step, c.min_bucket, c.max_bucket, c.upscale, c.buckets, c.bucket_rule)
+        (fit,), _ = arrange(read_dataset(c.dataset), rules)
+        return str(fit and fit.bucket)
+
+    assert bucket("", "--enable_bucket --bucket_no_upscale") == "512x384"
+    assert bucket("", "") == bucket("enable_bucket = false", "--enable_bucket") == "512x512"
+    assert bucket("enable_bucket = true\nmin_bucket_reso = 64", "--bucket_reso_steps 64") == "576x448"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from inweave.errors import ConfigError, InweaveError
 from inweave.training.importers.detect import import_config
 from tests.unit.training.importers.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
+from tests.unit.training.importers.small_imports import TOOLKIT, imported, toolkit
 
 
 def test_the_ending_does_not_matter(tmp_path: Path) -> None:
@@ -99,3 +101,23 @@ def test_one_of_two_text_encoders_is_trained(first: bool, second: bool, tmp_path
         assert (c.train_text_encoders, c.text_encoder_learning_rate) == (True, max(rates))
         assert [(rule.pattern, rule.skip) for rule in c.rules] == [(r"^te2\." if first else r"^te1\.", True)]
         assert result.no_equivalent == []
+
+
+def test_the_report_begins_with_what_changes_training_and_counts_the_rest(tmp_path: Path) -> None:
+    """A OneTrainer file of hundreds of settings is a handful of lines; nothing is lost with --verbose."""
+    result = imported(tmp_path, ONE_TRAINER, without=["perturbation_noise_weight"])
+    lines = result.report()
+    assert len(lines) <= 12 and "translated" in lines[0]
+    kinds = [line.partition(":")[0] for line in lines[1:-1]]
+    assert kinds == ["no equivalent"] * (len(kinds) - 1) + ["differs"]
+    assert re.fullmatch(r"\d+ defaults written, \d+ notes, \d+ settings off or empty: --verbose lists them", lines[-1])
+    everything = "\n".join(result.report(verbose=True))
+    for name in (*result.defaults, *result.unset, *(note.partition(":")[0] for note in result.notes)):
+        assert name in everything
+    assert not any("--verbose" in line for line in result.report(verbose=True))
+
+
+def test_settings_with_one_reason_share_a_line(tmp_path: Path) -> None:
+    result = toolkit(tmp_path, model={**TOOLKIT["model"], "quantize": True, "low_vram": True})
+    (line,) = [line for line in result.report() if "set vram" in line]
+    assert line.startswith("no equivalent: model.quantize, model.low_vram: set vram")

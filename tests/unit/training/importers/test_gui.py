@@ -81,7 +81,6 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"LoRA_type": "LyCORIS/Diag-OFT"}, "'diag-oft' is not supported"),
         ({"LoRA_type": "LyCORIS/Native Fine-Tuning"}, "trains the whole model"),
         ({"LoRA_type": "LoRA-FA"}, "'networks.lora_fa' is not supported"),
-        ({"ip_noise_gamma": 0.1}, "ip_noise_gamma: 0.1"),
         ({"weighted_captions": True}, "weighted_captions: True"),
         ({"color_aug": True}, "color_aug: True"),
         ({"module_dropout": 0.1}, "network_args.module_dropout: '0.1': the adapter of a module is never skipped"),
@@ -98,8 +97,7 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
             "network_dropout: 0.1: LyCORIS drops the adapter's outputs",
         ),
         ({"optimizer": "AdEMAMix8bit"}, "'AdEMAMix8bit' is not supported"),
-        ({"optimizer": "Adafactor"}, "relative_step=True chooses its own learning rate"),
-        ({"additional_parameters": "--lr_scheduler_type CosineAnnealingLR"}, "lr_scheduler_type: 'CosineAnnealingLR'"),
+        ({"additional_parameters": "--lr_scheduler_type mine.Curve"}, "lr_scheduler_type: 'mine.Curve'"),
     ],
 )
 def test_what_cannot_be_trained_is_one_reason(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -117,15 +115,15 @@ def test_dropout_between_two_factors_is_imported(tmp_path: Path) -> None:
 
 
 def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:
-    table = {**GUI, "ip_noise_gamma": 0.1, "optimizer": "AdEMAMix8bit"}
+    table = {**GUI, "weighted_captions": True, "optimizer": "AdEMAMix8bit"}
     with pytest.raises(
-        ConfigError, match=r"--set optimizer=.* to choose another; --without ip_noise_gamma to import the rest"
+        ConfigError, match=r"--set optimizer=.* to choose another; --without weighted_captions to import the rest"
     ):
         imported(tmp_path, table)
-    result = imported(tmp_path, table, without=["ip_noise_gamma"], optimizer="adamw")
-    assert result.config.optimizer == "adamw" and result.no_equivalent[0].startswith("ip_noise_gamma: left out")
+    result = imported(tmp_path, table, without=["weighted_captions"], optimizer="adamw")
+    assert result.config.optimizer == "adamw" and result.no_equivalent[0].startswith("weighted_captions: left out")
     with pytest.raises(ConfigError, match="AdEMAMix8bit"):
-        imported(tmp_path, table, without=["ip_noise_gamma", "optimizer_type"])  # another one has to be chosen
+        imported(tmp_path, table, without=["weighted_captions", "optimizer_type"])  # another one has to be chosen
 
 
 @pytest.mark.parametrize(
@@ -161,3 +159,18 @@ def test_other_methods_and_models_are_refused_by_name(table: dict[str, Any], rea
     with pytest.raises(ConfigError) as caught:
         imported(tmp_path, table)
     assert reason in refusal(caught)
+
+
+def test_noise_and_optimizers_that_kohya_adds_to(tmp_path: Path) -> None:
+    noise = {"noise_offset": 0.05, "adaptive_noise_scale": 0.01, "noise_offset_random_strength": True}
+    more = {"ip_noise_gamma": 0.1, "ip_noise_gamma_random_strength": True}
+    c = gui(tmp_path, **noise, **more)
+    assert (c.noise_offset, c.adaptive_noise_scale, c.noise_offset_random) == (0.05, 0.01, True)
+    assert (c.input_perturbation, c.input_perturbation_random) == (0.1, True)
+    assert (c.mask_average, c.epoch_steps) == ("image", "whole")
+    c = gui(
+        tmp_path, optimizer="Adafactor", optimizer_args="scale_parameter=True relative_step=True", lr_scheduler="cosine"
+    )
+    assert (c.learning_rate, c.text_encoder_learning_rate, c.lr_scheduler, c.warmup) == (0.01, None, "constant", 0)
+    with pytest.raises(ConfigError, match="warmup_init"):
+        gui(tmp_path, optimizer="Adafactor", optimizer_args="warmup_init=True")

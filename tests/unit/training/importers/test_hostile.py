@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +95,12 @@ WHOLE: dict[str, dict[str, Any]] = {
     "kohya_ss": {"LoRA_type": "Standard", "train_data_dir": "x", "network_dim": 4},
     "OneTrainer": {"training_method": "LORA", "concepts.0.path": "x"},
     "ai-toolkit": {"network.type": "lora", "datasets.0.folder_path": "x"},
-    "SimpleTuner": {"model_family": "flux", "model_type": "lora", "data_backend_config": [{"instance_data_dir": "x"}]},
+    "SimpleTuner": {
+        "model_family": "flux",
+        "model_type": "lora",
+        "caption_strategy": "textfile",
+        "data_backend_config": [{"instance_data_dir": "x"}],
+    },
 }
 TABLES = {
     "kohya": KOHYA_TABLE, "kohya_ss": KOHYA_TABLE, "OneTrainer": ONE_TRAINER_TABLE, "ai-toolkit": TOOLKIT_TABLE,
@@ -201,3 +209,40 @@ def test_a_value_of_the_wrong_type_is_named(table: dict[str, Any], message: str,
     with pytest.raises(ConfigError) as caught:
         imported(tmp_path, table)
     assert any(str(problem).endswith(message) for problem in caught.value.problems), caught.value.problems
+
+
+CHANGES: tuple[Any, ...] = (..., "", None, -1, "x", [[1]], {"a": {"b": 1}})  # the first deletes
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*at, key)
+        yield from _places(each, (*at, key))
+
+
+BACKEND = {"id": "a", "instance_data_dir": "x", "repeats": 1, "resolution": 512, "crop": True, "crop_style": "center"}
+LYCORIS = {"algo": "lokr", "linear_dim": 8, "linear_alpha": 1, "factor": 12, "apply_preset": {
+    "target_module": ["Attention"], "module_algo_map": {"Attention": {"factor": 12}},
+}}  # fmt: skip
+COMPLETE: dict[str, dict[str, Any]] = {
+    "OneTrainer": {**ONE, "layer_filter": "a,b", "concepts": [{"path": "x", "balancing": 2, "image": {"a": 1}}]},
+    "ai-toolkit": {"config": {"process": [{**TOOLKIT, "sample": {"prompts": ["a"], "samples": [{"prompt": "b"}]}}]}},
+    "SimpleTuner": {**TUNER, "data_backend_config": [BACKEND], "lora_rank": 4},
+    "LyCORIS": {**TUNER, "lora_type": "lycoris", "lycoris_config": LYCORIS},
+}
+
+
+@pytest.mark.parametrize("kind", COMPLETE)
+def test_deleted_settings_and_wrong_types_never_end_in_a_traceback(kind: str, tmp_path: Path) -> None:
+    for place in _places(COMPLETE[kind]):
+        for change in CHANGES:
+            table = inner = copy.deepcopy(COMPLETE[kind])
+            for key in place[:-1]:
+                inner = inner[key]
+            if change is ...:
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = change
+            with contextlib.suppress(InweaveError):
+                import_table(table, tmp_path / "x.json", dataset="d")

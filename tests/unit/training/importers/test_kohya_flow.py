@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
+from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import Imported, import_config, import_text
+from inweave.training.optim.schedules import learning_rate_at
+from tests.unit.training.importers.other_trainers import write_text
 
 FLUX = "accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type raw "
 SD3 = "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 "
@@ -61,7 +64,6 @@ def test_times(line: str, expected: tuple[Any, ...]) -> None:
         (f"{QWEN}--timestep_sampling sigma --min_timestep 200", "min_timestep: .* counts from pure noise"),
         (f"{QWEN}--timestep_sampling shift --num_timestep_buckets 4", "num_timestep_buckets: 4: .* not by strata"),
         (f"{QWEN}--edit_plus", "a variant of Qwen-Image"),
-        (f"{FLUX}--ip_noise_gamma 0.1", "ip_noise_gamma: 0.1: noise is sampled without it"),
         (f"{FLUX}--model_type chroma", r"model_type: 'chroma' \(Chroma\) is a model that cannot be trained"),
     ],
 )
@@ -114,18 +116,17 @@ def test_a_rectangle_is_an_area_whose_own_size_is_a_bucket(size: str, bucket: tu
 
     line = f"accelerate launch train_network.py --network_module networks.lora --resolution {size} --train_data_dir x"
     c = import_text(f"{line} --enable_bucket --max_bucket_reso 2048", "a.sh").config
-    rules = BucketRules(c.resolution or 0, c.bucket_step, c.min_bucket, c.max_bucket, upscale=c.upscale)
+    rules = BucketRules(
+        c.resolution or 0, c.bucket_step, c.min_bucket, c.max_bucket, upscale=c.upscale, rule=c.bucket_rule
+    )
     placed = assign(bucket, rules)
     assert (placed.bucket.width, placed.bucket.height) == bucket
     flat = import_text(line, "a.sh").config
-    if bucket[0] == bucket[1]:
-        assert (flat.dataset, flat.buckets) == ("x", False)
-    else:
-        assert isinstance(flat.dataset, dict)
-        table = flat.dataset["datasets"][0]
-        assert (table["resolution"], table["enable_bucket"]) == (list(bucket), False)
-        with pytest.raises(ConfigError, match="without buckets crops to a rectangle"):
-            of(line.replace(" --train_data_dir x", ""), dataset="y")
+    assert (flat.dataset, flat.buckets, flat.resolution) == ("x", False, bucket if len({*bucket}) > 1 else bucket[0])
+    assert of(line.replace(" --train_data_dir x", ""), dataset="y").config.resolution == flat.resolution
+    assert TrainConfig.load(write_text(tmp_path, flat.to_toml())) == flat
+    crop = assign((3000, 2000), BucketRules(flat.resolution or 0, flat.bucket_step, enabled=False, rule="kohya"))
+    assert (crop.bucket.width, crop.bucket.height) == bucket
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,18 @@ def test_options_of_lycoris_that_change_the_factors(arguments: str, why: str) ->
         assert of(f"{line.partition(' --network_args')[0]} --network_args algo=loha {others}").config.network == "loha"
 
 
+def test_a_scheduler_of_torch_is_read_with_its_arguments() -> None:
+    line = "accelerate launch train_network.py --network_module networks.lora --lr_scheduler cosine "
+    line += "--max_train_steps 9 --lr_scheduler_type "
+    c = of(f"{line}CosineAnnealingLR --lr_scheduler_args T_max=9 eta_min=1e-6").config
+    assert (c.lr_scheduler, c.warmup) == ("torch.optim.lr_scheduler.CosineAnnealingLR", 0)
+    assert c.lr_scheduler_args == {"T_max": 9, "eta_min": 1e-6}
+    c = of(f"{line}torch.optim.lr_scheduler.MultiStepLR --lr_scheduler_args 'milestones=[3, 6]' gamma=0.5").config
+    assert c.lr_scheduler_args == {"milestones": [3, 6], "gamma": 0.5}
+    again = TrainConfig.of(**c.model_dump())
+    assert [round(learning_rate_at(again, step, 9), 3) for step in (0, 2, 3, 8)] == [1, 1, 0.5, 0.25]
+
+
 def test_options_of_a_scheduler_are_refused_and_an_old_spelling_is_read() -> None:
     line = "accelerate launch train_network.py --network_module networks.lora --lr_scheduler cosine "
     with pytest.raises(ConfigError, match=r"lr_scheduler_args: .*schedulers have no further options"):
@@ -204,3 +217,12 @@ def test_a_dataset_file_of_musubi_is_read(tmp_path: Path) -> None:
         import_config(path)
     dataset.unlink()
     assert import_config(path).config.dataset == "configs/data.toml"
+
+
+def test_a_cosine_that_ends_above_zero() -> None:
+    c = of(f"{FLUX}--lr_scheduler cosine_with_min_lr --lr_scheduler_min_lr_ratio 0.1 --lr_decay_steps 0.2").config
+    assert (c.lr_scheduler, c.lr_min_ratio, c.cosine_cycles) == ("cosine", 0.1, 1)
+    assert learning_rate_at(c, 100, 100) == pytest.approx(0.1)
+    assert of(f"{FLUX}--lr_scheduler cosine --lr_scheduler_min_lr_ratio 0.1").config.lr_min_ratio == 0
+    with pytest.raises(ConfigError, match="rises again"):
+        of(f"{FLUX}--lr_scheduler cosine_with_min_lr --lr_scheduler_num_cycles 3")

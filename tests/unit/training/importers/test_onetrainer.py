@@ -11,8 +11,9 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.importers.detect import import_config
 from inweave.training.importers.files import leaves_of
+from inweave.training.optim.schedules import learning_rate_at
 from tests.unit.training.importers.other_trainers import ONE_TRAINER, accounted, write_text
-from tests.unit.training.importers.small_imports import ONE, imported
+from tests.unit.training.importers.small_imports import GUI, ONE, imported
 
 
 def test_one_trainer(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_one_trainer(tmp_path: Path) -> None:
     )
     assert isinstance(c.dataset, dict)
     assert [each["subsets"][0]["image_dir"] for each in c.dataset["datasets"]] == ["pictures/knight", "pictures/armour"]
-    assert c.dataset["datasets"][1]["subsets"][0]["flip_aug"] is True  # OneTrainer's default
+    assert c.dataset["datasets"][1]["subsets"][0]["flip_aug"] is False  # OneTrainer's default
     assert (c.flip, c.shuffle_tags, c.keep_tokens, c.caption_variants) == (True, True, 1, 3)
     assert (c.output, c.name, c.save_every, c.train_text_encoders) == ("models", "knight", 500, False)
     missed = {each.split(":")[0] for each in result.no_equivalent}
@@ -63,7 +64,7 @@ def test_one_trainer_presets_only_hold_what_differs(tmp_path: Path) -> None:
               "text_encoder": {"train": False}, "text_encoder_2": {"train": False}, "loss_weight_fn": "MIN_SNR_GAMMA",
               "resolution": "512,1024", "layer_filter_preset": "mine", "layer_filter": "attn1,attn2"}  # fmt: skip
     path = write_text(tmp_path, json.dumps(preset))
-    with pytest.raises(ConfigError, match="dataset: is required"):
+    with pytest.raises(ConfigError, match=r"concept_file_name \(dataset\): is required"):
         import_config(path)
     assert import_config(path, dataset="there").config.dataset == "there"
     (tmp_path / "concepts").mkdir()
@@ -155,8 +156,14 @@ def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_pat
         if name == "link.json":
             (folder / name).symlink_to(secret)
         (folder / "config.json").write_text(json.dumps({**settings, "concept_file_name": name}))
-        with pytest.raises(ConfigError, match="dataset: is required"):
+        with pytest.raises(ConfigError, match=r"concept_file_name \(dataset\): is required"):
             import_config(folder / "config.json")
+    (folder / "concepts.json").write_text(secret.read_text("utf-8"), "utf-8")
+    absolute = {**settings, "concept_file_name": r"C:\\OneTrainer\\concepts.json"}
+    (folder / "config.json").write_text(json.dumps(absolute), "utf-8")
+    result = import_config(folder / "config.json")
+    assert result.config.dataset == "/home/somebody/photos"
+    assert any("there is no such folder on this machine" in line for line in result.no_equivalent)
 
 
 def test_steps_are_batches(tmp_path: Path) -> None:
@@ -184,7 +191,8 @@ def test_steps_are_batches(tmp_path: Path) -> None:
         ({"timestep_shift": 2.0}, "sample timesteps without a shift"),
         ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5},
          "a range of noise levels before the shift"),
-        ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
+        ({"learning_rate_scheduler": "COSINE_WITH_RESTARTS"}, "is a wave here, without restarts"),
+        ({"learning_rate_scheduler": "CUSTOM", "custom_learning_rate_scheduler": "mine.Curve"}, "is not a scheduler"),
         ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
         ({"dropout_probability": 0.1, "lora_decompose": True}, "dora has dropout on the adapter's inputs only"),
         ({"dropout_probability": 0.1, "peft_type": "LOHA"}, "loha has dropout on the adapter's inputs only"),
@@ -215,3 +223,44 @@ def test_one_trainer_without_a_filter_adapts_every_layer(tmp_path: Path) -> None
     c = imported(tmp_path, shifted).config
     assert (c.timestep_sampling, c.timestep_shift, c.logit_std) == ("shift", 3.0, 1.5)
     assert imported(tmp_path, {**ONE, "clip_grad_norm": None}).config.max_grad_norm == 0
+
+
+def test_schedules_with_arguments(tmp_path: Path) -> None:
+    """Its formulas of REX and of the lowest factor, and a class of torch with text for values."""
+    rex = imported(tmp_path, {**ONE, "learning_rate_scheduler": "REX", "learning_rate_min_factor": 0.1,
+                              "learning_rate_warmup_steps": 0}).config  # fmt: skip
+    for step in (0, 30, 99):
+        t = step / 100
+        expected = 0.1 + 0.9 * (1 - t) / (0.1 + 0.9 * (1 - t))
+        assert learning_rate_at(rex, step, 100) == pytest.approx(expected)
+    name = "torch.optim.lr_scheduler.MultiStepLR"
+    params = [{"key": "milestones", "value": "[10, 20]"}, {"key": "gamma", "value": "0.5"}]
+    custom = {**ONE, "learning_rate_scheduler": "CUSTOM", "custom_learning_rate_scheduler": name}
+    c = imported(tmp_path, {**custom, "scheduler_params": params}).config
+    assert (c.lr_scheduler, c.lr_scheduler_args, c.warmup) == (name, {"milestones": [10, 20], "gamma": 0.5}, 200)
+    unknown = {**custom, "scheduler_params": [{"key": "total_iters", "value": "%TOTAL_STEPS%"}]}
+    with pytest.raises(ConfigError, match="only the run knows it"):
+        imported(tmp_path, unknown)
+    assert imported(tmp_path, unknown, lr_scheduler_args={"milestones": [3]}).config.lr_scheduler_args == {
+        "milestones": [3]
+    }
+
+
+def test_samples_of_its_own_file_carry_over(tmp_path: Path) -> None:
+    samples = [
+        {"prompt": "a knight", "negative_prompt": "blurry", "width": 512, "height": 768, "seed": 5, "cfg_scale": 7.0,
+         "diffusion_steps": 20, "enabled": True, "random_seed": False},
+        {"prompt": "a castle", "width": 640, "height": 640, "seed": 8, "random_seed": True},
+        {"prompt": "not this one", "enabled": False},
+    ]  # fmt: skip
+    expected = ("a knight --n blurry --w 512 --h 768 --d 5 --l 7 --s 20", "a castle --w 640 --h 640")
+    every = {"sample_after": 100, "sample_after_unit": "STEP"}
+    assert imported(tmp_path, {**ONE, **every, "samples": samples}).config.sample_prompts == expected
+    (tmp_path / "samples.json").write_text(json.dumps(samples), "utf-8")
+    c = imported(tmp_path, {**ONE, **every, "sample_definition_file_name": "samples.json"}).config
+    assert (c.sample_prompts, c.sample_every) == (expected, 100)
+
+
+def test_its_epochs_leave_out_batches_that_are_not_full(tmp_path: Path) -> None:
+    assert imported(tmp_path, ONE).config.drop_incomplete is True
+    assert imported(tmp_path, GUI).config.drop_incomplete is False

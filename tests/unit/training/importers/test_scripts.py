@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.importers.detect import Imported, import_text
+from inweave.training.importers.detect import Imported, import_config, import_text
 
 POWERSHELL = """
 # settings
@@ -109,7 +112,7 @@ def test_of_several_commands_the_first_of_the_longest_is_read_and_said() -> None
     result = import_text("mkdir --parents out\n" + line.format("a", 1) + line.format("b", 2), "train.sh")
     assert (result.config.dataset, result.config.rank) == ("a", 1)
     assert any("2 training commands" in note for note in result.notes)
-    assert any("2 training commands" in line for line in result.report())
+    assert any("2 training commands" in line for line in result.report(verbose=True))
 
 
 def test_one_value_of_diffusers_is_no_list() -> None:
@@ -152,3 +155,108 @@ def test_commands_inside_of_others(around: str) -> None:
     command = "accelerate launch sdxl_train_network.py --network_module networks.lora --network_dim 12 --seed 7"
     c = import_text(around.format(command), "a.sh", dataset="x").config
     assert (c.rank, c.seed) == (12, 7)
+
+
+def test_options_on_lines_of_their_own_belong_to_the_command_before() -> None:
+    """As kohya's documentation writes them, without a sign that the line goes on."""
+    text = (
+        "accelerate launch --num_cpu_threads_per_process 1 train_network.py\n"
+        "    --pretrained_model_name_or_path=model.ckpt\r\n\n  --train_data_dir=x\n"
+        "\t--network_module=networks.lora --network_dim 8   # a comment\n    --max_train_steps=7\necho done\n"
+    )
+    c = import_text(text, "train.sh").config
+    assert (c.model, c.dataset, c.rank, c.steps) == ("model.ckpt", "x", 8, 7)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+def test_scripts_in_the_encodings_of_windows(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.ps1"
+    text = POWERSHELL.format(module="networks.lora", offset=0).replace("# settings", "# café")
+    path.write_bytes(text.encode(encoding))
+    assert import_config(path).config == powershell("networks.lora", 0).config
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("python gen_img.py --ckpt m --network_module networks.lora --ckpt a", "script: 'gen_img'"),
+        ("accelerate launch flux_kontext_train_network.py --dit m --network_module networks.lora_flux", "Kontext"),
+        ("qwen_image_train_network.py --dit a/qwen_image_edit_2511.safetensors --network_dim 4", "an editing model"),
+        ("accelerate launch wan_train_network.py --dit m --network_module networks.lora", "Wan"),
+        ('pretrained_model_name_or_path = ""\ntrain_data_dir = ""\nnetwork_dim = 32', "this is a template"),
+    ],
+)  # fmt: skip
+def test_what_trains_nothing_or_another_model_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        import_text(text, "theirs.txt", dataset="x")
+    assert len(caught.value.problems) == 1
+
+
+def test_a_setting_left_out_takes_the_neutral_value() -> None:
+    """--without is for every setting: bucket_reso_steps, for one, which kohya reads at any value."""
+    line = "accelerate launch train_network.py --network_module networks.lora --enable_bucket --bucket_reso_steps 1"
+    with pytest.raises(ConfigError, match=r"bucket_reso_steps \(bucket_step\)"):
+        import_text(line, "a.sh", dataset="x")
+    result = import_text(line, "a.sh", dataset="x", without=["bucket_reso_steps"])
+    assert (result.config.bucket_step, result.no_equivalent) == (64, ["bucket_reso_steps: left out"])
+
+
+FAMILIES = """
+$mode = "{mode}"
+$script = "train_network"
+$optimizer = "AdamW8bit"
+$save = 250
+$list = [System.Collections.ArrayList]::new()
+$launch = @(
+  "--num_cpu_threads_per_process=8"
+  "--mixed_precision=bf16"
+)
+If ($mode -ieq "sdxl" -or $mode -like "pony*")
+{{
+  $script = "sdxl_" + $script
+}}
+elseif ($mode -in @("flux", "flux-dev")) {{
+  $script = "flux_" + $script; [void]$list.Add("--model_prediction_type=raw")
+  if (($save -gt 100) -and -not $never_set) {{ [void]$list.Add("--save_every_n_steps=$save") }}
+}}
+# the models before
+Else
+{{
+  [void]$list.Add("--clip_skip=2")
+}}
+if ($metadata) {{
+  foreach ($each in $metadata) {{ [void]$list.Add("--metadata_$each") }}
+}}
+function Log($text) {{ Write-Output "--$text" }}
+if ($optimizer -ieq "adamw8bit") {{ [void]$list.Add("--optimizer_type=$optimizer") }}
+else {{ [void]$list.Add("--optimizer_type=Lion") }}
+python -m accelerate.commands.launch $launch "./sd-scripts/$script.py" `
+  --pretrained_model_name_or_path=m --train_data_dir=x --network_module=networks.lora{suffix} `
+  $list
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "family"),
+    [("sd", "", "sd"), ("SDXL", "", "sdxl"), ("pony-v6", "", "sdxl"), ("flux-dev", "_flux", "flux")],
+)
+def test_blocks_of_powershell_in_every_layout(mode: str, suffix: str, family: str) -> None:
+    """An elseif below its bracket belongs to the if before it, in any case, with any of the comparisons."""
+    result = import_text(FAMILIES.format(mode=mode, suffix=suffix), "train.ps1")
+    c = result.config
+    assert (c.objective, c.guidance) == (("flow", 3.5) if family == "flux" else ("epsilon", 1.0))
+    assert (c.clip_skip, c.save_every) == ({"sd": 2}.get(family), 250 if family == "flux" else 0)
+    assert (c.optimizer, result.notes.count("clip_skip: is ignored for this model")) == ("adamw8bit", 0)
+    sdxl = "down_blocks.2.attentions.0.proj_in"
+    assert (family == "flux") != bool(re.fullmatch(c.targets[0], sdxl))
+
+
+def test_what_a_loop_adds_is_not_guessed() -> None:
+    text = FAMILIES.format(mode="sd", suffix="").replace("$save = 250", '$metadata = "author"')
+    with pytest.raises(ConfigError, match=r"list: the options in this list depend on a condition .* 'foreach"):
+        import_text(text, "train.ps1")
+    changed = FAMILIES.format(mode="sd", suffix="").replace(
+        "$save = 250", '$optimizer = $optimizer -replace "8bit", ""'
+    )
+    with pytest.raises(ConfigError, match=r"list: the options in this list depend on a condition"):
+        import_text(changed, "train.ps1")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inweave.errors import ConfigError
+from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import import_config
+from inweave.training.optim.schedules import learning_rate_at
+from inweave.training.output.sample_prompts import sample_requests
 from tests.unit.training.importers.small_imports import TUNER, imported
 
 
@@ -89,3 +93,152 @@ def test_every_option_of_a_lycoris_file_is_read_or_refused(changes: dict[str, An
     (tmp_path / "lycoris.json").write_text(json.dumps({**plain, **changes}), "utf-8")
     with pytest.raises(ConfigError, match=why):
         imported(tmp_path, table)
+
+
+def with_backends(tmp_path: Path, *backends: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """A configuration next to its backends, of which each has an id and text files unless it says otherwise."""
+    listed = [{"id": str(n), "caption_strategy": "textfile", **each} for n, each in enumerate(backends)]
+    (tmp_path / "backends.json").write_text(json.dumps(listed), "utf-8")
+    return {**TUNER, "data_backend_config": "backends.json", **settings}
+
+
+def rates_of(config: TrainConfig, count: int) -> list[float]:
+    return [config.learning_rate * learning_rate_at(config, step, count) for step in range(count)]
+
+
+def test_its_own_defaults_are_written(tmp_path: Path) -> None:
+    plain = {name: value for name, value in TUNER.items() if name not in ("lr_scheduler", "optimizer")}
+    c = imported(tmp_path, plain).config
+    assert (c.lr_scheduler, c.warmup, c.caption_dropout, c.gradient_checkpointing) == ("constant", 0, 0.1, "full")
+    assert (c.max_grad_norm, c.max_grad_value, c.keep_last, c.optimizer) == (0, 2.0, 5, "adamw")
+    c = imported(tmp_path, {**plain, "grad_clip_method": "norm", "max_grad_norm": 0.5}).config
+    assert (c.max_grad_norm, c.max_grad_value) == (0.5, 0)
+
+
+def test_its_schedules_are_its_own_curves(tmp_path: Path) -> None:
+    """cosine is a wave from lr to lr_end whose half is the warmup, or 1000 steps; polynomial ends at lr_end."""
+    plain = {**TUNER, "learning_rate": 1e-4, "max_train_steps": 20}
+    for warmup, half in ((4, 4), (0, 1000)):
+        c = imported(tmp_path, {**plain, "lr_scheduler": "cosine", "lr_warmup_steps": warmup}).config
+        theirs = [4e-7 + (1e-4 - 4e-7) * (1 + math.cos(math.pi * step / half)) / 2 for step in range(20)]
+        assert rates_of(c, 20) == pytest.approx(theirs, rel=1e-6)
+    c = imported(tmp_path, {**plain, "lr_scheduler": "polynomial", "lr_end": 2e-5}).config
+    theirs = [2e-5 + (1e-4 - 2e-5) * (1 - step / 20) ** 0.8 for step in range(20)]
+    assert rates_of(c, 20) == pytest.approx(theirs)
+    c = imported(tmp_path, {**plain, "lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 5}).config
+    assert (c.lr_scheduler, c.warmup) == ("constant", 5)
+    for name in ("sine", "cosine_with_restarts"):
+        with pytest.raises(ConfigError, match=f"'{name}' is a .*--set lr_scheduler="):
+            imported(tmp_path, {**plain, "lr_scheduler": name})
+        assert imported(tmp_path, {**plain, "lr_scheduler": name}, lr_scheduler="rex").config.lr_scheduler == "rex"
+
+
+def test_a_dataset_of_the_hub_keeps_everything_but_its_images(tmp_path: Path) -> None:
+    hub = {
+        "type": "huggingface", "dataset_name": "a/b", "resolution": 512, "resolution_type": "pixel_area", "crop": True,
+        "crop_style": "center", "caption_strategy": "instanceprompt", "instance_prompt": "a knight", "repeats": 4,
+        "metadata_backend": "huggingface", "minimum_image_size": 256,
+    }  # fmt: skip
+    table = with_backends(tmp_path, hub)
+    result = imported(tmp_path, table)
+    c = result.config
+    assert (c.resolution, c.caption, c.crop, c.caption_extensions) == (512, "a knight", "center", (".no-captions",))
+    assert isinstance(c.dataset, dict)
+    (row,) = c.dataset["datasets"]
+    assert (row["resolution"], row["enable_bucket"]) == (512, False)
+    assert (row["subsets"][0]["image_dir"], row["subsets"][0]["num_repeats"]) == ("pictures", 5)
+    assert not {"resolution", "resolution_type", "caption_strategy"} & result.defaults.keys()
+    reported = "\n".join(result.no_equivalent)
+    assert "minimum_image_size: 256: no image is left out" in reported and "'a/b': is not downloaded" in reported
+    for backends in ([hub], [hub, {"instance_data_dir": "pictures"}]):
+        (tmp_path / "theirs.json").write_text(json.dumps(with_backends(tmp_path, *backends)), "utf-8")
+        with pytest.raises(ConfigError, match=r"dataset.*is required"):
+            import_config(tmp_path / "theirs.json")
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ({"conditioning": {"type": "canny"}}, r"0\.conditioning: a table: is not supported"),
+        ({"conditioning_data": "edges"}, r"0\.conditioning_data: 'edges'"),
+        ({"type": "huggingface", "conditioning": [{"type": "canny"}]}, r"0\.conditioning: "),
+        ({"dataset_type": "conditioning"}, r"0\.dataset_type: 'conditioning'"),
+        ({"is_regularization_data": True}, "the base model's own prediction"),
+        ({"timestep_sampling_offset": -0.5}, "timestep_sampling_offset: -0.5"),
+        ({"probability": 0.3}, "probability: 0.3"), ({"start_epoch": 3}, "start_epoch: 3"),
+        ({"caption_strategy": "filename"}, "'filename': captions are files"),
+        ({"slider_strength": 1}, "slider_strength"),
+        ({"crop": True, "crop_aspect": "closest", "crop_aspect_buckets": [1.0]}, "crop_aspect: 'closest'"),
+        ({"caption_filter_list": "x.txt"}, "caption_filter_list"), ({"train_batch_size": 7}, "train_batch_size: 7"),
+    ],
+)  # fmt: skip
+def test_what_a_backend_alone_has_is_refused(backend: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why):
+        imported(tmp_path, with_backends(tmp_path, {"instance_data_dir": "pictures", **backend}))
+
+
+def test_a_default_that_changes_training_is_not_silent(tmp_path: Path) -> None:
+    """A backend that does not name a caption_strategy has names of files as captions."""
+    (tmp_path / "backends.json").write_text(json.dumps([{"id": "a", "instance_data_dir": "x"}]), "utf-8")
+    table = {**TUNER, "data_backend_config": "backends.json"}
+    with pytest.raises(ConfigError, match="'filename': captions are files"):
+        imported(tmp_path, table)
+    assert imported(tmp_path, table, caption_extensions=[".txt"]).config.caption_extensions == (".txt",)
+    biased = {**TUNER, "timestep_bias_strategy": "later"}
+    with pytest.raises(ConfigError, match="timestep_bias_strategy: 'later': timesteps are sampled evenly"):
+        imported(tmp_path, biased)
+    flow = imported(tmp_path, {**biased, "model_family": "flux"})
+    assert any("timestep_bias_strategy: SimpleTuner ignores it" in note for note in flow.notes)
+    assert imported(tmp_path, {**TUNER, "timestep_bias_strategy": "none"}).config
+
+
+def test_shuffled_captions_and_samples_carry_over(tmp_path: Path) -> None:
+    shuffle = {"enable": True, "count": 3, "position_start": 1, "split_on": "comma"}
+    prompts = {"validation_prompt": "a knight", "validation_resolution": "512x768", "validation_seed": 7}
+    table = with_backends(tmp_path, {"instance_data_dir": "pictures", "caption_shuffle": shuffle}, **prompts)
+    c = imported(tmp_path, table).config
+    assert (c.shuffle_tags, c.keep_tokens, c.tag_separator, c.caption_variants) == (True, 1, ",", 4)
+    assert c.sample_prompts == ("a knight --n blurry, cropped, ugly --w 512 --h 768",) and c.sample_seed == 7
+    ((_, request),) = sample_requests(c)
+    assert (request.negative_prompt, request.width, request.height) == ("blurry, cropped, ugly", 512, 768)
+    plain = imported(tmp_path, {**TUNER, **prompts, "model_family": "flux", "validation_resolution": 512}).config
+    assert plain.sample_prompts == ("a knight --w 512 --h 512",)
+
+
+def test_a_model_that_is_trained_with_an_assistant_is_not_trained_without_it(tmp_path: Path) -> None:
+    turbo = {**TUNER, "model_family": "z_image", "model_flavour": "turbo"}
+    with pytest.raises(ConfigError, match=r"ostris/zimage_turbo_training_adapter merged in.*--set assistant="):
+        imported(tmp_path, turbo)
+    assert imported(tmp_path, turbo, assistant="a.safetensors").config.assistant == "a.safetensors"
+    for plain in ({**turbo, "disable_assistant_lora": True}, {**turbo, "model_flavour": "base"}):
+        assert imported(tmp_path, plain).config.assistant is None
+
+
+@pytest.mark.parametrize(
+    ("family", "flavor", "model"),
+    [
+        ("flux", None, "black-forest-labs/FLUX.1-Krea-dev"), ("flux", "dev", "black-forest-labs/FLUX.1-dev"),
+        ("sd3", None, "stabilityai/stable-diffusion-3.5-medium"), ("qwen_image", "v1.0", "Qwen/Qwen-Image"),
+        ("sd1x", "dreamshaper", "Lykon/dreamshaper-8"), ("z_image", "base", "Tongyi-MAI/Z-Image"),
+    ],
+)  # fmt: skip
+def test_a_flavor_is_a_model(family: str, flavor: str | None, model: str, tmp_path: Path) -> None:
+    table = {**TUNER, "model_family": family, "model_flavour": flavor}
+    assert imported(tmp_path, table).config.model == model
+    assert imported(tmp_path, {**table, "pretrained_model_name_or_path": "mine"}).config.model == "mine"
+    with pytest.raises(ConfigError, match=r"model_flavour: 'mine': its model is not known here.*--set model="):
+        imported(tmp_path, {**table, "model_flavour": "mine"})
+
+
+def test_paths_of_another_machine_are_named(tmp_path: Path) -> None:
+    """Files are found next to the configuration whatever their path was; folders that are not here are reported."""
+    table = with_backends(tmp_path, {"instance_data_dir": "D:\\pictures\\me"})
+    (tmp_path / "theirs.json").write_text(
+        json.dumps({**table, "data_backend_config": "/home/me/config/backends.json"}), "utf-8"
+    )
+    result = import_config(tmp_path / "theirs.json")
+    assert result.config.dataset == "D:\\pictures\\me"
+    assert any("there is no such folder on this machine" in line for line in result.no_equivalent)
+    (tmp_path / "theirs.json").write_text(json.dumps({**table, "data_backend_config": "C:\\none.json"}), "utf-8")
+    with pytest.raises(ConfigError, match=r"data_backend_config \(dataset\): is required"):
+        import_config(tmp_path / "theirs.json")

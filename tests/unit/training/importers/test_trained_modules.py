@@ -45,7 +45,7 @@ def test_every_trainer_has_a_table_of_defaults_with_its_version() -> None:
         "full",
         0.1,
         2.0,
-        500,
+        0,
     )
 
 

@@ -28,10 +28,11 @@ from inweave.ops.attention import MAX_WORKSPACE  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.execution.capture import is_recorded, recording_pays  # noqa: E402
+from inweave.training.memory import plan as planning  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
-from inweave.training.memory.estimate import GIB, estimate  # noqa: E402
+from inweave.training.memory.estimate import GIB, Measurements, estimate  # noqa: E402
 from inweave.training.memory.meta import Measured, MetaAttention, blank, measure  # noqa: E402
-from inweave.training.memory.plan import limit_for, plan_memory  # noqa: E402
+from inweave.training.memory.plan import MemoryPlan, limit_for  # noqa: E402
 from inweave.training.memory.speed import (  # noqa: E402
     EAGER_LAUNCH,
     KERNELS,
@@ -201,6 +202,10 @@ def test_gradient_checkpointing_of_language_models_disables_cache_and_dropout(mo
 
 def config(**settings: Any) -> TrainConfig:
     return TrainConfig.of(dataset="-", **{"rank": 32, "precision": "bf16", "targets": "attention", **settings})
+
+
+def plan_memory(blueprint: Any, settings: TrainConfig, limit: int, speed: Speed, **options: Any) -> MemoryPlan:
+    return planning.plan_memory(Measurements(blueprint, settings), settings, limit, speed, **options)
 
 
 def test_a_model_without_weights_has_their_sizes() -> None:

@@ -41,6 +41,30 @@ def test_clip_is_clip_grad_norm(max_norm: float, scale: float) -> None:
         torch.testing.assert_close(parameter.grad * grad_scale, theirs[name].grad, rtol=2 * off, atol=0)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("max_norm", [None, 1e-2])
+def test_clip_by_value_is_clip_grad_value(max_norm: float | None, scale: float) -> None:
+    flat, theirs = FlatParameters(parameters()), parameters()
+    for p in theirs.values():
+        p.grad = torch.zeros_like(p)
+    next(zip(gradients(flat.parameters, 1), gradients(theirs, 1), strict=True))
+    limit = float(flat.grads.abs().max()) / 4
+    norm = float(torch.linalg.vector_norm(flat.grads))
+    nn.utils.clip_grad_value_(theirs.values(), limit)
+    if max_norm is not None:
+        nn.utils.clip_grad_norm_(theirs.values(), max_norm)
+    flat.grads.mul_(scale)
+    grad_scale, ok, our_norm = clip(flat.grads, max_norm, torch.tensor(scale), limit)
+    assert bool(ok) and float(our_norm) == pytest.approx(norm, rel=1e-5)
+    for name, parameter in flat.parameters.items():
+        torch.testing.assert_close(parameter.grad * grad_scale, theirs[name].grad, rtol=1e-3, atol=0)
+
+
+def test_an_infinite_gradient_is_seen_before_its_value_is_clipped() -> None:
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not bool(clip(torch.tensor([1.0, bad]), None, 1.0, 0.5)[1])
+
+
 def test_clip_at_the_edges() -> None:
     assert [float(t) for t in clip(torch.zeros(5), 1.0)] == [1.0, 1.0, 0.0]
     assert [float(t) for t in clip(torch.full((4,), 2.0), None, 8.0)] == [0.125, 1.0, 0.5]

@@ -271,3 +271,26 @@ def test_adafactor_can_take_steps_of_the_learning_rate_itself() -> None:
         optimizer.step(torch.tensor(0.01), one, one)
         moved[scaled] = float(flat.parameters["a"].detach().abs().max())
     assert moved[False] == pytest.approx(0.01) and moved[True] == pytest.approx(1e-5)
+
+
+def test_adafactor_at_a_rate_of_one_hundredth_chooses_its_own_as_transformers_does() -> None:
+    """relative_step=True there is min(0.01, 1 / sqrt(step)); after step 10,000 the second counts."""
+    transformers = pytest.importorskip("transformers")
+    start = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+    flat = FlatParameters({"a": torch.nn.Parameter(start.clone())})
+    ours = make_optimizer("adafactor", flat, learning_rate=0.01, weight_decay=0.0)
+    theirs = torch.nn.Parameter(start.clone())
+    reference = transformers.optimization.Adafactor([theirs], lr=None, scale_parameter=True, relative_step=True)
+    one = torch.ones(())
+    for number in range(60):
+        gradient = torch.randn(6, 5, generator=torch.Generator().manual_seed(100 + number))
+        theirs.grad = gradient.clone()
+        flat.grads.zero_()
+        flat.grads[: gradient.numel()] = gradient.flatten()
+        reference.step()
+        ours.step(torch.tensor(0.01), one, one)
+        if number == 30:  # as late in a long run
+            for optimizer in (reference, ours._inner):  # type: ignore[attr-defined]
+                (state,) = optimizer.state.values()
+                state["step"] = state["step"] * 0 + 20_000
+    torch.testing.assert_close(flat.parameters["a"].detach(), theirs.detach(), rtol=1e-4, atol=1e-5)

@@ -185,6 +185,23 @@ def test_sigma_weighting_is_the_loss_of_images() -> None:
     assert Objective("flow", None).weights(times) is None
 
 
+def test_weights_by_timestep_are_a_curve_of_mean_one() -> None:
+    """The weight of t = 1 .. 1000 is that of the interval of noise levels that ends there."""
+    flow = model("FlowMatchEulerDiscreteScheduler", "sd3")
+    weighted = make_objective(flow, "auto", CPU, timesteps="uniform", weighting="ai-toolkit")
+    weights = weighted.weights(torch.arange(1, 1001) / 1000)
+    assert weights is not None and float(weights.mean()) == pytest.approx(1, abs=1e-3)
+    assert [round(float(weights[t - 1]), 3) for t in (1000, 999, 876, 1)] == [0.906, 0.910, 1.523, 0.447]
+    levels = torch.tensor([0.0, 0.0004, 0.00101, 0.5, 1.0])
+    some = weighted.weights(levels)
+    assert some is not None and torch.equal(some, weights[torch.tensor([0, 0, 1, 499, 999])])
+    both = make_objective(flow, "auto", CPU, weighting="ai-toolkit", sigma_weighting=2.0).weights(levels)
+    assert both is not None
+    torch.testing.assert_close(both, some * levels**2)
+    with pytest.raises(ConfigError, match="timestep_weighting: is for flow matching"):
+        make_objective(model(), "auto", CPU, weighting="ai-toolkit")
+
+
 @pytest.mark.parametrize("tokens", [64, 256, 1024, 4096, 9216])
 def test_flux_shifts_by_size(tokens: int) -> None:
     dev = model("FlowMatchEulerDiscreteScheduler", "flux", use_dynamic_shifting=True)

@@ -4,7 +4,8 @@
     datasets           each at each of its resolutions: one dataset here per pair
     model.arch         or is_xl, is_v2, is_v3, is_flux: the family
 
-Times of a flow: sigmoid and linear are ours too. Its "shift" and "weighted" are other distributions and loss weights.
+Times of a flow: sigmoid and linear are ours too, and "weighted" is linear with weights of the loss. Its "shift" is
+another distribution.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
+from inweave.files.paths import is_file
 from inweave.training.config import row
 from inweave.training.config.aliases import lr_scheduler, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
@@ -21,15 +23,27 @@ from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 from inweave.training.importers.ai_toolkit.datasets import read_folders
 from inweave.training.importers.datasets import put_folders
-from inweave.training.importers.defaults import defaults
+from inweave.training.importers.defaults import defaults, setting_rows
 from inweave.training.importers.files import leaves_of
 from inweave.training.importers.models import AI_TOOLKIT as FAMILIES
 from inweave.training.importers.models import AI_TOOLKIT_SWITCHES, ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.importers.optimizers import with_library_defaults
-from inweave.training.importers.readers import implied_by, min_snr, refuse_hidden_dropout, substring_patterns, vae
+from inweave.training.importers.readers import (
+    entries_by_index,
+    implied_by,
+    min_snr,
+    refuse_hidden_dropout,
+    substring_patterns,
+    vae,
+)
+from inweave.training.importers.samples import sample_line
 from inweave.training.importers.source import Importer, Source
 from inweave.training.importers.targets import FLOW, everything, toolkit_targets
 
+_SAMPLE = {
+    "width": "width", "height": "height", "seed": "seed", "guidance_scale": "guidance", "sample_steps": "steps",
+}  # fmt: skip
+_PROMPTS = ("sample.prompts", "sample.samples", "sample.width", "sample.height", "sample.neg", "sample.walk_seed")
 _TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 _OTHER_METHODS = {
     "slider": "a slider is trained from prompts", "embedding": "textual inversion trains an embedding",
@@ -65,7 +79,8 @@ def _family(settings: Mapping[str, Any]) -> str:
 
 
 def _prepare(source: Source) -> Translation:
-    settings = source.settings
+    settings = {name: value for name, value in source.settings.items() if value != ""}
+    source.unset.extend(source.settings.keys() - settings.keys())
     family = _family(settings)
     if any(name.startswith("config.process.") for name in settings):
         raise ConfigError("config.process: has several processes; one job is one run")
@@ -97,11 +112,7 @@ def _translate(out: Translation, source: Source) -> None:
         out.mapping["train.lr"] = "text_encoder_learning_rate"
     refuse_hidden_dropout(out, "network.dropout")
     _divide_micro_steps(out)
-    if trigger := out.fields.get("trigger"):
-        prompts = out.fields.get("sample_prompts", [])
-        out.fields["sample_prompts"] = [each.replace("[trigger]", trigger) for each in prompts]
-    if not out.fields.get("sample_prompts"):
-        out.fields["sample_every"] = 0
+    _put_samples(out)
 
 
 def _put_network(out: Translation) -> None:
@@ -116,8 +127,8 @@ def _put_network(out: Translation) -> None:
     if kind == "lokr" and out.is_on("network.lokr_full_rank"):
         fields["rank"] = 2**20  # more than any factor has: both stay whole
         fields["alpha"] = float(fields["rank"])
-    elif kind != "lokr" and flow and fields.get("alpha") != fields["rank"]:
-        fields["alpha"] = float(fields["rank"])
+    elif kind != "lokr" and flow and fields.get("alpha") != fields.get("rank"):
+        fields["alpha"] = fields.get("rank")
         out.note("network.linear_alpha", "in ai-toolkit adapters of transformers always have alpha = rank")
     if "targets" not in fields:
         whole = is_off(out.get("network.transformer_only", True))
@@ -179,7 +190,11 @@ def _timesteps(out: Translation, name: str, value: Any) -> None:
     if out.family not in FLOW:
         out.note(name, "only used by flow models")
     else:
-        row.choice("timestep_sampling", {"sigmoid": "sigmoid", "linear": "uniform"}).read(out, name, value)
+        known = {"sigmoid": "sigmoid", "linear": "uniform", "weighted": "uniform"}
+        row.choice("timestep_sampling", known).read(out, name, value)
+        if normalize_name(value) == "weighted":
+            out.put(name, "timestep_weighting", "ai-toolkit")
+            out.mapping[name] = "timestep_sampling"
 
 
 def _filters(out: Translation, name: str, value: Any) -> None:
@@ -210,17 +225,6 @@ def _schedule(out: Translation, name: str, value: Any) -> None:
         out.fields["warmup"] = parse_int(out.get("train.lr_scheduler_params.num_warmup_steps") or 1000)
 
 
-def _range_of_steps(*neutral: int) -> SettingRow:
-    def read(out: Translation, name: str, value: Any) -> None:
-        if parse_int(value) in neutral:
-            out.unset.append(name)
-        else:
-            why = "places in a schedule, of which 0 is pure noise, are not chosen here"
-            out.refuse(name, f"{for_message(value)}: {why}")
-
-    return row.custom(read)
-
-
 def _ema(out: Translation, name: str, value: Any) -> None:
     decay = parse_number(out.get("train.ema_config.ema_decay") or 0.999)
     out.put(name, "ema_decay", decay if parse_bool(value) else 0.0)
@@ -230,34 +234,45 @@ def _ema(out: Translation, name: str, value: Any) -> None:
             out.refuse_value(theirs, "the average does not change the weights")
 
 
-def _sample_prompt(out: Translation, name: str, value: Any) -> None:
-    if name.endswith(".prompt") and isinstance(value, str):
-        out.fields["sample_prompts"] = [*out.fields.get("sample_prompts", []), value]
-        out.mapping[name] = "sample_prompts"
+def _put_samples(out: Translation) -> None:
+    """Set the prompts with their sizes and negative prompts; with walk_seed each has a seed of its own."""
+    common = {ours: out.get(f"sample.{theirs}") for theirs, ours in _SAMPLE.items()}
+    listed = out.get("sample.prompts")
+    prompts: list[Mapping[str, Any]] = [*entries_by_index(out.settings, "sample.samples", 2).values()]
+    prompts = prompts or [{"prompt": each} for each in (listed if isinstance(listed, list) else [listed]) if each]
+    lines = []
+    for number, sample in enumerate(each for each in prompts if isinstance(each.get("prompt"), str)):
+        own = {ours: sample.get(theirs) for theirs, ours in _SAMPLE.items()}
+        flags = {name: common[name] if own[name] is None else own[name] for name in ("width", "height")}
+        flags |= {name: own[name] for name in ("seed", "guidance", "steps")}
+        if flags["seed"] is None and out.is_on("sample.walk_seed"):
+            flags["seed"] = parse_int(common["seed"] or 0) + number
+        text = sample["prompt"].replace("[trigger]", str(out.fields.get("trigger") or "[trigger]"))
+        lines.append(sample_line(out, text, sample.get("neg", out.get("sample.neg")), **flags))
+    if lines:
+        out.fields["sample_prompts"] = lines
+        out.mapping |= dict.fromkeys((n for n in out.settings if n.startswith(_PROMPTS)), "sample_prompts")
     else:
-        out.note(name, row.SAMPLES)
+        out.fields["sample_every"] = 0
+
+
+def _assistant(out: Translation, name: str, value: Any) -> None:
+    """Set the assistant; one of the Hub is not downloaded."""
+    path = str(value)
+    if is_file(path) or path.startswith((".", "/", "~", "\\")) or path[1:2] == ":":
+        out.put(name, "assistant", path)
+        out.unsupported(name, "samples show the model with it; ai-toolkit's are generated without it")
+    else:
+        out.refuse(
+            name, f"{for_message(value)}: is not downloaded; download it, and set assistant to the file", "assistant"
+        )
 
 
 def _uses_wandb(out: Translation) -> bool:
     return out.is_on("logging.use_wandb")
 
 
-_SCHEDULE = "timesteps and noise are sampled from the model's whole schedule"
-_PREDICTION = "the loss is that of the model's own prediction"
 AI_TOOLKIT: Final[dict[str, SettingRow]] = {
-    **row.renamed({
-        "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
-        "network.linear": "rank", "network.rank": "rank", "network.linear_alpha": "alpha",
-        "network.dropout": "hidden_dropout", "network.lokr_factor": "lokr_factor", "save.save_every": "save_every",
-        "save.max_step_saves_to_keep": "keep_last", "train.batch_size": "batch_size", "train.steps": "steps",
-        "train.gradient_accumulation": "gradient_accumulation", "train.unet_lr": "learning_rate",
-        "train.train_unet": "train_denoiser", "train.train_text_encoder": "train_text_encoders",
-        "train.noise_offset": "noise_offset", "train.max_grad_norm": "max_grad_norm",
-        "train.optimizer_params.weight_decay": "weight_decay", "train.optimizer_params.eps": "epsilon",
-        "train.reg_weight": "prior_loss_weight", "train.seed": "seed", "model.name_or_path": "model",
-        "sample.prompts": "sample_prompts", "sample.seed": "sample_seed", "sample.sample_steps": "sample_steps",
-        "sample.guidance_scale": "sample_guidance", "logging.log_every": "log_every",
-    }),
     "network.network_kwargs.only_if_contains": row.custom(_filters),
     "network.network_kwargs.ignore_if_contains": row.custom(_filters),
     "save.dtype": save_dtype, "train.dtype": precision, "train.lr_scheduler": row.custom(_schedule),
@@ -275,53 +290,9 @@ AI_TOOLKIT: Final[dict[str, SettingRow]] = {
     "train.disable_sampling": row.only("sample_every", 0),
     "sample.sample_every": row.to("sample_every", when=lambda out: not out.is_on("train.disable_sampling"),
                               otherwise="disable_sampling is on"),
-    "sample.samples.*": row.custom(_sample_prompt), "train.min_denoising_steps": _range_of_steps(0),
-    "train.max_denoising_steps": _range_of_steps(999, 1000), "model.vae_path": vae,
+    "model.assistant_lora_path": row.custom(_assistant), "model.vae_path": vae,
     "train.cache_text_embeddings": row.only("cache_text"),
-    **row.each(row.ignored(row.NO_EFFECT), """
-        job meta.* type performance_log_every sqlite_db_path save.save_format log_dir config.training_folder
-        config.device config.is_* config.base_model ui_*"""),
-    **row.each(row.ignored(row.OWN_FILE), """
-        model.is_* model.arch model.model_kwargs* model.dtype model.*_dtype sample.sampler train.noise_scheduler
-        model.use_flux_cfg model.latent_space* model.experimental_xl"""),
-    **row.each(row.ignored(row.SAMPLES), """
-        sample.* train.skip_first_sample train.force_first_sample train.free_u train.show_turbo_outputs"""),
-    **row.each(row.ignored(row.ELSEWHERE), """
-        train.ema_config.* network.transformer_only train.unload_text_encoder network.type network.lokr_full_rank
-        model.qtype* network.conv network.conv_alpha network.alpha train.optimizer
-        train.lr_scheduler_params.num_warmup_steps train.content_or_style_reg train.lr_scheduler_params.total_iters
-        train.refiner_lr train.embedding_lr train.adapter_lr train.inverted_mask_prior_multiplier
-        train.diff_output_preservation_* train.start_step train.blank_prompt_preservation_* train.train_refiner
-        train.next_sample_timesteps network.old_lokr_format train.target_norm_std_value train.cfg_* train.max_cfg_scale
-        train.max_negative_prompts train.guidance_loss_target network.split_multistage_loras
-        train.paramiter_swapping_factor train.correct_pred_norm_multiplier train.num_train_timesteps
-        train.*_feature_*_weight train.*_feature_loss_weight"""),
-    **row.each(row.ignored(row.SPEED), """
-        train.xformers train.sdp train.attention_backend model.compile* train.skip_* model.*_device
-        model.text_encoder_bits model.split_model* train.single_item_batching"""),
-    "logging.*": row.ignored(row.LOGS),
-    "train.content_or_style": row.refused(_SCHEDULE, "balanced"),
-    **row.each(row.refused(_SCHEDULE), """
-        train.linear_timesteps* train.snr_gamma train.weight_jitter train.learnable_snr_gos"""),
-    **row.each(row.refused(_SCHEDULE, 1.0), "train.noise_multiplier train.*noise* train.*multiplier"),
-    "train.loss_target": row.refused(_PREDICTION, "noise"), "train.pred_scaler": row.refused(_PREDICTION, 1.0),
-    **row.each(row.refused(_PREDICTION), """
-        train.diff_output_preservation train.blank_prompt_preservation train.inverted_mask_prior train.do_*
-        train.target_norm_std train.*_path train.correct_pred_norm train.match_adapter* train.train_turbo"""),
-    "train.lr_scheduler_params.*": row.refused("is not supported", 0),
-    "train.switch_boundary_every": row.refused("is not supported", 1),
-    "train.adapter_assist*": row.refused("is not supported", "t2i"),
-    **row.each(row.refused("is not supported"), """
-        train.optimizer_params.* train.prompt_* train.short_and_long* train.negative_prompt
-        train.bypass_guidance_embedding train.adaptive_scaling_factor train.standardize_* train.merge_network_on_save
-        train.unconditional_prompt network.network_kwargs.* network.lorm*"""),
-    **row.each(row.refused("the base model is used unchanged"), """
-        model.assistant_lora_path model.lora_path model.inference_lora_path model.refiner_name_or_path
-        model.attn_masking model.only_if_contains model.ignore_if_contains"""),
-    **row.each(row.different(row.MEMORY), """
-        model.quantize* model.low_vram model.layer_offloading* model.accuracy_recovery_adapter model.auto_memory"""),
-    "save.push_to_hub": row.different(row.UPLOAD), "save.hf_*": row.different(row.UPLOAD, True),
-    **row.each(row.different("set parts"), "model.extras_name_or_path model.te_name_or_path model.unet_path"),
+    **setting_rows("ai_toolkit"),
 }  # fmt: skip
 
 IMPORTER = Importer("ai-toolkit", _recognize, _prepare, _translate)

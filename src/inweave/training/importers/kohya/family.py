@@ -33,6 +33,8 @@ def ensure_network_script(settings: Mapping[str, Any]) -> None:
     for pattern, method in _SCRIPTS:
         if script and re.search(pattern, script) and "network" not in name:
             raise refuse_method(name or script, method)
+    if name and "train" not in name:
+        raise refuse_script(name)
 
 
 def _script_name(settings: Mapping[str, Any]) -> str:
@@ -49,6 +51,8 @@ def kohya_family(settings: Mapping[str, Any]) -> str:
     word = ""
     if match := re.fullmatch(r"(\w*?)_?train_network(_xl)?\w*", name):
         word = match[1] or ("sdxl" if match[2] else "sd")
+        if normalize_name(word) not in FAMILIES:
+            return ensure_trainable(None, word, "script")
     elif kind:
         word = kind.replace("lora", "")
     if match := re.match(r"networks\.(?:lora|loha|lokr|oft|dylora)_(\w+)", module):

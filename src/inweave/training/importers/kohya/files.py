@@ -8,7 +8,6 @@ the name of the script itself. Its scripts for transformers ignore what shapes t
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,28 +15,22 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.training.config.network_args import NetworkArgs
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import parse_toml
 from inweave.training.config.translate import Translation, translate
-from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_number, parse_pairs, parse_sizes
+from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_number, parse_pairs
 from inweave.training.importers.defaults import defaults
+from inweave.training.importers.kohya.datasets import kohya_dataset
 from inweave.training.importers.kohya.family import ensure_adapter, ensure_network_script, kohya_family, network_args
 from inweave.training.importers.kohya.flow import MUSUBI, ignored_settings, read_times, refuse_musubi_arguments
 from inweave.training.importers.kohya.network import import_network
 from inweave.training.importers.kohya.settings import KOHYA
 from inweave.training.importers.models import ensure_plain_base
-from inweave.training.importers.musubi.datasets import is_musubi_dataset, musubi_tables
 from inweave.training.importers.optimizers import with_library_defaults
 from inweave.training.importers.readers import refuse_hidden_dropout
 from inweave.training.importers.source import Source
 from inweave.training.importers.targets import FLOW
 
 _CACHED_TEXT = ("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk")
-_SUBSET = ("keep_tokens_separator", "enable_wildcard", "caption_prefix", "caption_suffix", "alpha_mask")
-_OF_DATASETS = (
-    "enable_bucket", "caption_extension", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso",
-    "bucket_reso_steps",
-)  # fmt: skip
-OWN = frozenset(TrainConfig.model_fields)
+OWN = frozenset(TrainConfig.model_fields) - {"compile"}  # a switch of theirs, which only affects speed
 
 
 def prepare_kohya(source: Source, settings: Mapping[str, Any], implied: Mapping[str, Any] | None = None) -> Translation:
@@ -47,7 +40,8 @@ def prepare_kohya(source: Source, settings: Mapping[str, Any], implied: Mapping[
     ensure_network_script(entries)
     ensure_adapter(entries)
     family = kohya_family(entries)
-    ensure_plain_base(entries.get("pretrained_model_name_or_path", ""), "pretrained_model_name_or_path")
+    for name in ("pretrained_model_name_or_path", "dit"):
+        ensure_plain_base(entries.get(name, ""), name)
     _remove_ignored(entries, family, source)
     own = _implied(entries, family)
     complete = {**entries, **own}
@@ -60,27 +54,23 @@ def translate_kohya(out: Translation, source: Source) -> None:
     """Set the fields from KOHYA's table, and from settings that belong together."""
     if out.family in MUSUBI:
         refuse_musubi_arguments(out)
-    _refuse_relative_steps(out)
-    dataset, used = _dataset(out)
+    dataset, used = kohya_dataset(out, source)
     translate(out, KOHYA, OWN, used)
     import_network(out)
     if dataset is not None:
         out.fields["dataset"] = dataset
     read_times(out)
-    _crop_to_rectangle(out)
-    if out.fields.get("buckets") is False:
+    out.fields |= {"epoch_steps": "whole", "mask_average": "image"}
+    out.fields["bucket_rule"] = "musubi" if out.family in MUSUBI else "kohya"
+    if out.fields.get("buckets") is False and not out.get("dataset_config"):
         out.fields["upscale"] = True  # bucket_no_upscale is for buckets
     if "objective" not in out.fields:
         out.fields["objective"] = "flow" if out.family in FLOW else "epsilon"
+    _put_relative_steps(out)
     with_library_defaults(out, out.get("optimizer_type"))
     _put_logs(out)
     _put_samples(out)
     refuse_hidden_dropout(out, "network_dropout")
-    config = out.get("dataset_config")
-    if out.family in MUSUBI and isinstance(config, str):
-        table = source.read_file(config, parse_toml)
-        if isinstance(table, Mapping) and is_musubi_dataset(table):
-            out.fields["dataset"] = musubi_tables(table, out)
 
 
 def _remove_ignored(entries: dict[str, Any], family: str, source: Source) -> None:
@@ -114,27 +104,6 @@ def _remove_ignored(entries: dict[str, Any], family: str, source: Source) -> Non
                 del entries[name]
 
 
-def _crop_to_rectangle(out: Translation) -> None:
-    """Set a rectangular resolution in the dataset: without buckets, images are cropped to it."""
-    try:
-        sides = parse_sizes(out.get("resolution") or 512)
-    except ValueError:
-        return  # reported where it is read
-    if len(set(sides)) < 2 or out.fields.get("buckets", True) or out.get("dataset_config"):
-        return
-    dataset = out.fields.get("dataset")
-    if isinstance(dataset, str):
-        dataset = {"datasets": [{"subsets": [{"image_dir": dataset, "numbered_folders": True}]}]}
-    if not isinstance(dataset, dict):
-        why = "without buckets crops to a rectangle, which a dataset .toml says"
-        out.refuse("resolution", f"{for_message(out.get('resolution'))} {why}", "resolution")
-        return
-    limits = {"resolution": sides[:2], "enable_bucket": False, "bucket_reso_steps": math.gcd(*sides[:2], 64)}
-    tables = [{**table, **limits} for table in dataset["datasets"]]
-    out.fields["dataset"] = {**dataset, "datasets": tables}
-    out.mapping["resolution"] = "dataset"
-
-
 def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
     """Return kohya's defaults of settings that a file leaves out."""
 
@@ -159,8 +128,6 @@ def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
     }
     if normalize_name(entries.get("loss_type")) in ("huber", "smoothl1"):
         values |= defaults("kohya", "huber")
-    if entries.get("dataset_config"):  # the dataset says what is in it
-        conditional |= dict.fromkeys(_OF_DATASETS)
     if is_on("bucket_no_upscale") and not is_on("max_bucket_reso"):
         conditional["max_bucket_reso"] = None  # images are not limited then
     return {
@@ -186,40 +153,21 @@ def _keep_one_schedule(settings: dict[str, Any], source: Source) -> None:
         settings["sample_every_n_steps"] = 0
 
 
-def _refuse_relative_steps(out: Translation) -> None:
+def _put_relative_steps(out: Translation) -> None:
+    """Set the rates of Adafactor with relative_step, which is its default: min(0.01, 1 / sqrt(step)), as torch's is."""
     if out.word("optimizer_type") != "adafactor":
         return
-    try:
-        relative = parse_bool(parse_pairs(out.get("optimizer_args") or []).get("relative_step", "true"))
-    except ValueError:
+    arguments = parse_pairs(out.get("optimizer_args") or [])
+    warms_up = parse_bool(arguments.get("warmup_init", "false"))
+    if not parse_bool(arguments.get("relative_step", "true")) and not warms_up:
         return
-    if relative:
-        out.refuse("optimizer_type", "Adafactor with relative_step=True chooses its own learning rate", "optimizer")
-
-
-def _dataset(out: Translation) -> tuple[dict[str, Any] | None, frozenset[str]]:
-    """Return several folders, or options that only a dataset has, as a dataset, and the settings it is made of."""
-    folder, regular = out.get("train_data_dir"), out.get("reg_data_dir")
-    if out.get("dataset_config"):
-        for name in ("train_data_dir", "reg_data_dir"):
-            if out.get(name):
-                out.note(name, "dataset_config is used")
-        return None, frozenset({"train_data_dir", "reg_data_dir"})
-    used = {*_SUBSET, "reg_data_dir"}
-    general = {}
-    for name in filter(out.is_on, _SUBSET):
-        value = out.get(name)
-        general[name] = parse_bool(value) if name in ("enable_wildcard", "alpha_mask") else value
-        out.mapping[name] = "dataset"
-    if not folder or not (regular or general):
-        return None, frozenset(used)
-    subsets: list[dict[str, Any]] = [{"image_dir": folder, "numbered_folders": True}]
-    out.mapping["train_data_dir"] = "dataset"
-    if regular:
-        subsets.append({"image_dir": regular, "is_reg": True, "numbered_folders": True})
-        out.mapping["reg_data_dir"] = "dataset"
-    dataset = {**({"general": general} if general else {}), "datasets": [{"subsets": subsets}]}
-    return dataset, frozenset({*used, "train_data_dir"})
+    out.refused.pop("optimizer_args.relative_step", None)
+    for name in ("text_encoder_learning_rate", "lr_scheduler_args"):
+        out.fields.pop(name, None)
+    rules = [{**rule, "learning_rate": None} for rule in out.fields.get("rules", ())]
+    out.fields["rules"] = [rule for rule in rules if any(rule.get(name) for name in ("rank", "alpha", "skip"))]
+    out.fields |= {"learning_rate": 0.01, "lr_scheduler": "constant", "warmup": 0}
+    out.note("learning_rate", "Adafactor with relative_step=True chooses its own learning rate")
 
 
 def _put_logs(out: Translation) -> None:

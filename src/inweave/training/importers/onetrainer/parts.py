@@ -19,6 +19,7 @@ from inweave.training.importers.targets import FLOW
 #: text encoders that cannot be trained here, by family
 _FROZEN = {"flux": ("text_encoder_2",), "sd3": ("text_encoder_3",), "qwen_image": ("text_encoder",),
            "z_image": ("text_encoder",)}  # fmt: skip
+_UNUSED = "does not change this run"
 
 
 def networks_of(family: str) -> tuple[str, tuple[str, ...]]:
@@ -27,71 +28,59 @@ def networks_of(family: str) -> tuple[str, tuple[str, ...]]:
     return ("transformer" if family in FLOW else "unet"), encoders[: {"sdxl": 2, "sd3": 3, "flux": 2}.get(family, 1)]
 
 
-def part(out: Translation, name: str, value: Any) -> None:
-    """Translate one setting of one component."""
-    component, _, key = name.partition(".")
-    denoiser, encoders = networks_of(out.family)
-    trained = {each: parse_bool(out.get(f"{each}.train", True)) for each in encoders}
-    if component not in (denoiser, *encoders, "vae"):
-        out.note(name, "this model type has no such component")
-    elif key == "train" and component == denoiser:
-        out.put(name, "train_denoiser", parse_bool(value))
-    elif key == "train" and component in _FROZEN.get(out.family, ()):
-        if parse_bool(value):
-            out.refuse(name, "this text encoder is not trained")
-        else:
-            out.unset.append(name)
-    elif key == "train" and component in encoders:
-        usable = {each: on for each, on in trained.items() if each not in _FROZEN.get(out.family, ())}
-        out.put(name, "train_text_encoders", any(usable.values()))
-        if any(usable.values()) and not parse_bool(value):
-            number = component.removeprefix("text_encoder").lstrip("_") or "1"
-            out.add_rules(name, [{"pattern": rf"^te{number}\.", "skip": True}])
-    elif key == "learning_rate" and component == denoiser:
-        out.put(name, "learning_rate", value)
-    elif key == "learning_rate" and trained.get(component):
-        _encoder_rate(out, name, component, value)
-    elif key == "model_name":
-        out.add_part(name, component, value)
-    elif key == "weight_dtype" and normalize_name(value) not in (*PRECISIONS, "none", "tfloat32"):
-        out.unsupported(name, f"{for_message(value)}: {row.MEMORY}")
-    elif key == "dropout_probability" and component in encoders and parse_number(value) > 0:
-        if out.fields.get("caption_dropout", parse_number(value)) == parse_number(value):
-            out.put(name, "caption_dropout", parse_number(value))
-        else:
-            out.unsupported(name, "captions are dropped for all text encoders at once")
-    elif key == "guidance_scale" and component == denoiser and out.family == "flux":
-        out.put(name, "guidance", parse_number(value))
-    elif key == "gradient_checkpointing" and component == denoiser:
-        out.put(name, "gradient_checkpointing", "full" if parse_bool(value) else "off")
-    elif key in ("offload_fraction", "activation_offloading") and not is_off(value):
-        out.unsupported(name, row.MEMORY)
-    elif key == "stop_training_after" and trained.get(component, component == denoiser):
-        _stop(out, name, value)
-    elif key == "attention_mask" and parse_bool(value):
-        out.unsupported(name, "prompts are encoded as in generation")
-    else:
-        out.note(name, "does not change this run")
+def _trained(out: Translation) -> list[str]:
+    """Return the text encoders that the file trains."""
+    return [each for each in networks_of(out.family)[1] if parse_bool(out.get(f"{each}.train", True))]
 
 
-def _encoder_rate(out: Translation, name: str, component: str, value: Any) -> None:
-    if "text_encoder_learning_rate" not in out.fields:
+def _number(component: str) -> str:
+    return component.removeprefix("text_encoder").lstrip("_") or "1"
+
+
+def _train_encoder(out: Translation, name: str, value: Any) -> None:
+    usable = any(each not in _FROZEN.get(out.family, ()) for each in _trained(out))
+    out.put(name, "train_text_encoders", usable)
+    if usable and not parse_bool(value):
+        out.add_rules(name, [{"pattern": rf"^te{_number(name.partition('.')[0])}\.", "skip": True}])
+
+
+def _encoder_rate(out: Translation, name: str, value: Any) -> None:
+    component = name.partition(".")[0]
+    if component not in _trained(out):
+        out.note(name, _UNUSED)
+    elif "text_encoder_learning_rate" not in out.fields:
         out.put(name, "text_encoder_learning_rate", value)
     elif parse_number(value) != parse_number(out.fields["text_encoder_learning_rate"]):
-        number = component.rpartition("_")[2]
-        out.add_rules(name, [{"pattern": rf"^te{number}\.", "learning_rate": parse_number(value)}])
+        out.add_rules(name, [{"pattern": rf"^te{_number(component)}\.", "learning_rate": parse_number(value)}])
     else:
         out.mapping[name] = "text_encoder_learning_rate"
+
+
+def _encoder_dropout(out: Translation, name: str, value: Any) -> None:
+    if is_off(value):
+        out.note(name, _UNUSED)
+    elif out.fields.get("caption_dropout", parse_number(value)) == parse_number(value):
+        out.put(name, "caption_dropout", parse_number(value))
+    else:
+        out.unsupported(name, "captions are dropped for all text encoders at once")
+
+
+def _weight_dtype(out: Translation, name: str, value: Any) -> None:
+    if normalize_name(value) in (*PRECISIONS, "none", "tfloat32"):
+        out.note(name, _UNUSED)
+    else:
+        out.unsupported(name, f"{for_message(value)}: {row.MEMORY}")
 
 
 def _stop(out: Translation, name: str, value: Any) -> None:
     unit = normalize_name(out.get(f"{name}_unit", "never"))
     epochs = parse_number(out.get("epochs") or 100)
-    denoiser, encoders = networks_of(out.family)
-    trained = [each for each in encoders if parse_bool(out.get(f"{each}.train", True))]
+    denoiser, trained = networks_of(out.family)[0], _trained(out)
     keys = ("stop_training_after", "stop_training_after_unit")
     alike = len({tuple(str(out.get(f"{each}.{key}")) for key in keys) for each in trained}) == 1
-    if is_off(value) or unit == "never" or (unit == "epoch" and parse_number(value) >= epochs):
+    if name.partition(".")[0] not in (denoiser, *trained):
+        out.note(name, _UNUSED)
+    elif is_off(value) or unit == "never" or (unit == "epoch" and parse_number(value) >= epochs):
         out.unset.append(name)
     elif name.startswith(denoiser):
         out.refuse(name, f"{for_message(value)} {unit}s: the denoiser is trained to the end")
@@ -101,6 +90,37 @@ def _stop(out: Translation, name: str, value: Any) -> None:
         out.refuse(name, f"{for_message(value)} {unit}s: all text encoders stop at the same step")
     else:  # epochs as a part of the run, whose length in steps the dataset decides
         out.put(name, "text_encoder_stop", parse_number(value) / epochs if unit == "epoch" else parse_int(value))
+
+
+_COMPONENT = {
+    "model_name": row.custom(lambda out, name, value: out.add_part(name, name.partition(".")[0], value)),
+    "weight_dtype": row.custom(_weight_dtype), "attention_mask": row.different("prompts are encoded as in generation"),
+    **row.each(row.different(row.MEMORY), "offload_fraction activation_offloading"),
+}  # fmt: skip
+_DENOISER = {
+    "train": row.to("train_denoiser", parse_bool), "learning_rate": row.to("learning_rate"),
+    "gradient_checkpointing": row.switch("gradient_checkpointing", "full", "off"),
+    "guidance_scale": row.to("guidance", parse_number, when=lambda out: out.family == "flux", otherwise=_UNUSED),
+    "stop_training_after": row.custom(_stop),
+}  # fmt: skip
+_ENCODER = {
+    "train": row.custom(_train_encoder), "learning_rate": row.custom(_encoder_rate),
+    "dropout_probability": row.custom(_encoder_dropout), "stop_training_after": row.custom(_stop),
+}  # fmt: skip
+
+
+def part_rows(family: str) -> dict[str, SettingRow]:
+    """Return the rows of the components that a family has, and of those that it lacks."""
+    denoiser, encoders = networks_of(family)
+    parts = {denoiser: _DENOISER, **dict.fromkeys(encoders, _ENCODER), "vae": {}}
+    rows = {f"{part}.{key}": each for part, own in parts.items() for key, each in {**_COMPONENT, **own}.items()}
+    frozen = row.refused("this text encoder is not trained")
+    rows |= {f"{encoder}.train": frozen for encoder in _FROZEN.get(family, ())}
+    rows |= row.each(row.ignored(_UNUSED), " ".join(f"{part}.*" for part in parts))
+    others = "unet.* transformer.* text_encoder.* text_encoder_?.* prior.*"
+    for name, each in row.each(row.ignored("this model type has no such component"), others).items():
+        rows.setdefault(name, each)
+    return rows
 
 
 def rate(out: Translation, name: str, value: Any) -> None:

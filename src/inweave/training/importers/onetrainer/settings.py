@@ -8,30 +8,44 @@ harmless. Its presets only store what differs from its defaults, and older files
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PureWindowsPath
 from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.training.config import row
-from inweave.training.config.aliases import SCHEDULES, cosine_cycles, precision, save_dtype
+from inweave.training.config.aliases import (
+    SCHEDULES,
+    cosine_cycles,
+    precision,
+    put_torch_scheduler,
+    save_dtype,
+    scheduler_arguments,
+)
 from inweave.training.config.optimizer_names import our_optimizer
 from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number, parse_scalar
-from inweave.training.importers.defaults import defaults
+from inweave.training.importers.datasets import is_absolute
+from inweave.training.importers.defaults import defaults, setting_rows
 from inweave.training.importers.files import leaves_of
 from inweave.training.importers.models import ONE_TRAINER as FAMILIES
 from inweave.training.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.importers.onetrainer.concepts import destination, put_concepts
-from inweave.training.importers.onetrainer.parts import every, networks_of, part, put_limits, put_times, rate
+from inweave.training.importers.onetrainer.parts import every, networks_of, part_rows, put_limits, put_times, rate
 from inweave.training.importers.optimizers import optimizer, put_betas, with_library_defaults
 from inweave.training.importers.readers import (
     drop_unused_samples,
+    entries_by_index,
     implied_by,
     refuse_hidden_dropout,
     substring_patterns,
 )
+from inweave.training.importers.samples import sample_line
 from inweave.training.importers.source import Importer, Source
 from inweave.training.importers.targets import FLOW, everything, filtered
 
+_SAMPLE = {
+    "width": "width", "height": "height", "seed": "seed", "cfg_scale": "guidance", "diffusion_steps": "steps",
+}  # fmt: skip
 _METHODS = {
     "FINE_TUNE": "a full fine-tune trains the whole model", "EMBEDDING": "textual inversion trains an embedding",
     "FINE_TUNE_VAE": "a VAE is trained",
@@ -62,13 +76,26 @@ def _recognize(table: Mapping[str, Any]) -> dict[str, Any] | None:
     return leaves_of(table) if known and not {"model_family", "--model_family"} & table.keys() else None
 
 
+def _below(name: str) -> str:
+    """Return where a file of OneTrainer's is looked for: under its path, or next to the configuration."""
+    return PureWindowsPath(name).name if is_absolute(name) else name
+
+
 def _with_concepts(source: Source) -> dict[str, Any]:
     """Return the settings with the folders, which OneTrainer keeps in a file of their own."""
     settings, name = source.settings, source.settings.get("concept_file_name")
     if not isinstance(name, str) or any(key.startswith("concepts.") for key in settings):
         return settings
-    concepts = source.read_file(name, anywhere=False)
+    concepts = source.read_file(_below(name), anywhere=False)
     return settings if concepts is None else {**settings, **leaves_of({"concepts": concepts})}
+
+
+def _report_missing_concepts(out: Translation) -> None:
+    name = out.get("concept_file_name")
+    if name and not any(key.startswith("concepts.") for key in out.settings):
+        why = "is not next to the configuration; put it there, or name a folder with --dataset"
+        out.unsupported("concept_file_name", f"{for_message(name)} {why}")
+        out.mapping["concept_file_name"] = "dataset"
 
 
 def _prepare(source: Source) -> Translation:
@@ -123,9 +150,12 @@ def _part_defaults(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 def _translate(out: Translation, source: Source) -> None:
     fields = out.fields
-    translate(out, ONE_TRAINER, skip={name for name in out.settings if name.startswith("concepts.")})
+    concepts = {name for name in out.settings if name.startswith("concepts.")}
+    translate(out, {**part_rows(out.family), **ONE_TRAINER}, skip=concepts)
     put_concepts(out)
+    _report_missing_concepts(out)
     _put_targets(out)
+    _put_scheduler(out)
     put_times(out)
     put_limits(out)
     if "lokr" in str(fields.get("network")) and out.is_on("lokr_full_matrix"):
@@ -140,8 +170,9 @@ def _translate(out: Translation, source: Source) -> None:
         out.unsupported("ema_update_step_interval", "the average is updated in every step")
     if fields.get("masked_loss"):
         out.unsupported("unmasked_weight", "the loss counts where masks are white, and nowhere else")
+    _put_samples(out, source)
     drop_unused_samples(out)
-    fields["upscale"] = True  # small images are enlarged
+    fields |= {"upscale": True, "drop_incomplete": True}  # small images are enlarged
     refuse_hidden_dropout(out, "dropout_probability")
     _divide_micro_steps(out)
     with_library_defaults(out, out.get("optimizer.optimizer"))
@@ -170,6 +201,47 @@ def _divide_micro_steps(out: Translation) -> None:
         elif value > 1:
             fields[ours] = int(value // count)
             out.note(name, f"OneTrainer counts batches: divided by {count}")
+
+
+def _put_samples(out: Translation, source: Source) -> None:
+    """Set the prompts, which are in the file or in one of their own."""
+    samples: list[Mapping[str, Any]] = [*entries_by_index(out.settings, "samples").values()]
+    name = out.get("sample_definition_file_name")
+    if (
+        not samples
+        and isinstance(name, str)
+        and isinstance(listed := source.read_file(_below(name), anywhere=False), list)
+    ):
+        samples = [each for each in listed if isinstance(each, Mapping)]
+    lines = []
+    for sample in samples:
+        if parse_bool(sample.get("enabled", True)) and sample.get("prompt"):
+            flags = {ours: sample.get(theirs) for theirs, ours in _SAMPLE.items()}
+            flags["seed"] = None if parse_bool(sample.get("random_seed") or False) else flags["seed"]
+            lines.append(sample_line(out, sample["prompt"], sample.get("negative_prompt"), **flags))
+    if lines:
+        out.fields["sample_prompts"] = lines
+        out.mapping["samples" if any(n.startswith("samples.") for n in out.settings) else str(name)] = "sample_prompts"
+
+
+def _put_scheduler(out: Translation) -> None:
+    """Set a class of torch with its arguments; those between percent signs are lengths that only the run knows."""
+    theirs, fields = "custom_learning_rate_scheduler", out.fields
+    if out.word("learning_rate_scheduler") != "custom":
+        return
+    pairs = {
+        str(each.get("key")): each.get("value") for each in entries_by_index(out.settings, "scheduler_params").values()
+    }
+    known = {"%LR%": out.get("learning_rate"), "%EPOCHS%": out.get("epochs")}
+    arguments = scheduler_arguments({key: known.get(str(value), value) for key, value in pairs.items()})
+    if not put_torch_scheduler(out, theirs, out.get(theirs)):
+        out.refuse_value(theirs, "is not a scheduler of torch.optim.lr_scheduler that can be used here", "lr_scheduler")
+    elif unknown := [each for each in arguments.values() if str(each).startswith("%")]:
+        why = "only the run knows it; set lr_scheduler_args with a number"
+        out.refuse("scheduler_params", f"{for_message(unknown[0])}: {why}", "lr_scheduler_args")
+    else:
+        fields["lr_scheduler_args"] = arguments
+    fields["lr_min_ratio"] = 0.0
 
 
 def _put_targets(out: Translation) -> None:
@@ -233,6 +305,16 @@ def _betas(out: Translation, name: str, value: Any) -> None:
     put_betas(out, name, out.get("optimizer.beta1"), out.get("optimizer.beta2"))
 
 
+def _scheduler(out: Translation, name: str, value: Any) -> None:
+    """Set the schedule; its cosine with restarts is a wave, and `_put_scheduler` reads its classes."""
+    if normalize_name(value) == "custom":
+        out.mapping[name] = "lr_scheduler"
+    elif normalize_name(value) == "cosinewithrestarts":
+        out.refuse(name, f"{for_message(value)} is a wave here, without restarts", "lr_scheduler")
+    else:
+        row.choice("lr_scheduler", SCHEDULES).read(out, name, value)
+
+
 def _argument(out: Translation, name: str, value: Any) -> None:
     """Set an option that only some optimizers have."""
     key = name.rpartition(".")[2]
@@ -282,13 +364,6 @@ def _ema(out: Translation, name: str, value: Any) -> None:
 
 
 ONE_TRAINER: Final[dict[str, SettingRow]] = {
-    **row.renamed({
-        "base_model_name": "model", "lora_alpha": "alpha", "lora_model_name": "start_from", "epochs": "epochs",
-        "batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
-        "learning_rate_warmup_steps": "warmup", "clip_grad_norm": "max_grad_norm", "tensorboard": "tensorboard",
-        "image_caching": "cache_latents", "dropout_probability": "hidden_dropout", "masked_training": "masked_loss",
-        "train_device": "device", "optimizer.weight_decay": "weight_decay", "optimizer.eps": "epsilon",
-    }),
     "lora_rank": row.to("rank", when=lambda out: not _is_lokr(out), otherwise="lokr_dim is used"),
     "lokr_dim": row.to("rank", when=_is_lokr, otherwise=row.NO_PART),
     "lokr_decompose_factor": row.to("lokr_factor", when=_is_lokr, otherwise=row.NO_PART),
@@ -296,60 +371,18 @@ ONE_TRAINER: Final[dict[str, SettingRow]] = {
     "output_dtype": save_dtype, "output_model_destination": row.custom(destination),
     "optimizer.optimizer": row.custom(optimizer), **row.each(row.custom(_betas), "optimizer.beta1 optimizer.beta2"),
     "optimizer.*": row.custom(_argument),
-    "learning_rate_scheduler": row.choice("lr_scheduler", {
-        theirs: ours for theirs, ours in SCHEDULES.items() if theirs != "cosinewithrestarts"
-    }),
+    "learning_rate_scheduler": row.custom(_scheduler),
     "learning_rate_cycles": cosine_cycles("learning_rate_scheduler"), "offset_noise_weight": row.custom(_noise_offset),
     "ema": row.custom(_ema), "loss_weight_fn": row.custom(_loss_weight),
     "save_every": every("save_every", "save_every_epochs"),
     "sample_after": every("sample_every", "sample_every_epochs"),
-    **row.each(row.custom(part), "unet.* transformer.* text_encoder.* text_encoder_?.* vae.* prior.*"),
     **row.each(row.custom(_layer_skip), "text_encoder_layer_skip text_encoder_2_layer_skip text_encoder_3_layer_skip"),
     "force_v_prediction": row.only("objective", "v_prediction"),
     "force_epsilon_prediction": row.only("objective", "epsilon"),
     "gradient_checkpointing": row.to(
         "gradient_checkpointing", lambda value: "off" if normalize_name(value) in ("off", "false") else "full"),
     **row.each(row.custom(_loss), "mse_strength mae_strength huber_strength log_cosh_strength"),
-    **row.each(row.ignored(row.NO_EFFECT), """
-        __version debug_* workspace_dir cache_dir tensorboard_* validate_after* only_cache prevent_overwrites
-        include_train_config continue_last_backup backup_* rolling_backup* save_skip_first sample_skip_first
-        sample_*_format samples_to_tensorboard cloud.* cloud non_ema_sampling sample_definition_file_name samples.*
-        samples sample_after_unit save_every_unit secrets* output_model_format extra_model_name frames
-        clear_cache_before_training wandb* samples_*"""),
-    **row.each(row.ignored(row.METADATA), "save_filename_prefix bundle_additional_embeddings"),
-    **row.each(row.ignored(row.SPEED), """
-        caching_threads train_data_loader* temp_device attention_mechanism *async* compile enable_autocast_cache
-        prefetch_next_batch fused_gradient_reduce gradient_reduce* text_caching device_indexes latent_caching_epochs
-        optimizer_defaults* enable_activation_offloading"""),
-    **row.each(row.ignored(row.OWN_FILE), """
-        model_type training_method fallback_train_dtype text_encoder*_sequence_length"""),
-    **row.each(row.ignored(row.ELSEWHERE), """
-        weight_dtype *_weight_dtype ema_decay ema_update_step_interval loss_weight_strength lora_decompose*
-        concept_file_name unmasked_* timestep_distribution noising_* timestep_shift dynamic_timestep_shifting
-        layer_filter* resolution lokr_* oft_* dora_oft aspect_ratio_bucketing quantization.* huber_delta
-        vb_loss_strength min_noising_strength max_noising_strength"""),
-    **row.each(row.ignored(row.NO_PART), """
-        unconditional_transformer.* effnet_encoder.* decoder.* decoder_text_encoder.* decoder_vqgan.* text_encoder_4*
-        embedding.* embedding_* embeddings.* token_count initial_embedding_text preserve_embedding_norm prior_*
-        decoder_* effnet_* circular_mask_generation random_rotate_and_crop train_unet_* embeddings"""),
-    "tensorboard_expose": row.ignored(row.LOGS),
-    **row.each(row.refused("losses and learning rates are not scaled", "NONE"), "loss_scaler learning_rate_scaler"),
-    "custom_learning_rate_scheduler": row.refused("schedulers are constant, cosine and linear"),
-    "learning_rate_min_factor": row.refused("schedulers end at zero"),
-    "scheduler_params*": row.refused("schedulers are constant, cosine and linear"),
-    **row.each(row.refused("noise is sampled without it"), """
-        perturbation_noise_weight generalized_offset_noise cep_gamma"""),
-    "k_noise_sampling": row.refused("noise is sampled without it", 1),
-    **row.each(row.refused("the model's own schedule and layers are used"), """
-        rescale_noise_scheduler_to_zero_terminal_snr force_circular_padding"""),
-    **row.each(row.refused("the loss counts where masks are white"), """
-        normalize_masked_area_loss masked_prior_preservation_weight"""),
-    "additional_embeddings*": row.refused("embeddings are not trained"),
-    "custom_conditioning_image": row.refused("there are no conditioning images"),
-    "multi_gpu": row.different("use --gpus"), "layer_offload_fraction": row.different(row.MEMORY),
-    "validation": row.different("set validation_split, the fraction held out"),
-    "*_layer_skip": row.different("this model uses a fixed layer"),
-    "*sequence_length": row.different(row.OWN_FILE, 77, 512),
+    **setting_rows("onetrainer"),
 }  # fmt: skip
 
 IMPORTER = Importer("OneTrainer", _recognize, _prepare, _translate)

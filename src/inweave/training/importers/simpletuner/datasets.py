@@ -1,8 +1,10 @@
 """SimpleTuner's data backends: folders in a file of their own, each with its resolution, crop and captions.
 
-repeats      how often an image is seen again: 0 is once
-resolution   by resolution_type: pixel_area, the side of a square of that area; area, megapixels; pixel, the shorter
-             side
+repeats          how often an image is seen again: 0 is once
+resolution       by resolution_type: pixel_area, the side of a square of that area; area, megapixels; pixel, the shorter
+                 side
+caption_shuffle  {enable, count, position_start, split_on}: shuffled tags
+type             local: a folder; others (huggingface, aws, csv, ...) are not downloaded, and keep everything but it
 """
 
 from __future__ import annotations
@@ -17,69 +19,112 @@ from inweave.training.importers.datasets import Folder, put_folders, put_options
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.source import Source
 
+_READ = names("""
+    id type dataset_type disabled disable instance_data_dir instance_prompt caption_strategy only_instance_prompt
+    prepend_instance_prompt resolution resolution_type repeats crop crop_aspect crop_style caption_shuffle
+""")
+#: beginnings of names that say where images come from and how they are stored
 _HARMLESS = names("""
-    id type cache_ metadata_ preserve_ scan_for disabled dataset_type minimum_ maximum_ target_down vae_cache
-    crop_aspect_buckets probability hash_ default skip_file instance_data instance_prompt caption_ resolution repeats
-    crop disable_validation prepend_ only_instance is_regular write_batch parquet dataset_name image_embeds text_embeds
-    huggingface aws_ max_retry csv_ slider start_
-""")  # fmt: skip
+    cache_ metadata_ preserve_ scan_for vae_cache hash_ shorten_ default skip_file disable_validation write_batch
+    dataset_name image_column video_column split revision streaming num_proc image_embeds text_embeds huggingface aws_
+    max_retry csv_ webshart compress_ delete_ maximum_image target_down parquet
+""")
+_FILTERS = names("minimum_image_size minimum_aspect_ratio maximum_aspect_ratio max_upscale_threshold")
+#: values that ask for nothing
+_NEUTRAL = {"probability": 1, "start_epoch": 1, "start_step": 1, "train_batch_size": None}
+_SEPARATORS = {"comma": ",", "space": " ", "period": "."}
 
 
 def put_backends(out: Translation, source: Source) -> None:
     """Set the dataset, or the options of one if the file of backends is missing."""
     listed = out.get("data_backend_config")
     backends = listed if isinstance(listed, list) else source.read_file(str(listed)) if listed is not None else None
-    usual = {**out.settings, **defaults("simpletuner", "backend")}
+    usual = {**defaults("simpletuner", "backend"), **out.settings}
     if not isinstance(backends, list):
         if listed is not None:
-            out.note("data_backend_config", f"{for_message(listed)} is not next to the configuration; set dataset")
-        if (folder := _folder("data_backend_config", usual, {}, out)) is not None:
-            put_options(out, folder)
+            why = "is not next to the configuration; put it there, or name a folder with --dataset"
+            out.unsupported("data_backend_config", f"{for_message(listed)} {why}")
+            out.mapping["data_backend_config"] = "dataset"
+        put_options(out, _folder("data_backend_config", {**usual, "caption_strategy": "textfile"}, {}, out))
         return
     folders = []
     for index, backend in enumerate(backends):
-        if not isinstance(backend, Mapping) or not is_off(backend.get("disabled")):
+        if not isinstance(backend, Mapping) or not is_off(backend.get("disabled", backend.get("disable"))):
             continue
         kind, at = str(backend.get("dataset_type", "image")), f"data_backend_config.{index}"
         if kind == "image":
-            folder = _folder(at, {**usual, **backend}, backend, out)
-            folders += [folder] if folder else []
-        elif kind not in ("text_embeds", "image_embeds"):
+            folders.append((backend, _folder(at, {**usual, **backend}, backend, out)))
+        elif kind not in ("text_embeds", "image_embeds", "eval"):
             out.refuse(f"{at}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported")
-    put_folders(out, folders)
+    put_folders(out, [folder for _, folder in folders])
+    if len(folders) > 1:
+        why = "SimpleTuner chooses backends at random; here each image is seen as often as its repeats say"
+        out.unsupported("data_backend_config", why)
+    for name in ("resolution", "resolution_type", "caption_strategy"):
+        if folders and all(backend.get(name) is not None for backend, _ in folders):
+            out.forget_default(name)
     out.mapping["data_backend_config"] = "dataset"
 
 
-def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: Translation) -> Folder | None:
-    kind = str(table.get("type", "local"))
-    if kind != "local":
-        out.note(f"{at}.type", f"{for_message(kind)}: a dataset is a folder of images; set dataset to one")
-        return None
-    options: dict[str, Any] = {"caption_extension": ".txt", "flip_aug": False}
-    strategy = normalize_name(table["caption_strategy"])
-    if strategy == "instanceprompt" or not is_off(table.get("only_instance_prompt")):
-        out.put(f"{at}.instance_prompt", "caption", str(table.get("instance_prompt") or ""))
-        options["caption_extension"] = ".no-captions"
-    elif strategy != "textfile":
-        out.refuse(
-            f"{at}.caption_strategy", f"{for_message(table['caption_strategy'])}: captions are files next to images"
-        )
-    elif not is_off(table.get("prepend_instance_prompt")):
-        out.put(f"{at}.instance_prompt", "trigger", str(table.get("instance_prompt") or "").strip())
-    square = not is_off(table.get("crop")) and normalize_name(table.get("crop_aspect", "square")) == "square"
+def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: Translation) -> Folder:
+    """Return a backend as a folder; without a path if its images are somewhere else."""
+    kind = str(backend.get("type", "local"))
+    path = str(table.get("instance_data_dir") or "") if kind == "local" else ""
+    if not path and backend:
+        what = for_message(backend.get("dataset_name") or kind)
+        out.unsupported(f"{at}.type", f"{what}: is not downloaded; name a folder of its images with --dataset")
+    options = _captions(at, table, out)
+    square = not is_off(table["crop"]) and normalize_name(table["crop_aspect"]) == "square"
     options["enable_bucket"] = not square
-    style = normalize_name(table.get("crop_style", "random"))
-    options["random_crop"] = style == "random" and not is_off(table.get("crop"))
-    if not is_off(table.get("crop")) and style != "random" and not style.startswith("cent"):
+    style = normalize_name(table["crop_style"])
+    options["random_crop"] = style == "random" and not is_off(table["crop"])
+    if not is_off(table["crop"]) and style != "random" and not style.startswith("cent"):
         out.refuse(f"{at}.crop_style", f"{for_message(table['crop_style'])}: crops are random or centered")
+    if not is_off(table["crop"]) and normalize_name(table["crop_aspect"]) not in ("square", "preserve"):
+        out.refuse(f"{at}.crop_aspect", f"{for_message(table['crop_aspect'])}: crops are square, or keep the shape")
     side = parse_number(table["resolution"])
     if normalize_name(table.get("resolution_type")) == "area":
         side = round(side**0.5 * 1024)
     elif normalize_name(table.get("resolution_type")) == "pixel" and options["enable_bucket"]:
         out.unsupported(f"{at}.resolution_type", "pixel: a resolution is an area here, and not the shorter side")
+    _refuse_others(at, backend, out)
+    return Folder(at, path, [round(side)], parse_int(table["repeats"] or 0) + 1, options=options)
+
+
+def _captions(at: str, table: Mapping[str, Any], out: Translation) -> dict[str, Any]:
+    """Return the options of captions, and set the caption or trigger of the run."""
+    options: dict[str, Any] = {"caption_extension": ".txt", "flip_aug": False}
+    strategy = normalize_name(table["caption_strategy"])
+    if strategy == "instanceprompt" or not is_off(table.get("only_instance_prompt")):
+        out.put(f"{at}.instance_prompt", "caption", str(table.get("instance_prompt") or ""))
+        options["caption_extension"] = ".no-captions"
+    elif strategy in ("huggingface", "webshart") or (table.get("type", "local") != "local" and strategy == "filename"):
+        out.note(f"{at}.caption_strategy", "the captions of a folder in its place are files next to its images")
+    elif strategy != "textfile":
+        why = "captions are files next to images; set caption_extensions for such files, or caption for one of all"
+        out.refuse(f"{at}.caption_strategy", f"{for_message(table['caption_strategy'])}: {why}", "caption_extensions")
+    if strategy != "instanceprompt" and not is_off(table.get("prepend_instance_prompt")):
+        out.put(f"{at}.instance_prompt", "trigger", str(table.get("instance_prompt") or "").strip())
+    shuffle = table.get("caption_shuffle")
+    if isinstance(shuffle, Mapping) and not is_off(shuffle.get("enable")):
+        options["shuffle_caption"] = True
+        options["keep_tokens"] = parse_int(shuffle.get("position_start") or 0)
+        separator = str(shuffle.get("split_on") or "comma")
+        options["caption_separator"] = _SEPARATORS.get(separator, separator)
+        count = parse_int(shuffle.get("count") or 1) + (not is_off(shuffle.get("include_original", True)))
+        out.fields["caption_variants"] = max(count, out.fields.get("caption_variants", 1))
+    return options
+
+
+def _refuse_others(at: str, backend: Mapping[str, Any], out: Translation) -> None:
+    """Refuse what changes training and has no place here; report what leaves images out."""
     for key, value in backend.items():
-        if not key.startswith(_HARMLESS) and not is_off(value):
-            out.refuse(f"{at}.{key}", f"{for_message(value)}: is not supported")
-    path, repeats = str(table.get("instance_data_dir") or ""), parse_int(table["repeats"] or 0) + 1
-    regular = any(key.startswith("is_regulari") and not is_off(value) for key, value in table.items())
-    return Folder(at, path, [round(side)], repeats, regular, options)
+        where = f"{at}.{key}"
+        if key in _READ or is_off(value) or value == _NEUTRAL.get(key, value is None):
+            continue
+        if key in _FILTERS:
+            out.unsupported(where, f"{for_message(value)}: no image is left out for its size")
+        elif key.startswith("is_regulari"):
+            out.refuse(where, "the target of these images is the base model's own prediction, which is not supported")
+        elif not key.startswith(_HARMLESS):
+            out.refuse(where, f"{for_message(value)}: is not supported")

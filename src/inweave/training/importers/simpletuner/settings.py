@@ -20,11 +20,12 @@ from inweave.training.config import row
 from inweave.training.config.aliases import cosine_cycles, log_with, lr_scheduler, polynomial_power, precision
 from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
-from inweave.training.importers.defaults import defaults
+from inweave.training.importers.defaults import defaults, setting_rows
 from inweave.training.importers.models import SIMPLE_TUNER as FAMILIES
 from inweave.training.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.importers.optimizers import optimizer, optimizer_args, put_betas, with_library_defaults
 from inweave.training.importers.readers import implied_by, min_snr, vae
+from inweave.training.importers.samples import parse_size, sample_line
 from inweave.training.importers.simpletuner.datasets import put_backends
 from inweave.training.importers.simpletuner.lycoris import put_lycoris
 from inweave.training.importers.source import Importer, Source
@@ -40,6 +41,12 @@ _FLUX_TARGETS = {
     "ai-toolkit": [*_ATTENTION, *_TEXT, *_MLP, "norm.linear", "norm1.linear", "norm1_context.linear"],
     "tiny": ["single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"],
     "nano": ["single_transformer_blocks.7.proj_out"],
+}  # fmt: skip
+#: adapters that are merged in while a distilled model is trained
+_ASSISTANTS = {
+    ("z_image", "turbo"): "ostris/zimage_turbo_training_adapter",
+    ("z_image", "turbo-ostris-v2"): "ostris/zimage_turbo_training_adapter",
+    ("flux", "schnell"): "ostris/FLUX.1-schnell-training-adapter",
 }  # fmt: skip
 #: newer names of settings that have a default
 _RENAMED = {"checkpointing_steps": "checkpoint_step_interval", "validation_steps": "validation_step_interval"}
@@ -71,6 +78,22 @@ def _prepare(source: Source) -> Translation:
     return source.start(family, {**entries, **implied}, implied)
 
 
+def _put_base(out: Translation) -> None:
+    """Set the model of a flavor; one that is trained with an adapter of the Hub merged in needs an `assistant`."""
+    known = (
+        {} if normalize_name(out.get("model_family")) == "sd2x" else defaults("simpletuner", f"flavors.{out.family}")
+    )
+    flavor = str(out.get("model_flavour") or next(iter(known), "")).lower()
+    if not out.is_on("pretrained_model_name_or_path") and flavor in known:
+        out.put("model_flavour", "model", known[flavor])
+    elif not out.is_on("pretrained_model_name_or_path"):
+        out.refuse("model_flavour", f"{for_message(flavor)}: its model is not known here; set model", "model")
+    theirs = out.get("assistant_lora_path") or _ASSISTANTS.get((out.family, flavor))
+    if theirs and is_off(out.get("disable_assistant_lora")):
+        why = f"SimpleTuner trains this model with {theirs} merged in; download it, and set assistant to the file"
+        out.refuse("assistant_lora_path", why, "assistant")
+
+
 def _translate(out: Translation, source: Source) -> None:
     translate(out, SIMPLE_TUNER)
     for theirs, ours in (("max_train_steps", "steps"), ("num_train_epochs", "epochs")):
@@ -82,12 +105,13 @@ def _translate(out: Translation, source: Source) -> None:
     _put_times(out)
     put_backends(out, source)
     if out.word("grad_clip_method") == "value":
+        out.fields["max_grad_value"] = out.fields.pop("max_grad_norm")
         out.fields["max_grad_norm"] = 0.0
-        out.unsupported("grad_clip_method", "gradients are clipped by their norm here, or not at all, and not by value")
-    if not out.fields.get("sample_prompts"):
-        out.fields.pop("sample_every", None)
-    if out.word("lr_scheduler") == "constant":
-        out.fields["warmup"] = 0
+        out.mapping["max_grad_norm"] = "max_grad_value"
+    _put_base(out)
+    _put_samples(out)
+    _put_schedule(out)
+    _report_batches(out)
     out.fields["upscale"] = True  # small images are enlarged
     _put_optimizer_defaults(out)
 
@@ -132,6 +156,50 @@ def _put_network(out: Translation, source: Source) -> None:
         out.refuse("flux_lora_target", f"{for_message(target)} is not supported")
 
 
+def _put_samples(out: Translation) -> None:
+    prompt = out.get("validation_prompt")
+    if not is_off(out.get("validation_disable")) or not prompt:
+        out.fields.pop("sample_every", None)
+        return
+    size = parse_size(out.get("validation_resolution"))
+    negative = "" if out.is_on("validation_disable_unconditional") else out.get("validation_negative_prompt")
+    out.fields["sample_prompts"] = [sample_line(out, prompt, negative, **size)]
+    out.mapping |= dict.fromkeys(("validation_prompt", "validation_resolution"), "sample_prompts")
+
+
+def _put_schedule(out: Translation) -> None:
+    """Set the schedule: cosine is a wave whose half is lr_warmup_steps long, and polynomial ends at lr_end."""
+    kind, fields = out.word("lr_scheduler"), out.fields
+    low, rate = parse_number(out.get("lr_end") or 0), parse_number(out.settings["learning_rate"])
+    if kind == "constant":
+        fields["warmup"] = 0
+    elif kind == "polynomial":
+        fields["lr_min_ratio"] = min(low / rate, 1.0)
+        out.mapping["lr_end"] = "lr_min_ratio"
+    elif kind == "cosine":
+        steps = parse_int(out.get("lr_warmup_steps") or 0)
+        fields |= {"lr_scheduler": "CosineAnnealingLR", "warmup": 0}
+        fields["lr_scheduler_args"] = {"T_max": steps or 1000, "eta_min": min(low, rate)}
+        why = f"cosine falls and rises again, every {steps or 1000} steps (lr_warmup_steps, or 1000)"
+        out.note("lr_scheduler", f"in SimpleTuner {why}")
+    elif kind in ("sine", "cosinewithrestarts"):
+        curve = "a wave that starts at half of the rate" if kind == "sine" else "a constant rate, by a mistake"
+        text = for_message(out.get("lr_scheduler"))
+        out.refuse("lr_scheduler", f"{text} is {curve} in SimpleTuner, and has no equivalent", "lr_scheduler")
+
+
+def _report_batches(out: Translation) -> None:
+    if out.family not in FLOW and not out.is_on("disable_segmented_timestep_sampling"):
+        if parse_int(out.settings["train_batch_size"]) > 1:
+            why = "SimpleTuner spreads the timesteps of a batch evenly; here each is sampled on its own"
+            out.unsupported("disable_segmented_timestep_sampling", why)
+    strategy = out.word("timestep_bias_strategy")
+    if strategy not in ("", "none", "0", "false") and out.family in FLOW:
+        out.note("timestep_bias_strategy", "SimpleTuner ignores it for this model")
+    elif strategy not in ("", "none", "0", "false"):
+        out.refuse_value("timestep_bias_strategy", "timesteps are sampled evenly")
+
+
 def _put_times(out: Translation) -> None:
     if out.family not in FLOW:
         out.fields["timestep_sampling"] = "uniform"
@@ -164,6 +232,14 @@ def _loss(out: Translation, name: str, value: Any) -> None:
         out.fields["huber_schedule"] = normalize_name(out.get("huber_schedule") or usual["huber_schedule"])
 
 
+def _scheduler(out: Translation, name: str, value: Any) -> None:
+    """Set the schedules that are the same here; `_put_schedule` sets the others."""
+    if normalize_name(value) not in ("cosine", "sine", "cosinewithrestarts"):
+        lr_scheduler.read(out, name, value)
+    else:
+        out.mapping[name] = "lr_scheduler"
+
+
 def _optimizer_config(out: Translation, name: str, value: Any) -> None:
     text = value if not isinstance(value, str) else [each for each in re.split(r"[,\s]+", value) if each]
     optimizer_args(out, name, text)
@@ -180,13 +256,6 @@ def _noise_offset(out: Translation, name: str, value: Any) -> None:
         out.refuse(name, f"{for_message(value)}: noise offsets are added to every image, and not by chance")
 
 
-def _guidance_mode(out: Translation, name: str, value: Any) -> None:
-    if normalize_name(value) == "constant":
-        out.unset.append(name)
-    else:
-        out.refuse(name, f"{for_message(value)}: the guidance is one number")
-
-
 def _ema(out: Translation, name: str, value: Any) -> None:
     out.put(name, "ema_decay", parse_number(out.get("ema_decay") or 0.995) if parse_bool(value) else 0.0)
 
@@ -196,21 +265,9 @@ def _uses_wandb(out: Translation) -> bool:
 
 
 SIMPLE_TUNER: Final[dict[str, SettingRow]] = {
-    **row.renamed({
-        "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "init_lora": "start_from",
-        "learning_rate": "learning_rate", "lr_warmup_steps": "warmup", "train_batch_size": "batch_size",
-        "gradient_accumulation_steps": "gradient_accumulation", "pretrained_model_name_or_path": "model",
-        "output_dir": "output", "seed": "seed", "caption_dropout_probability": "caption_dropout",
-        "checkpointing_steps": "save_every", "checkpoint_step_interval": "save_every",
-        "checkpoints_total_limit": "keep_last", "validation_steps": "sample_every",
-        "validation_step_interval": "sample_every", "validation_guidance": "sample_guidance",
-        "validation_num_inference_steps": "sample_steps", "validation_prompt": "sample_prompts",
-        "validation_seed": "sample_seed", "max_grad_norm": "max_grad_norm", "flux_guidance_value": "guidance",
-        "aspect_bucket_alignment": "bucket_step",
-    }),
     "optimizer": row.custom(optimizer), "optimizer_config": row.custom(_optimizer_config),
     "optimizer_beta1": row.custom(_betas), "optimizer_beta2": row.custom(_betas),
-    "adam_weight_decay": row.to("weight_decay", parse_number), "lr_scheduler": lr_scheduler,
+    "adam_weight_decay": row.to("weight_decay", parse_number), "lr_scheduler": row.custom(_scheduler),
     "lr_num_cycles": cosine_cycles(), "lr_power": polynomial_power(), "mixed_precision": precision,
     "gradient_checkpointing": row.switch("gradient_checkpointing", "full", "off"), "report_to": row.custom(log_with),
     "tracker_project_name": row.to("wandb_project", when=_uses_wandb, otherwise=row.LOGS),
@@ -222,43 +279,7 @@ SIMPLE_TUNER: Final[dict[str, SettingRow]] = {
     "loss_type": row.custom(_loss), "noise_offset": row.custom(_noise_offset),
     "lora_init_type": row.choice("network", {"default": "lora", "gaussian": "lora"}),
     "resume_from_checkpoint": row.to("resume", lambda value: "auto" if normalize_name(value) == "latest" else "never"),
-    "flux_guidance_mode": row.custom(_guidance_mode),
-    **row.each(row.ignored(row.ELSEWHERE), """
-        model_family model_type model_flavour lora_type lycoris_config data_backend_config max_train_steps
-        num_train_epochs flux_lora_target flow_* use_dora ema_decay adam_beta* adam_epsilon grad_clip_method resolution*
-        instance_prompt caption_strategy crop* noise_offset_probability flux_guidance_min flux_guidance_max
-        soft_min_snr_sigma_data timestep_bias_* refiner_training_* prepend_instance_prompt only_instance_prompt
-        minimum_image_size maximum_image_size target_downsample_size ignore_final_epochs aspect_bucket_rounding
-        disable_bucket_pruning loss_* huber_*"""),
-    **row.each(row.ignored(row.UPLOAD), "hub_* push_* model_card_* webhook_* publishing_*"),
-    **row.each(row.ignored(row.LOGS), "tracker_* logging_dir print_* debug_* attend_* log_*"),
-    **row.each(row.ignored(row.SAMPLES), """
-        validation_* num_validation_images disable_benchmark eval_* evaluation_type num_eval_images user_prompt_library
-        cache_clear_* inference_scheduler_* enable_watermark"""),
-    **row.each(row.ignored(row.SPEED), """
-        vae_* cache_* compress_disk_cache attention_mechanism sageattention_usage dataloader_* *_workers *_batch_size
-        torch_num_threads aws_* skip_file_discovery quantize_via gradient_precision set_grads_to_none allow_tf32
-        disable_tf32 enable_xformers* ema_device ema_cpu_only ema_foreach_disable ema_validation offload_* fuse_*
-        fused_* keep_vae_loaded metadata_update_interval accelerator_cache_clear_interval
-        gradient_checkpointing_interval unet_attention_slice enable_multiprocessing aspect_bucket_* dynamo_* i_know_*
-        num_processes compile_* preserve_* override_dataset_config ignore_missing_files data_backend_sampling
-        optimizer_release_gradients optimizer_cpu_offload* optimizer_offload* local_rank fully_unload_text_encoder
-        vram_* ddp_* enable_chunked* musubi_* group_offload*"""),
-    **row.each(row.ignored(row.OWN_FILE), """
-        revision variant *_subfolder t5_padding tokenizer_max_length framerate base_model_default_dtype
-        training_scheduler_timestep_spacing sd3_*_uncond_* non_ema_revision flux sd3 sdxl seed_for_each_device
-        snr_weight data_aesthetic_score freeze_encoder* text_encoder_limit text_encoder_lr save_text_encoder delete_*
-        disable_segmented_timestep_sampling pretrained_transformer_model_name_or_path
-        pretrained_unet_model_name_or_path pretrained_t5_model_name_or_path prodigy_steps hidream_* ltx_* sana_* qwen_*
-        input_perturbation_steps layer_freeze_strategy lr_end use_fsdp model_name"""),
-    **row.each(row.refused("noise and timesteps are sampled without it"), """
-        use_soft_min_snr rescale_betas_zero_snr refiner_training offset_noise input_perturbation flux_fast_schedule"""),
-    **row.each(row.refused("is not supported"), """
-        train_text_encoder flux_attention_masked_training init_lokr_norm lr_scale lr_scale_sqrt tread_config
-        crepa_enabled twinflow_enabled slider_* scheduled_sampling*"""),
-    **row.each(row.different(row.MEMORY, "no_change"), "base_model_precision text_encoder_*_precision"),
-    "quantize_activations": row.different(row.MEMORY),
-    "ema_update_interval": row.different("the average is updated in every step"),
+    **setting_rows("simpletuner"),
 }  # fmt: skip
 
 IMPORTER = Importer("SimpleTuner", _recognize, _prepare, _translate)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -168,3 +169,36 @@ def test_connections_that_never_finish_do_not_keep_others_out(worker: Worker) ->
         for line in lines:
             line.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_sender_of_a_large_body_reads_the_refusal(chunked: bool) -> None:
+    """A connection that is closed on unread data is reset, and the answer is lost with it."""
+    size = 65 * 2**20
+    pieces = (b" " * 2**20 for _ in range(65))
+
+    async def send() -> httpx.Response:
+        async with server() as (port, _):
+            headers = {} if chunked else {"Content-Length": str(size)}
+            request = httpx.Request("POST", f"http://127.0.0.1:{port}/", content=pieces, headers=headers)
+            return await asyncio.to_thread(lambda: httpx.Client(timeout=60).send(request))
+
+    answer = asyncio.run(send())
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "too_large"
+
+
+def test_clients_that_hang_up_leave_no_traceback(worker: Worker) -> None:
+    before, port = len(worker.log()), int(worker.url.rpartition(":")[2])
+    for path in ("/v1/jobs", "/v1/uploads", "/v1/loras?name=x", "/v1/images/generations", "/sdapi/v1/txt2img"):
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
+            line.sendall(head.encode() + b'{"prompt"')
+            time.sleep(0.05)
+    for path in ("/v1/images/generations", "/sdapi/v1/txt2img"):
+        body = b'{"prompt": "x", "steps": 50, "stream": true}'
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+            line.sendall(head.encode() + body)
+            time.sleep(0.2)
+    worker.until(lambda: worker.http.get("/v1/queue").json()["running"] == [])
+    assert "Traceback" not in worker.log()[before:]

@@ -57,6 +57,18 @@ def test_openai_streams(client: openai.OpenAI) -> None:
     assert opened(events[-1].b64_json).size == (128, 128)
 
 
+@pytest.mark.parametrize(("steps", "count", "partial"), [(7, 1, 2), (4, 2, 3), (5, 1, 0), (None, 1, 1)])
+def test_a_stream_has_no_more_partial_images_than_asked_for(
+    client: openai.OpenAI, steps: int | None, count: int, partial: int
+) -> None:
+    events = list(client.images.generate(
+        prompt="x", n=count, size="64x64", stream=True, partial_images=partial, # type: ignore[call-overload]
+        extra_body={} if steps is None else {"steps": steps},
+    ))  # fmt: skip
+    kinds = [event.type.partition(".")[2] for event in events]
+    assert kinds == ["partial_image"] * partial + ["completed"] * count
+
+
 def test_openai_edits_where_the_mask_is_transparent(client: openai.OpenAI) -> None:
     blue = io.BytesIO()
     Image.new("RGB", (128, 128), "blue").save(blue, format="PNG")
@@ -128,9 +140,9 @@ def test_a1111_names_what_it_cannot_do(worker: Worker) -> None:
         "steps": 1,
         "width": 128,
         "height": 128,
-        "sampler_name": "Nosuch",
-        "enable_hr": True,
-        "restore_faces": False,
+        "scheduler": "Karras",
+        "sampler_name": "DDIM",
+        "restore_faces": True,
         "url": "http://x",
         "auth": "secret",
         "unknown": [1],
@@ -138,7 +150,7 @@ def test_a1111_names_what_it_cannot_do(worker: Worker) -> None:
     answer = worker.http.post("/sdapi/v1/txt2img", json=body, headers={"Authorization": "Basic Og=="}).json()
     assert len(answer["images"]) == 1 and isinstance(answer["info"], str)
     names = [warning.split()[0] for warning in answer["warnings"]]
-    assert [name for name in names if name != "option"] == ["enable_hr", "unknown", "sampler"]
+    assert [name for name in names if name != "option"] == ["restore_faces", "unknown", "scheduler"]
     unknown = worker.http.post("/sdapi/v1/txt2img", json={"prompt": "x <lora:nosuch:1>"})
     assert unknown.status_code == 404 and "nosuch" in unknown.json()["detail"]
     assert worker.http.post("/sdapi/v1/img2img", json={"prompt": "x"}).json()["detail"] == "Init image not found"

@@ -42,7 +42,8 @@ def test_every_operation_says_what_it_reads_and_how_it_refuses() -> None:
     silent = ("retry", "refresh", "interrupt", "skip", "session", "checkpoints")  # they read no body
     for path, operations in document()["paths"].items():
         for method, operation in operations.items():
-            assert operation["responses"]["4XX"]["content"]["application/json"]["schema"], path
+            for status in ("4XX", "503", "507"):
+                assert operation["responses"][status]["content"]["application/json"]["schema"], path
             if method in ("post", "put", "patch") and not any(word in path for word in silent):
                 assert operation["requestBody"]["content"], path
 
@@ -90,8 +91,32 @@ def test_the_document_is_served_and_metrics_follow_the_conventions(worker: Worke
     answer = worker.http.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     families = list(text_string_to_metric_families(answer.text))
-    assert {"inweave_jobs", "inweave_ready", "inweave_jobs_finished"} <= {family.name for family in families}
+    by_name = {family.name: family for family in families}
+    assert {"inweave_jobs", "inweave_ready", "inweave_jobs_finished"} <= by_name.keys()
     for family in families:
         assert family.documentation and family.name.startswith("inweave_"), family.name
         if family.type == "counter":
             assert all(sample.name.endswith("_total") for sample in family.samples)
+
+
+def test_metrics_have_times_of_jobs_memory_and_requests(worker: Worker) -> None:
+    def value(name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(worker.http.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    jobs = {"operation": "image_generation", "state": "done"}
+    before = value("inweave_job_run_seconds_count", **jobs), value("inweave_job_wait_seconds_count")
+    job = worker.ended(worker.submit(steps=1, width=64, height=64))
+    assert value("inweave_job_run_seconds_count", **jobs) == before[0] + 1
+    assert value("inweave_job_wait_seconds_count") == before[1] + 1
+    assert value("inweave_job_run_seconds_sum", **jobs) >= job["finished"] - job["started"] > 0
+    assert value("inweave_job_run_seconds_bucket", le="+Inf", **jobs) == before[0] + 1
+    worker.http.get("/v1/jobs/nosuch")
+    worker.http.get("/made/up/path")
+    assert value("inweave_http_requests_total", route="/v1/jobs/{job_id}", method="GET", status="404") >= 1
+    assert value("inweave_http_requests_total", route="unknown", status="404") >= 1
+    text = worker.http.get("/metrics").text
+    assert "nosuch" not in text and "made/up" not in text, "a client cannot make up series"
+    for process in ("web", "model"):
+        assert 2**24 < value("inweave_process_memory_bytes", process=process) < 2**34

@@ -82,7 +82,8 @@ def small_files(worker: Worker) -> Iterator[None]:
     try:
         yield
     finally:
-        resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, before)
+        if worker.process.poll() is None:
+            resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, before)
 
 
 @contextlib.contextmanager
@@ -120,6 +121,16 @@ def survives_without_disk(worker: Worker, without_disk: contextlib.AbstractConte
 
 def test_a_file_system_that_refuses_fails_the_job_and_nothing_else(small: Worker) -> None:
     survives_without_disk(small, small_files(small))
+
+
+def test_a_signal_on_a_full_disk_ends_the_worker_without_a_traceback(small: Worker) -> None:
+    job = small.submit(steps=150, width=64, height=64)
+    small.running(job)
+    before = len(small.log())
+    with small_files(small):
+        assert small.stop() == 0
+    log = small.log()[before:]
+    assert "cannot be put back" in log and "Traceback" not in log, log
 
 
 @contextlib.contextmanager

@@ -210,3 +210,45 @@ def test_a_lora_may_be_larger_than_other_requests(tmp_path: Path) -> None:
             return [(await client.post(path, content=b"x" * size)).status_code for path, size in sizes]
 
     assert asyncio.run(statuses()) == [400, 413, 413, 413]  # the first one only lacks its name
+
+
+def test_files_of_one_layout_have_their_own_numbers_of_modules(worker: Worker) -> None:
+    """The second file takes the plan of the first one."""
+    for name in ("pixel", "ink"):
+        job = worker.ended(worker.submit(loras=[name], steps=1, width=64, height=64))
+        (lora,) = job["result"]["loras"]
+        assert lora["modules_in_file"] == lora["modules"] > 0, name
+
+
+def test_a_fresh_library_is_waited_for_and_uploads_get_names_that_no_folder_has(tmp_path: Path) -> None:
+    """Two files of one path in two folders could not be told apart, and the package's own would be overridden."""
+    (tmp_path / "loras").mkdir()
+    shipped = embedded.folder() / "loras" / "ink.safetensors"
+    (tmp_path / "loras" / "mine.safetensors").write_bytes(shipped.read_bytes())
+    running = Worker(tmp_path / "data", "--lora-dir", str(tmp_path / "loras")).start(wait=False)
+    try:
+        early = [
+            running.http.get("/v1/loras/pixel"),
+            running.http.post("/v1/jobs", json={"prompt": "x", "loras": ["pixel", "ink"]}),
+            running.http.post("/sdapi/v1/txt2img", json={"prompt": "<lora:pixel:1>"}),
+        ]
+        assert [answer.status_code for answer in early] == [503] * 3, "the folders are being read"
+        assert early[1].json()["error"]["code"] == "not_ready" and int(early[1].headers["retry-after"]) > 0
+        running.wait_ready()
+        assert running.http.get("/v1/loras/pixel").status_code == 200, "ready includes the library"
+        assert running.http.get("/v1/loras/nosuch").status_code == 404
+        for name in ("mine", "ink", "mine", "other"):
+            answer = running.http.post("/v1/loras", params={"name": name}, content=shipped.read_bytes())
+            assert answer.status_code == 201, answer.text
+        listed = running.http.get("/v1/loras").json()["loras"]
+        paths = [lora["path"] for lora in listed if lora["name"].split("-")[0] in ("mine", "ink", "other")]
+        stems = ("ink", "ink-2", "mine", "mine-2", "mine-3", "other")
+        assert sorted(paths) == sorted(f"{stem}.safetensors" for stem in stems)
+        job = running.ended(running.submit(loras=["mine"], steps=1, width=64, height=64))
+        assert job["state"] == "done"
+        for path in ("/etc/passwd", "../../secret.safetensors", "~/x.safetensors", r"C:\\x.safetensors"):
+            refused = running.http.post("/v1/jobs", json={"prompt": "x", "loras": [{"path": path}]})
+            assert refused.status_code == 404 and "outside the folders" in refused.json()["error"]["message"]
+            assert "etc" not in refused.text
+    finally:
+        assert running.stop() == 0

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import time
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import webuiapi
 from PIL import Image
 
-from inweave.errors import ConfigError
-from inweave.serve.api.a1111.fields import ignored_fields, image_fields
+from inweave.errors import ConfigError, InweaveError
+from inweave.serve.api.a1111.fields import ignored_fields, image_fields, refuse_unsupported
 from inweave.serve.api.a1111.images import MaskSettings, crop_region, fill_masked, prepare_inpainting
+from inweave.serve.api.a1111.requests import Img2Img
+from inweave.serve.api.openai.output import Output
+from inweave.serve.api.openai.requests import ImagesEdit, image_request
+from inweave.serve.api.openai.requests import ignored_fields as openai_ignored
+from inweave.serve.jobs.image_request import ImageRequest
+from inweave.serve.jobs.job import Event, Submission
+from inweave.serve.jobs.store import JobStore
 from tests.serve.worker import Worker
 
 BODY = {"prompt": "a red apple", "steps": 1, "width": 64, "height": 64, "seed": 1}
@@ -128,9 +139,9 @@ def test_what_clients_always_send_gives_no_warning() -> None:
         ),
         ({"scheduler": "SGM Uniform"}, {"sampler": "euler", "schedule": "sgm_uniform"}, False),
         ({"scheduler": "Automatic"}, {}, False),
-        ({"sampler_name": "Nosuch", "scheduler": "Karras"}, {}, True),
+        ({"sampler_name": "Nosuch", "scheduler": "Karras", "on_mismatch": "warn"}, {}, True),
         ({"sampler_name": "DDIM", "scheduler": "Karras"}, {"sampler": "ddim", "schedule": "simple"}, True),
-        ({"sampler_name": "Euler", "scheduler": "Beta57"}, {"sampler": "euler"}, True),
+        ({"sampler_name": "Euler", "scheduler": "Beta57", "on_mismatch": "warn"}, {"sampler": "euler"}, True),
     ],
 )
 def test_samplers_and_schedulers_in_every_combination(
@@ -140,6 +151,140 @@ def test_samplers_and_schedulers_in_every_combination(
     fields = image_fields({"prompt": "x"} | body, warnings)
     assert {name: fields[name] for name in ("sampler", "schedule") if name in fields} == expected
     assert bool(warnings) == warns
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"sampler_name": "Nosuch"}, "sampler_name"),
+        ({"sampler_index": "Nosuch", "sampler_name": ""}, "sampler_name"),
+        ({"sampler_name": "Euler", "scheduler": "Beta57"}, "scheduler"),
+        ({"sampler_name": ["Euler"]}, "sampler_name"),
+        ({"scheduler": {}, "sampler_name": 3}, "sampler_name"),
+        ({"enable_hr": True, "hr_scale": 2}, "enable_hr"),
+        ({"tiling": True}, "tiling"),
+        ({"styles": ["cinematic"]}, "styles"),
+        ({"subseed_strength": 0.3}, "subseed_strength"),
+        ({"refiner_checkpoint": "x"}, "refiner_checkpoint"),
+        ({"alwayson_scripts": {"ControlNet": {"args": [{"enabled": True}]}}}, "alwayson_scripts"),
+        ({"script_name": "X/Y/Z plot"}, "script_name"),
+        ({"send_images": [0]}, "send_images"),
+    ],
+)
+def test_what_asks_for_another_image_is_refused_by_name(worker: Worker, fields: dict[str, Any], name: str) -> None:
+    answer = worker.http.post("/sdapi/v1/txt2img", json=BODY | fields)
+    assert answer.status_code == 400 and answer.json()["detail"].startswith(f"{name}: "), answer.text
+
+
+def test_what_is_not_honored_is_where_people_see_it(worker: Worker) -> None:
+    body = BODY | {"restore_faces": True, "enable_hr": True, "sampler_name": "Nosuch", "on_mismatch": "warn"}
+    answer = worker.http.post("/sdapi/v1/txt2img", json=body).json()
+    assert [line.split()[0].rstrip(":") for line in about_request(answer["warnings"])] == [
+        "restore_faces",
+        "enable_hr",
+        "sampler_name",
+    ]
+    (text_of_image,) = json.loads(answer["info"])["infotexts"]
+    assert all(line in text_of_image for line in ("restore_faces has no effect", "enable_hr has no effect", "Nosuch"))
+
+
+def test_values_of_any_type_are_refused_or_read(worker: Worker) -> None:
+    """No field of any API ends in an error of the worker, whatever it holds."""
+    wrong: list[str] = []
+    for value in (["x"], {"x": [1]}, "x", 1e300, True, -1):
+        for name in [*Img2Img.model_fields, "mask_round", "styles"]:
+            try:
+                body = {"prompt": "x", name: value}
+                refuse_unsupported(body)
+                ignored_fields(body)
+                ImageRequest.parse(image_fields(body, []))
+            except InweaveError:
+                pass
+            except Exception as error:
+                wrong.append(f"{name}={value!r}: {error!r}")
+        for name in (*ImagesEdit.model_fields, "preview_every"):
+            try:
+                body = {"prompt": "x", name: value}
+                Output.take(body)
+                openai_ignored(body, False)
+                image_request(body, "image_generation", 20)
+            except InweaveError:
+                pass
+            except Exception as error:
+                wrong.append(f"{name}={value!r}: {error!r}")
+    assert wrong == []
+    answer = worker.http.post("/v1/images/generations", json={"prompt": "x", "output_format": ["png"]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "output_format"
+
+
+def test_an_interrupt_ends_what_runs_and_only_for_its_own_client(worker: Worker) -> None:
+    """A1111's meaning of it: the running image, not the newest one; of this client, not of the others."""
+
+    async def ask(client: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
+        body = {"prompt": "x", "steps": 100, "width": 64, "height": 64, "batch_size": 2}
+        answer = await client.post("/sdapi/v1/txt2img", json=body, headers=headers)
+        return dict(answer.json())
+
+    def states() -> dict[str, str]:
+        jobs = worker.http.get("/v1/jobs", params={"limit": 5, "state": ["queued", "running"]}).json()["jobs"]
+        return {job["id"]: job["state"] for job in jobs}
+
+    async def story() -> None:
+        async with httpx.AsyncClient(base_url=worker.url, timeout=60) as client:
+            ann = {"Authorization": "Basic " + base64.b64encode(b"ann:any").decode()}
+            requests = []
+            for headers in (ann, ann, {"X-Client-Id": "bob"}):
+                requests.append(asyncio.create_task(ask(client, **headers)))
+                while len(await asyncio.to_thread(states)) < len(requests):
+                    await asyncio.sleep(0.02)
+            while "running" not in (before := await asyncio.to_thread(states)).values():
+                await asyncio.sleep(0.02)
+            running = next(job for job, state in before.items() if state == "running")
+            mine = (await client.get("/sdapi/v1/progress", headers=ann)).json()
+            assert mine["state"]["job"] == running and mine["state"]["job_count"] == 3
+            await client.post("/sdapi/v1/interrupt", headers={"X-Client-Id": "carol"})
+            assert len(await asyncio.to_thread(states)) == 3, "carol has no job"
+            await client.post("/sdapi/v1/interrupt", headers=ann)
+            first = await requests[0]
+            info = json.loads(first["info"])
+            assert first["job_id"] == running and info["interrupted"]
+            assert len(info["all_seeds"]) == len(info["all_prompts"]) == 2 and info["seed"] == info["all_seeds"][0] >= 0
+            left = await asyncio.to_thread(states)
+            assert set(left) == set(before) - {running}, "the jobs that wait go on"
+            await client.post("/sdapi/v1/interrupt", params={"id_task": next(iter(left))})
+            await client.post("/sdapi/v1/interrupt", headers=ann)
+            await client.post("/sdapi/v1/interrupt", headers={"X-Client-Id": "bob"})
+            for each in requests:
+                assert json.loads((await each)["info"])["interrupted"]
+
+    asyncio.run(story())
+
+
+def test_progress_costs_the_same_however_many_jobs_wait(tmp_path: Path) -> None:
+    store = JobStore(tmp_path, queue_limit=3000)
+    request = {"config": {"prompt": "x" * 2000}}
+    store.submit(Submission("image_generation", "m", request, client="a", priority=1))
+    fields = "kind, model, state, priority, client, request, created"
+    copies = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 2000)"
+    query = (
+        f"INSERT INTO jobs (id, {fields}) {copies} SELECT 'job-' || n, {fields.replace('priority', '0')} FROM jobs, n"
+    )
+    with store._transaction():
+        store._db.execute(query)
+    job = store.claim()
+    assert job is not None
+    with store._transaction():
+        for step in range(1200):
+            store._append(job.id, Event("progress", {"step": step, "total": 1200, "eta": 1.0}))
+    started = time.process_time()
+    for _ in range(10):
+        (running,) = store.jobs(states=("running",), limit=100)
+        last, waiting = store.last_event(running.id, "progress", "preview"), store.count("running", "queued")
+    seconds = (time.process_time() - started) / 10
+    assert running.id == job.id and waiting == 2001 and last is not None and last.data["step"] == 1199
+    assert len(store.waiting_ids()) == 2000 and store.waiting(1, "a")[0].id == store.waiting_ids()[0]
+    assert seconds < 0.01, f"{seconds * 1000:.1f} ms"
+    store.close()
 
 
 def test_a_script_is_refused_by_name() -> None:

@@ -166,6 +166,32 @@ def test_messages_lose_paths_and_addresses(text: str, expected: str) -> None:
     assert public(text) == expected
 
 
+def test_a_token_that_is_refused_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="at least 8 characters") as caught:
+        ServeSettings(token="hush-42")
+    assert "hush-42" not in str(caught.value)
+
+
+def test_pages_of_allowed_origins_can_read_refusals_too() -> None:
+    settings = ServeSettings(
+        token=TOKEN, data=Path("/nonexistent"), origins=("https://front.example",), body_bytes=1024
+    )
+    application = create_app(settings)
+    ours, token = {"origin": "https://front.example"}, {"authorization": f"Bearer {TOKEN}"}
+    for headers, body, expected in (
+        (ours, b"", 401),
+        (ours | token, b" " * 2000, 413),
+        (ours | token | {"content-length": "2000"}, b" " * 2000, 413),
+        (ours | token, b"{", 400),
+    ):
+        status, answer = asyncio.run(ask("POST", "/v1/images/generations", headers, application, body))
+        assert status == expected and answer["access-control-allow-origin"] == "https://front.example"
+        assert answer["content-security-policy"]
+    assert (
+        "access-control-allow-origin" not in asyncio.run(ask("POST", "/v1/queue", {"origin": "null"}, application))[1]
+    )
+
+
 def test_a_page_of_an_allowed_origin_may_ask_and_read() -> None:
     settings = ServeSettings(token=TOKEN, data=Path("/nonexistent"), origins=("https://front.example",))
     application = create_app(settings)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load, save_file
 
-from inweave.errors import ConflictError, MissingError
+from inweave.errors import ConflictError, MissingError, RequestError
 from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.training_runs import TrainingRuns, add_to_library
+from inweave.serve.planner.client import PlannerClient
+from inweave.serve.service.training import RESERVED
+from inweave.serve.service.training_limits import ITEMS, LIMITS, limit_problems
 from inweave.serve.storage import datasets
 from inweave.serve.storage.datasets import DatasetStore
+from inweave.training.config.fields import TrainSettings
 from inweave.training.data.buckets import BucketRules, assign
 from tests.serve.worker import Worker
 from tests.support import sized
@@ -134,6 +143,84 @@ def test_crops_are_those_of_the_trainer_and_the_check_says_what_a_run_needs(work
     if sized(0, 1):
         refused = worker.http.post("/v1/train/check", json={**body, "settings": {"vram": "1MiB"}}).json()
         assert not refused["ok"] and "vram" in refused["problems"][0]
+
+
+def test_every_setting_of_a_request_has_a_limit() -> None:
+    """Whatever a setting is, now or later: no number, text, list or nesting goes on without end."""
+    fields = TrainSettings.model_fields
+    assert {*LIMITS, *ITEMS} <= fields.keys()
+    seeds = {"seed", "sample_seed"}
+    for name in fields.keys() - {*RESERVED}:
+        for value in (2**62, 1e300, "x" * 10**6, ["x"] * 10**5, {str(n): 1 for n in range(10**4)}, [[[[["x"]]]]]):
+            problems = limit_problems({name: value})
+            assert (name in seeds and value == 2**62) or problems[0].field.startswith(name), (name, value)  # type: ignore[union-attr]
+        default = fields[name].get_default(call_default_factory=True)
+        assert limit_problems({name: default}) == [], name
+    assert limit_problems(dict.fromkeys(seeds, 2**63 - 1)) == []
+    (nested,) = limit_problems({"rules": [{"pattern": "x", "rank": 4}, {"pattern": "x", "rank": 65536}]})
+    assert str(nested).startswith("rules.1.rank: at most 1,024 here")
+    usual = {"rank": 256, "resolution": 2048, "steps": 100_000, "sample_prompts": ["a"] * 20, "learning_rate": 1.0}
+    assert limit_problems(usual) == []
+
+
+def test_one_request_cannot_take_the_memory_or_the_time_of_all(worker: Worker, dataset: str) -> None:
+    def ask(**settings: Any) -> httpx.Response:
+        return worker.http.post("/v1/train/check", json={"dataset": dataset, "settings": {"steps": 5, **settings}})
+
+    for settings in ({"rank": 65536}, {"network": "locon", "conv_rank": 65536}, {"caption_variants": 2**30}):
+        refused = ask(**settings)
+        name = next(reversed(settings))
+        assert refused.status_code == 400 and refused.json()["error"]["problems"][0].startswith(f"{name}: at most")
+    for path in (f"/v1/datasets/{dataset}/crops", "/v1/jobs"):
+        body = {"operation": "train", "dataset": dataset, "name": "x"} if path == "/v1/jobs" else {}
+        assert worker.http.post(path, json={**body, "settings": {"rank": 65536}}).status_code == 400
+    assert ask(rank=4).json()["ok"]
+    (planner, *_) = worker.child_pids("inweave.serve.planner.process")
+    os.kill(planner, signal.SIGSTOP)  # as one that plans for long
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(ask, rank=8)
+            assert ask(rank=16).json()["settings"]["rank"] == 16, "another process answers"
+            assert not first.done()
+            os.kill(planner, signal.SIGCONT)
+            assert first.result().json()["settings"]["rank"] == 8
+    finally:
+        os.kill(planner, signal.SIGCONT)
+
+
+def test_a_plan_that_takes_too_much_memory_is_refused_and_the_next_one_made() -> None:
+    code = """
+from inweave.errors import RequestError
+from inweave.serve.planner.process import MemoryGuard, private_bytes
+guard = MemoryGuard(private_bytes() + 2**26)
+guard.start()
+def hungry(data):
+    pieces = []
+    while True:
+        pieces.append(bytearray(2**20))
+try:
+    guard.guarded(hungry)({})
+except RequestError as error:
+    print(error)
+print(guard.guarded(lambda data: data)({"next": 1}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    refusal, following = done.stdout.splitlines()
+    assert "cannot be planned here" in refusal and following == "{'next': 1}", done.stderr
+
+
+def test_a_plan_that_takes_too_long_ends_alone() -> None:
+    async def ask() -> str:
+        client = PlannerClient(seconds=0.1, processes=1)
+        try:
+            await client.call("crops", {})
+        except RequestError as error:
+            return str(error)
+        finally:
+            await asyncio.gather(client.close(), client.close())
+        return ""
+
+    assert "took longer than 0.1 s" in asyncio.run(ask())
 
 
 def test_plans_that_make_no_sense_are_refused(worker: Worker, dataset: str) -> None:

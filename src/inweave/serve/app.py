@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from inweave.serve.api.a1111.api import API as A1111
 from inweave.serve.api.a1111.options import SdOptions
@@ -22,6 +23,7 @@ from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.version import __version__
 
+log = logging.getLogger("inweave.serve")
 APIS = (OPENAI, A1111, NATIVE)  # the native API owns all paths that no other one does
 
 
@@ -55,4 +57,11 @@ def create_app(
         api.include_in(app)
     app.include_router(page_files.router)
     ErrorHandlers(APIS).install(app)
-    return Security(app, settings)
+
+    def record(scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unknown" if status == 404 else "refused")
+        log.debug("%s %s %d, %.0f ms", scope["method"], scope["path"], status, 1000 * seconds)
+        if app.state.service is not None:
+            app.state.service.figures.answered(scope["method"], route, status, seconds)
+
+    return Security(app, settings, record)

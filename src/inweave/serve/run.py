@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
+import sys
 from typing import Any
 
 import uvicorn
@@ -21,6 +23,7 @@ _BACKLOG = 2048
 
 def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announce: Any = print) -> None:
     """Serve until a signal; raise ConfigError if the address is taken or the data folder cannot be used."""
+    _log_to_standard_error(settings.log_level)
     allow_many_connections()
     listener = _bind(settings.host, settings.port)
     port = listener.getsockname()[1]
@@ -28,9 +31,9 @@ def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announc
     settings = settings.model_copy(update={"port": port})
     app = create_app(settings, {"port": port, **(identity or {})}, Service.open(settings))
     config = uvicorn.Config(
-        app, http=TimedProtocol, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
+        app, http=TimedProtocol, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024,
-        lifespan="on",
+        lifespan="on", proxy_headers=False,  # `http.forwarded` reads them, if it may
     )  # fmt: skip
     server = uvicorn.Server(config)
 
@@ -45,6 +48,14 @@ def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announc
         server.run(sockets=[listener])
     if not server.started:
         raise InweaveError("the worker could not start; the message above says why")
+
+
+def _log_to_standard_error(level: str) -> None:
+    """Write the worker's messages from ``level`` on, those of libraries from warnings on."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=max(logging.WARNING, logging.getLevelName(level.upper())), format=form)
+    logging.getLogger("inweave").setLevel(level.upper())
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every form that a client gets wrong
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """The settings of a worker, from the command line; every problem is reported at once.
 
-Loopback by default. An address that other machines can reach needs a token; without one the worker does not start.
+Loopback by default. A worker that other machines can reach, by its address or through a proxy, needs a token; without
+one it does not start.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from inweave.checked import CheckedModel
+from inweave.checked import CheckedModel, FieldError
+from inweave.errors import Problem
 
 MEBIBYTE = 1024 * 1024
 
@@ -50,6 +52,7 @@ class ServeSettings(CheckedModel):
     max_images: Annotated[int, Field(ge=1, le=100)] = Field(default=16, description="images in one job")
     job_seconds: Annotated[float, Field(gt=0)] = 3600.0
     train_hours: Annotated[float, Field(gt=0)] = 7 * 24.0
+    plan_seconds: Annotated[float, Field(gt=0)] = Field(default=60.0, description="one plan of a training run")
     keep_hours: Annotated[float, Field(gt=0)] = 24.0
     keep_gb: Annotated[float, Field(gt=0)] = 4.0
     upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded images")
@@ -57,13 +60,23 @@ class ServeSettings(CheckedModel):
     dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     origins: tuple[str, ...] = Field(default=(), description="web pages of other origins that may call this worker")
+    behind_proxy: bool = Field(default=False, description="obey X-Forwarded-For, -Host and -Proto of `proxies`")
+    proxies: tuple[str, ...] = Field(default=("127.0.0.0/8", "::1"), description="addresses of trusted proxies")
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
     allow_train: bool = Field(default=True, description="whether train jobs are accepted")
 
     @field_validator("token")
     @classmethod
     def _long_enough(cls, value: str | None) -> str | None:
-        if value is not None and len(value) < 8:
-            raise ValueError("a token of at least 8 characters is needed")
+        if value is not None and len(value) < 8:  # a message of pydantic's would quote it
+            raise FieldError(Problem("token", f"a token of at least 8 characters is needed, got {len(value)}"))
+        return value
+
+    @field_validator("proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            ipaddress.ip_network(each, strict=False)
         return value
 
     @model_validator(mode="after")
@@ -72,6 +85,11 @@ class ServeSettings(CheckedModel):
             raise ValueError(
                 f"other machines can reach {self.host}, so clients must identify themselves: set a token with --token "
                 "or INWEAVE_TOKEN, or listen on 127.0.0.1"
+            )
+        if self.token is None and self.behind_proxy:
+            raise ValueError(
+                "other machines can reach this worker through its proxy, so clients must identify themselves: set a "
+                "token with --token or INWEAVE_TOKEN (the proxy may send it for them)"
             )
         return self
 

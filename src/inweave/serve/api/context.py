@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -21,8 +22,25 @@ def service_of(request: Request) -> Service:
 
 
 def client_of(request: Request) -> str:
-    """Return the name of the caller, for calls that concern only its own jobs."""
-    return request.headers.get("x-client-id", "")[:200] or (request.client.host if request.client else "")
+    """Return the name of the caller, for calls that concern only its own jobs.
+
+    It is the X-Client-Id that it sends, or the user name of Basic authentication, whose password is the token; clients
+    that send neither are known by their address, and those of one address share a name.
+    """
+    name = request.headers.get("x-client-id", "")[:200]
+    if not name and (user := _user_name(request.headers.get("authorization", ""))):
+        name = f"user {user[:200]}"
+    return name or (request.client.host if request.client else "")
+
+
+def _user_name(authorization: str) -> str:
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(value, validate=True).decode("utf-8").partition(":")[0]
+    except ValueError:
+        return ""
 
 
 def job_urls(job: Job) -> dict[str, str]:

@@ -13,9 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from inweave.errors import BusyError, ConfigError, InweaveError, Problem
-from inweave.serve.jobs.errors import StorageError
+from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow
+from inweave.serve.jobs.errors import NotReadyError, StorageError
 from inweave.serve.jobs.failures import failure_of, public, status_of
 from inweave.serve.jobs.job import Failure
 from inweave.serve.service.loras import MismatchError
@@ -39,7 +41,9 @@ class Api:
     def include_in(self, app: FastAPI) -> None:
         """Add the routers to an application."""
         refused: dict[int | str, dict[str, Any]] = {
-            "4XX": {"model": self.error, "description": "refused; the message says why"}
+            "4XX": {"model": self.error, "description": "refused; the message says why"},
+            503: {"model": self.error, "description": "not ready yet; Retry-After says when to ask again"},
+            507: {"model": self.error, "description": "the disk of the worker is full or cannot be written"},
         }
         for router in self.routers:
             app.include_router(router, responses=refused)
@@ -56,6 +60,8 @@ class ErrorHandlers:
         app.add_exception_handler(InweaveError, self._inweave_error)
         app.add_exception_handler(RequestValidationError, self._invalid)
         app.add_exception_handler(HTTPException, self._http_error)
+        for ended in (ClientDisconnect, BodyTooLarge, BodyTooSlow):
+            app.add_exception_handler(ended, self._cut_short)
         app.add_exception_handler(sqlite3.OperationalError, self._storage_error)
         app.add_exception_handler(OSError, self._storage_error)
         app.add_exception_handler(Exception, self._bug)
@@ -73,7 +79,7 @@ class ErrorHandlers:
             more["problems"] = [public(str(problem)) for problem in error.problems]
         if isinstance(error, MismatchError):
             more["report"] = error.report
-        headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, BusyError) else {}
+        headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, BusyError | NotReadyError) else {}
         return self._response(request, status_of(error), failure_of(error), more, headers)
 
     async def _invalid(self, request: Request, error: Exception) -> JSONResponse:
@@ -91,6 +97,11 @@ class ErrorHandlers:
         elif status == 405:
             failure = Failure("method_not_allowed", f"{request.method} is not allowed for {path}")
         return self._response(request, status, failure, {}, dict(error.headers or {}))
+
+    async def _cut_short(self, request: Request, error: Exception) -> JSONResponse:
+        """Answer a caller that hung up, or that `http.security` answers: the body ended early."""
+        log.debug("%s %s: the body ended early: %s", request.method, request.url.path, type(error).__name__)
+        return self._response(request, 400, Failure("invalid_request", "the request ended early"), {}, {})
 
     async def _storage_error(self, request: Request, error: Exception) -> JSONResponse:
         """Answer that the disk refuses: nothing was queued, and the client may try again later."""

@@ -32,6 +32,7 @@ from inweave.serve.engine.contract import (
 from inweave.serve.engine.wire import WireError
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.failures import failure_of
+from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.job import Event, Failure, Job
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
@@ -85,8 +86,10 @@ class Dispatcher:
         resolve: Resolve,
         deliver: Deliver,
         runner: RunnerEndpoint | None = None,
+        figures: Figures | None = None,
     ) -> None:
         self._store, self._signals, self._settings = store, signals, settings
+        self._figures = figures or Figures()
         self._resolve, self._deliver = resolve, deliver
         self._runner: RunnerEndpoint = runner or ProcessEndpoint()
         self._deaths = 0
@@ -148,6 +151,8 @@ class Dispatcher:
                 await self._stored(self._store.put_back, job.id)
                 return
             self._signals.changed(job.id)
+            self._figures.started(job)
+            log.info("%s started: %s, attempt %d", job.id, job.kind, job.attempts)
             self.current, self._reported = job, True
             started = time.monotonic()
             try:
@@ -168,8 +173,15 @@ class Dispatcher:
                 self.current = None
                 self.busy_seconds += time.monotonic() - started
                 self._signals.changed(job.id)
+                await self._count(job)
             self.finished_jobs += 1
             self._deaths = 0
+
+    async def _count(self, job: Job) -> None:
+        with contextlib.suppress(InweaveError, sqlite3.Error):
+            ended = await asyncio.to_thread(self._store.job, job.id)
+            self._figures.ended(ended)
+            log.info("%s ended: %s", job.id, ended.state)
 
     async def _claim(self) -> Job | None:
         """Return the next job; None also while the disk refuses to record that it runs."""
@@ -317,5 +329,8 @@ class Dispatcher:
         while self.current is not None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self.current is not None:
-            await asyncio.to_thread(self._store.put_back, self.current.id)
+            try:
+                await asyncio.to_thread(self._store.put_back, self.current.id)
+            except (sqlite3.OperationalError, OSError) as error:  # the next start finds it running, and runs it again
+                log.error("%s cannot be put back into the queue: %s", self.current.id, error)
         await self._runner.stop(now=self.current is not None)

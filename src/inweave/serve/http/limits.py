@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from starlette.types import Message, Receive
@@ -11,6 +12,8 @@ from starlette.types import Message, Receive
 BODY_SECONDS = 30.0
 #: bytes per second, on average, of a body that takes longer than that
 BODY_RATE = 1024
+#: how long the rest of a body that is too large is read, and thrown away, so that its sender reads the answer
+LINGER_SECONDS = 30.0
 TOO_SLOW = f"request body too slow: send at least {BODY_RATE:,} bytes/s, with no pause over {BODY_SECONDS:g} s"
 
 
@@ -57,6 +60,14 @@ class LimitedBody:
                 self.exceeded = True
                 raise BodyTooLarge
         return message
+
+    async def discard(self) -> None:
+        """Read what still comes of a refused body: a connection that is closed on unread data loses the answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                message: Message = {"type": "http.request", "more_body": not self._complete}
+                while message["type"] == "http.request" and message.get("more_body", False):
+                    message = await self._receive()
 
     def _patience(self) -> float:
         """Return the seconds until the next piece must arrive: one pause, but not one after the other."""

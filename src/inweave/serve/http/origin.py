@@ -1,6 +1,7 @@
 """Origins: from which pages a browser may call.
 
-host      on loopback only loopback names: another site may have made its own name resolve to this machine
+host      on loopback only loopback names: another site may have made its own name resolve to this machine; behind a
+          proxy any name, since a token is needed there
 origin    a browser's request that changes something must come from this worker's own pages, or from `origins`
 sharing   pages of `origins` may read answers; a browser asks for that before it sends a request
 """
@@ -31,7 +32,7 @@ def sharing_headers(settings: ServeSettings, headers: Mapping[bytes, str]) -> li
 
 def host_allowed(settings: ServeSettings, headers: Mapping[bytes, str]) -> bool:
     """Return whether a request names a host that this worker answers for."""
-    if not settings.loopback:
+    if not settings.loopback or settings.behind_proxy:
         return True
     name = urlsplit(f"//{headers.get(b'host', '')}").hostname or ""
     return name in ("localhost", "127.0.0.1", "::1", settings.host)

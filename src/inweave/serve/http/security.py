@@ -5,11 +5,13 @@ answers    Content-Security-Policy, nosniff, no framing, no referrer, no caching
 
 from __future__ import annotations
 
-import contextlib
 import json
+import time
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inweave.serve.http.forwarded import as_forwarded
 from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow, LimitedBody
 from inweave.serve.http.origin import PREFLIGHT, host_allowed, origin_allowed, sharing_headers
 from inweave.serve.http.tokens import authorized, challenge
@@ -28,49 +30,72 @@ HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 Refusal = tuple[int, str, str]
+Record = Callable[[Scope, int, float], None]
 
 
 class Security:
     """ASGI middleware; the outermost one, so that no route is reached around it."""
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: ServeSettings, record: Record | None = None) -> None:
+        """Wrap ``app``; ``record`` gets every request, its status and its seconds."""
+        self._app, self._settings, self._record = app, settings, record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
+        scope = as_forwarded(self._settings, scope)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         shared = sharing_headers(self._settings, headers)
+        started, status = time.perf_counter(), 0
+
+        async def respond(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": _with_headers(message["headers"], shared)}
+            await send(message)
+
+        try:
+            await self._answer(scope, headers, receive, respond, bool(shared))
+        finally:
+            if self._record is not None:
+                self._record(scope, status, time.perf_counter() - started)
+
+    async def _answer(
+        self, scope: Scope, headers: dict[bytes, str], receive: Receive, respond: Send, shared: bool
+    ) -> None:
         if shared and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-            await send({"type": "http.response.start", "status": 204, "headers": [*HEADERS, *shared, *PREFLIGHT]})
-            await send({"type": "http.response.body", "body": b""})
+            await respond({"type": "http.response.start", "status": 204, "headers": [*PREFLIGHT]})
+            await respond({"type": "http.response.body", "body": b""})
             return
         if (refusal := self._refusal(scope, headers)) is not None:
-            await _refuse(send, refusal, challenge(headers))
+            await _refuse(respond, refusal, challenge(headers))
             return
         upload = scope["method"] == "POST" and scope["path"] == "/v1/loras"  # goes to the disk as it comes
         body = LimitedBody(receive, self._settings.lora_bytes if upload else self._settings.body_bytes)
         body.declare(headers.get(b"content-length"))
-        if body.refusal is not None:
-            await _refuse(send, body.refusal)
-            return
-        started = False
+        started = complete = False
 
-        async def respond(message: Message) -> None:
-            nonlocal started
+        async def unless_refused(message: Message) -> None:
+            nonlocal started, complete
             if body.refusal is not None and not started:
                 return  # whatever the route makes of it, the answer is about the body
-            if message["type"] == "http.response.start":
-                started = True
-                message = {**message, "headers": _with_headers(message["headers"], shared)}
-            await send(message)
+            started = True
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await respond(message)
 
-        with contextlib.suppress(BodyTooLarge, BodyTooSlow):
-            await self._app(scope, body, respond)
+        if body.refusal is None:
+            try:
+                await self._app(scope, body, unless_refused)
+            except (BodyTooLarge, BodyTooSlow):
+                pass
+            except Exception:  # the handlers of errors have logged and answered it
+                if not complete:
+                    raise
         if body.refusal is not None and not started:
-            await _refuse(send, body.refusal)
+            await _refuse(respond, body.refusal, discard=body.discard)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> Refusal | None:
         if not host_allowed(self._settings, headers):
@@ -93,13 +118,19 @@ def _with_headers(headers: list[tuple[bytes, bytes]], shared: list[tuple[bytes, 
     return [*headers, *extra]
 
 
-async def _refuse(send: Send, refusal: Refusal, challenge: bytes = b"") -> None:
+async def _refuse(
+    respond: Send, refusal: Refusal, challenge: bytes = b"", discard: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Answer with a refusal; ``discard`` reads the rest of the request before the connection is closed."""
     status, code, text = refusal
     body = json.dumps({"error": {"code": code, "message": text}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", challenge))
     if status in (408, 413):
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await respond({"type": "http.response.start", "status": status, "headers": headers})
+    await respond({"type": "http.response.body", "body": body, "more_body": True})
+    if status == 413 and discard is not None:
+        await discard()
+    await respond({"type": "http.response.body", "body": b""})

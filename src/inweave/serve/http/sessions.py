@@ -32,7 +32,7 @@ async def start_session(request: Request) -> JSONResponse:
     if settings.token is not None:
         response.set_cookie(
             cookie_name(settings), cookie_value(settings.token), max_age=COOKIE_SECONDS, httponly=True,
-            samesite="strict", secure=request.headers.get("x-forwarded-proto", request.url.scheme) == "https",
+            samesite="strict", secure=request.url.scheme == "https",
         )  # fmt: skip
     return response
 

@@ -9,6 +9,10 @@ class GoneError(RequestError):
     """A request names a job whose results have expired."""
 
 
+class NotReadyError(RequestError):
+    """The worker cannot answer yet, and soon can."""
+
+
 class MediaTypeError(RequestError):
     """The body of a request has a media type that its route does not accept."""
 

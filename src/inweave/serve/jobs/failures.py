@@ -9,6 +9,7 @@ unsupported_media_type    415  MediaTypeError
 unreadable_file   422     FormatError
 lora_mismatch     422     TargetError
 busy              429     BusyError
+not_ready         503     NotReadyError
 out_of_memory     500     MemoryBudgetError, out-of-memory errors of the device
 storage           507     StorageError
 internal          500     all other errors; the log has the traceback
@@ -32,11 +33,12 @@ from inweave.errors import (
     RequestError,
     TargetError,
 )
-from inweave.serve.jobs.errors import GoneError, MediaTypeError, StorageError
+from inweave.serve.jobs.errors import GoneError, MediaTypeError, NotReadyError, StorageError
 from inweave.serve.jobs.job import Failure
 
 _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
     (GoneError, "gone", 410),
+    (NotReadyError, "not_ready", 503),
     (MediaTypeError, "unsupported_media_type", 415),
     (MissingError, "not_found", 404),
     (ConflictError, "conflict", 409),

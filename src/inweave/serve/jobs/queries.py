@@ -22,8 +22,9 @@ class JobQueries(JobDatabase):
         return row[0]
 
     def jobs(
-        self, *, states: tuple[State, ...] = (), kind: Kind | None = None, before: int | None = None, limit: int = 50
-    ) -> list[Job]:
+        self, *, states: tuple[State, ...] = (), kind: Kind | None = None, client: str | None = None,
+        before: int | None = None, limit: int = 50,
+    ) -> list[Job]:  # fmt: skip
         """Return jobs, the newest first; ``before`` is the number of the last job on the previous page."""
         where, values = ["expired = 0"], list[Any]()
         if states:
@@ -32,6 +33,9 @@ class JobQueries(JobDatabase):
         if kind is not None:
             where.append("kind = ?")
             values.append(kind)
+        if client is not None:
+            where.append("client = ?")
+            values.append(client)
         if before is not None:
             where.append("number < ?")
             values.append(before)
@@ -39,11 +43,20 @@ class JobQueries(JobDatabase):
         with self._lock:
             return [job_of(row) for row in self._db.execute(query, (*values, limit))]
 
-    def waiting(self, limit: int) -> list[Job]:
+    def waiting(self, limit: int, client: str | None = None) -> list[Job]:
         """Return waiting jobs in the order in which they will run."""
-        query = f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT ?"
+        query = (
+            f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' AND client = ifnull(?, client) "
+            "ORDER BY priority DESC, number LIMIT ?"
+        )
         with self._lock:
-            return [job_of(row) for row in self._db.execute(query, (limit,))]
+            return [job_of(row) for row in self._db.execute(query, (client, limit))]
+
+    def waiting_ids(self) -> list[str]:
+        """Return the ids of all waiting jobs in the order in which they will run."""
+        query = "SELECT id FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number"
+        with self._lock:
+            return [row[0] for row in self._db.execute(query)]
 
     def count(self, *states: State) -> int:
         """Return how many jobs are in these states, without those that expired."""
@@ -71,6 +84,16 @@ class JobQueries(JobDatabase):
         with self._lock:
             rows = self._db.execute(query, (job, after, limit)).fetchall()
         return [StoredEvent(number, kind, json.loads(data)) for number, kind, data in rows]
+
+    def last_event(self, job: str, *types: str) -> StoredEvent | None:
+        """Return the newest event of these types."""
+        marks = ", ".join("?" * len(types))
+        query = (
+            f"SELECT number, type, data FROM events WHERE job = ? AND type IN ({marks}) ORDER BY number DESC LIMIT 1"
+        )
+        with self._lock:
+            row = self._db.execute(query, (job, *types)).fetchone()
+        return None if row is None else StoredEvent(row[0], row[1], json.loads(row[2]))
 
     def submitted(self, key: str, fingerprint: str) -> Job | None:
         """Return the job of an idempotency key; raise ConflictError if the key was used for another request."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
@@ -100,7 +101,11 @@ class TrainingRuns:
         return Submission(job.kind, job.model, request, {}, job.priority, job.client)
 
 
-def add_to_library(source: Path, folder: Path, stem: str) -> Path:
+def _free(name: str) -> bool:
+    return False
+
+
+def add_to_library(source: Path, folder: Path, stem: str, is_taken: Callable[[str], bool] = _free) -> Path:
     """Copy an adapter into a folder of the library and return its path; a file with the same tensors is used again.
 
     A job that is killed after this and run again writes the same tensors with another time in the metadata.
@@ -108,7 +113,7 @@ def add_to_library(source: Path, folder: Path, stem: str) -> Path:
     for known in sorted(folder.glob(f"{stem}*.safetensors")):
         if cmp(source, known, shallow=False) or _same_tensors(source, known):
             return known
-    target = free_name(folder, stem)
+    target = free_name(folder, stem, is_taken)
     hidden = folder / f".{target.name}.part"
     try:
         shutil.copyfile(source, hidden)
@@ -134,9 +139,9 @@ def _same_tensors(one: Path, other: Path) -> bool:
         return not second.read(1)
 
 
-def free_name(folder: Path, stem: str) -> Path:
-    """Return a free path for a LoRA called ``stem``, with a number if the name is taken."""
-    target, number = folder / f"{stem}.safetensors", 2
-    while target.exists():
-        target, number = folder / f"{stem}-{number}.safetensors", number + 1
-    return target
+def free_name(folder: Path, stem: str, is_taken: Callable[[str], bool] = _free) -> Path:
+    """Return a free path for a LoRA called ``stem``, with a number if it ``is_taken``, in this or another folder."""
+    name, number = stem, 2
+    while (folder / f"{name}.safetensors").exists() or is_taken(name):
+        name, number = f"{stem}-{number}", number + 1
+    return folder / f"{name}.safetensors"

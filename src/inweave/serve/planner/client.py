@@ -1,7 +1,7 @@
-"""Calls into the process that plans training: how images will be cropped, and how much memory and time a run needs.
+"""Calls into the processes that plan training: how images will be cropped, and how much memory and time a run needs.
 
-The process is started by the first call, answers one call at a time, and ends after a while without calls. If it dies
-or takes too long, only that call fails, and the next one gets a new process.
+A process is started by a call that finds none idle, answers one call at a time, and ends after a while without calls. A
+call that takes too long, or more memory than `planner.process` allows, fails alone: nobody waits for it but its caller.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from inweave.serve.engine.child_process import CallProcess
 from inweave.serve.engine.wire import WireError
 
 IDLE_SECONDS = 60.0
+PROCESSES = 2
 MAX_WAITING = 8
 
 
 class PlannerClient:
-    """One process for all callers."""
+    """A few processes; each call waits for an idle one, the one used last first."""
 
-    def __init__(self, seconds: float = 600.0) -> None:
+    def __init__(self, seconds: float = 60.0, processes: int = PROCESSES) -> None:
         self._seconds = seconds
-        self._process = CallProcess("inweave.serve.planner.process")
-        self._turn = asyncio.Lock()
+        self._processes = [CallProcess("inweave.serve.planner.process") for _ in range(processes)]
+        self._idle = asyncio.LifoQueue[CallProcess]()
+        for each in reversed(self._processes):
+            self._idle.put_nowait(each)
         self._calls = 0
-        self._idle: asyncio.TimerHandle | None = None
+        self._stop = asyncio.Lock()
+        self._end: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def call(self, name: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -33,35 +37,39 @@ class PlannerClient:
         if self._calls >= MAX_WAITING:
             raise BusyError("many training plans are being made; ask again in a moment")
         self._calls += 1
+        self._keep_processes()
         try:
-            async with self._turn:
-                return await self._ask(name, data)
-        finally:
-            self._calls -= 1
-
-    async def _ask(self, name: str, data: dict[str, Any]) -> dict[str, Any]:
-        self._keep_process()
-        try:
-            return await self._process.call(name, data, self._seconds)
-        except (WireError, TimeoutError) as error:
-            reason = "took too long" if isinstance(error, TimeoutError) else "ended unexpectedly"
+            process = await self._idle.get()
+            try:
+                return await process.call(name, data, self._seconds)
+            finally:
+                self._idle.put_nowait(process)
+        except TimeoutError:
             raise RequestError(
-                f"the plan could not be made: its process {reason}; the log of the worker may say why"
+                f"the plan took longer than {self._seconds:g} s; plan a smaller run, or use inweave train --check"
+            ) from None
+        except WireError:
+            raise RequestError(
+                "the plan could not be made: its process ended unexpectedly; the log of the worker may say why"
             ) from None
         finally:
-            self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.release)
+            self._calls -= 1
+            self._keep_processes()
+            self._end = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.release)
 
     def release(self) -> None:
-        """End the process soon: a run that starts now needs the memory it holds."""
+        """End the processes soon: a run that starts now needs the memory they hold."""
         self._closing = asyncio.ensure_future(self.close())
 
     async def close(self) -> None:
-        """End the process, once it has answered."""
-        async with self._turn:
-            self._keep_process()
-            await self._process.stop()
+        """End the processes, each once it has answered."""
+        self._keep_processes()
+        async with self._stop:  # two that each hold a process would wait for each other
+            for each in [await self._idle.get() for _ in self._processes]:
+                await each.stop()
+                self._idle.put_nowait(each)
 
-    def _keep_process(self) -> None:
-        """Cancel the end of the idle process."""
-        if self._idle is not None:
-            self._idle.cancel()
+    def _keep_processes(self) -> None:
+        """Cancel the end of the idle processes."""
+        if self._end is not None:
+            self._end.cancel()

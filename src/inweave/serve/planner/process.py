@@ -1,4 +1,4 @@
-"""The process that plans training runs, with the trainer's own code and without weights.
+"""The process that plans training runs, with the trainer's own code, without weights, and within ``MEMORY`` bytes.
 
 crops {dataset, model, settings}                        -> {buckets, crop, resolution, ...}
 check {dataset, model, settings, output, start_from}    -> {ok, estimate, dataset, problems, ...}
@@ -6,12 +6,21 @@ check {dataset, model, settings, output, start_from}    -> {ok, estimate, datase
 
 from __future__ import annotations
 
+import _thread
+import os
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, FormatError, MemoryBudgetError, TargetError
+from inweave.errors import ConfigError, FormatError, MemoryBudgetError, RequestError, TargetError
 from inweave.serve.engine.rpc_loop import Data, answer_calls, collect_less
 from inweave.serve.jobs.failures import public
+
+#: bytes of private memory; torch and the libraries take 0.6 GB of it, the factors of the adapter most of the rest
+MEMORY = 4 * 1024**3
+WATCH_SECONDS = 0.05
 
 
 def plan_crops(data: Data) -> Data:
@@ -34,7 +43,7 @@ def plan_crops(data: Data) -> Data:
             "scale": round(place.scale, 6), "cropped": round(place.cropped_fraction, 6), "own_bucket": place.own_bucket,
         })  # fmt: skip
     return {"pictures": images, "buckets": dict(sorted(buckets.items())), "crop": complete.crop,
-            "resolution": complete.resolution}  # fmt: skip
+            "resolution": complete.side}  # fmt: skip
 
 
 def plan_run(data: Data) -> Data:
@@ -63,9 +72,6 @@ def plan_run(data: Data) -> Data:
     }  # fmt: skip
 
 
-CALLS: dict[str, Callable[[Data], Data]] = {"crops": plan_crops, "check": plan_run}
-
-
 def without_folders(value: Any, folder: str) -> Any:
     """Return an answer without paths of this machine: images by their file names."""
     if isinstance(value, str):
@@ -77,7 +83,60 @@ def without_folders(value: Any, folder: str) -> Any:
     return value
 
 
+class MemoryGuard:
+    """Ends calls that take more private memory than ``limit``; mapped files and what drivers reserve do not count."""
+
+    def __init__(self, limit: int = MEMORY) -> None:
+        self._limit, self._active = limit, False
+
+    def start(self) -> None:
+        """Watch this process from a thread."""
+        if private_bytes() is not None:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            size = private_bytes() or 0
+            if size > self._limit and self._active:
+                self._active = False
+                _thread.interrupt_main()
+            elif size > 2 * self._limit:
+                os._exit(1)  # the call goes on all the same
+
+    def guarded(self, plan: Callable[[Data], Data]) -> Callable[[Data], Data]:
+        """Return a call that refuses a run whose plan takes too much."""
+
+        def call(data: Data) -> Data:
+            self._active = True
+            try:
+                return plan(data)
+            except (KeyboardInterrupt, MemoryError):
+                raise RequestError(
+                    f"such a run cannot be planned here: the plan takes more than {self._limit / 2**30:.3g} GB; choose "
+                    "a smaller rank, batch or resolution"
+                ) from None
+            finally:
+                self._active = False
+
+        return call
+
+
+def private_bytes() -> int | None:
+    """Return the private memory of this process; None where the system does not say."""
+    try:
+        words = Path("/proc/self/status").read_text().split()
+        return int(words[words.index("RssAnon:") + 1]) * 1024
+    except (OSError, ValueError):
+        return None
+
+
+GUARD = MemoryGuard()
+CALLS: dict[str, Callable[[Data], Data]] = {"crops": GUARD.guarded(plan_crops), "check": GUARD.guarded(plan_run)}
+
+
 def main() -> None:
+    GUARD.start()
     collect_less()
     answer_calls(CALLS, redact=lambda call, answer: without_folders(answer, call["dataset"]))
 

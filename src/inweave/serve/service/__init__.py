@@ -14,7 +14,6 @@ subjects and plain data types, never the parts behind them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
@@ -30,6 +29,7 @@ from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
 from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.signals import JobSignals
@@ -85,6 +85,7 @@ class Service:
         folders = [*settings.lora_folders, data / "loras", embedded.folder() / "loras"]
         self.library = Library(data / "library.sqlite3", folders)
         signals = JobSignals()
+        self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders)
         self.models = Models(settings.model_table())
         self.jobs = Jobs(self.store, signals)
@@ -101,7 +102,7 @@ class Service:
                     RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
-                self._resolve, self._deliver,
+                self._resolve, self._deliver, figures=self.figures,
             )
             for device in (settings.devices or (None,))
         ]  # fmt: skip
@@ -124,6 +125,7 @@ class Service:
 
     async def start(self) -> None:
         """Start the processes and the periodic work."""
+        self.loras.indexed = False
         await asyncio.to_thread(self.loras.clear)
         self._tasks = [asyncio.create_task(each.run()) for each in self._dispatchers]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
@@ -134,14 +136,16 @@ class Service:
         await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.error("a part of the worker had failed: %s", ended)
         await self._sandbox.close()
         await self.training.close()
-        self.library.close()
-        self._uploads.close()
-        self.store.close()
+        for part in (self.library, self._uploads, self.store):
+            try:
+                part.close()
+            except (sqlite3.Error, OSError) as error:  # a full disk: what was committed is there at the next start
+                log.error("%s could not be closed: %s", type(part).__name__, error)
 
     async def _sweep(self) -> None:
         while True:
@@ -156,7 +160,12 @@ class Service:
 
     async def _index(self) -> None:
         while True:
-            await self.loras.scan(examine=True)
+            try:
+                if not self.loras.indexed:
+                    await self.loras.scan()  # headers alone, so that jobs can run
+                await self.loras.scan(examine=True)
+            except (sqlite3.Error, OSError) as error:
+                log.error("the library could not be scanned: %s", error)
             await asyncio.sleep(SWEEP_SECONDS)
 
     @property
@@ -173,7 +182,7 @@ class Service:
     def readiness(self) -> tuple[bool, str]:
         """(whether a job would run now, the reason if not)."""
         if any(each.status == "ready" for each in self._dispatchers):
-            return True, ""
+            return self.loras.indexed, "" if self.loras.indexed else "the folders of the library are being read"
         return False, self._dispatchers[0].reason
 
     # image jobs

@@ -51,13 +51,23 @@ class Jobs:
             raise GoneError(f"job {current.id} ended as {current.state}; its results have expired")
         return current
 
-    async def newest(self, *states: State, before: int | None = None, limit: int = 50) -> list[Job]:
+    async def newest(
+        self, *states: State, client: str | None = None, before: int | None = None, limit: int = 50
+    ) -> list[Job]:
         """Return jobs in these states, or in any, newest first."""
-        return await asyncio.to_thread(self._store.jobs, states=states, before=before, limit=limit)
+        return await asyncio.to_thread(self._store.jobs, states=states, client=client, before=before, limit=limit)
 
-    async def waiting(self, limit: int) -> list[Job]:
-        """Return waiting jobs in the order they will run."""
-        return await asyncio.to_thread(self._store.waiting, limit)
+    async def waiting_ids(self) -> list[str]:
+        """Return the ids of all waiting jobs in the order they will run."""
+        return await asyncio.to_thread(self._store.waiting_ids)
+
+    async def last_event(self, job: str, *types: str) -> StoredEvent | None:
+        """Return the newest event of a job that has one of these types."""
+        return await asyncio.to_thread(self._store.last_event, job, *types)
+
+    async def waiting(self, limit: int, client: str | None = None) -> list[Job]:
+        """Return waiting jobs, of one client or of all, in the order they will run."""
+        return await asyncio.to_thread(self._store.waiting, limit, client)
 
     async def position(self, job: Job) -> int | None:
         """Return how many jobs run before a waiting one."""

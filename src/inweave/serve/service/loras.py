@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from inweave.errors import ConfigError, ConflictError, FormatError, InweaveError
 from inweave.formats.dialects import written_dialects
 from inweave.generate.config import LoraChoice
 from inweave.library import Library, LibraryEntry
-from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.errors import NotReadyError, StorageError
 from inweave.serve.jobs.training_runs import add_to_library, free_name
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import ConversionStore
@@ -43,12 +44,27 @@ class Loras:
         self._own, self._incoming, self._database = data / "loras", data / "incoming", data / "library.sqlite3"
         self._conversions = ConversionStore(data / "converted", sandbox)
         self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
+        self._names = threading.Lock()
+        self.indexed = True  # False from the start of a worker until it has looked at all folders
 
     # reading
 
     async def find(self, reference: str) -> LibraryEntry:
-        """Return the entry of a name, path, id or hash; raise MissingError if there is none."""
-        return await asyncio.to_thread(self._library.find, reference)
+        """Return the entry of a name, path, id or hash.
+
+        Raises:
+            MissingError: there is none.
+            NotReadyError: there is none so far, or only the package's own, which files in other folders override.
+        """
+        try:
+            entry = await asyncio.to_thread(self._library.find, reference)
+        except MissingError:
+            if self.indexed:
+                raise
+        else:
+            if self.indexed or entry.root != str(self._library.folders[-1]):
+                return entry
+        raise NotReadyError(f"LoRA {reference[:200]}: the folders of the library are being read; ask again in a moment")
 
     async def find_all(self, choices: Iterable[LoraChoice]) -> dict[str, LibraryEntry]:
         """Return the entry of each reference; everything that is unknown is one error."""
@@ -57,6 +73,8 @@ class Loras:
         for choice in choices:
             try:
                 entries[choice.label] = await self.find(choice.label)
+            except NotReadyError:
+                raise
             except InweaveError as error:
                 problems.append(error)
         if len(problems) == 1:
@@ -108,17 +126,20 @@ class Loras:
                 async for chunk in content:
                     await asyncio.to_thread(file.write, chunk)
             await self._sandbox.adapter(str(received), f"LoRA {name}")
-            target = free_name(self._own, name)
-            received.replace(target)
+            return await asyncio.to_thread(self._take_in, received, name)
         except OSError as error:
             raise StorageError(f"the file could not be stored: {error.strerror}") from None
         finally:
             received.unlink(missing_ok=True)
-        return await asyncio.to_thread(self._added, target)
+
+    def _take_in(self, received: Path, name: str) -> LibraryEntry:
+        with self._names:
+            return self._added(received.replace(free_name(self._own, name, self._library.has_name)))
 
     def publish(self, adapter: Path, stem: str) -> LibraryEntry:
         """Put an adapter that was trained here into the library, under a name that is free."""
-        return self._added(add_to_library(adapter, self._own, stem))
+        with self._names:
+            return self._added(add_to_library(adapter, self._own, stem, self._library.has_name))
 
     def _added(self, path: Path) -> LibraryEntry:
         self._library.scan()
@@ -135,7 +156,10 @@ class Loras:
 
     async def scan(self, *, examine: bool = False) -> None:
         """Bring the index of the library up to date; ``examine`` also reads whole files."""
-        await scan_library(self._library, self._database, examine=examine)
+        try:
+            await scan_library(self._library, self._database, examine=examine)
+        finally:
+            self.indexed = True
 
     # checks and conversions
 

@@ -16,6 +16,7 @@ from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.jobs import Jobs
 from inweave.serve.service.loras import Loras
 from inweave.serve.service.models import Models
+from inweave.serve.service.training_limits import limit_problems
 from inweave.serve.settings import ServeSettings
 from inweave.training.config.fields import ACCOUNT, names_where
 from inweave.training.config.schema import TrainConfig
@@ -31,6 +32,7 @@ _FILE = re.compile(r".*\.(txt|toml|json)\s*", re.DOTALL | re.IGNORECASE)
 def checked_settings(value: dict[str, Any]) -> dict[str, Any]:
     """Return settings that a request may have; raise ConfigError with the others."""
     problems = [Problem(name, "decided by the worker, not by a request") for name in value if name in RESERVED]
+    problems += limit_problems(value)
     prompts = value.get("sample_prompts", ())
     listed = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(listed, list | tuple) or any(isinstance(each, str) and _FILE.fullmatch(each) for each in listed):
@@ -52,7 +54,7 @@ class Training:
         self.allowed = settings.allow_train
         self._device = settings.devices[0] if settings.devices else None
         self._models, self._jobs, self._loras, self._datasets, self._runs = models, jobs, loras, datasets, runs
-        self._planner = PlannerClient()
+        self._planner = PlannerClient(settings.plan_seconds)
 
     def ensure_allowed(self) -> None:
         """Raise RequestError if this worker does not train."""

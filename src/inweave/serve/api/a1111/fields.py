@@ -1,7 +1,13 @@
 """A1111's fields, translated to those of an image request; clients send numbers as 20 or 20.0.
 
-Every field works, or has no effect, or the answer names it in a warning: a field that changes images in A1111 is never
-dropped silently. Scripts that are chosen by name are refused, just as A1111 refuses those it does not have.
+Every field works, or has no effect on an image anywhere, or is one of these:
+
+refused    it asks for another image than this worker can make: unknown samplers and schedulers, hires fix, a refiner,
+           styles, variations, tiling, and scripts that are on, such as ControlNet (A1111 refuses scripts it lacks too)
+named      the image is the one that was asked for, without a finishing touch: in `warnings`, and in `info` with its
+           `infotexts`, which clients show
+
+With on_mismatch = "warn" what would be refused is named instead.
 """
 
 from __future__ import annotations
@@ -26,6 +32,11 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "initial_noise_multiplier": (1,), "image_cfg_scale": (0, 1, 1.5), "latent_mask": ("",), "mask_round": (True,),
     "save_images": (False,),
 }  # fmt: skip
+#: those of them without which the image would be another one
+_REFUSED = (
+    "subseed_strength", "seed_resize_from_h", "seed_resize_from_w", "tiling", "enable_hr", "refiner_checkpoint",
+    "styles", "firstpass_image", "latent_mask", "alwayson_scripts",
+)  # fmt: skip
 #: settings of the web UI that requests may override -> their values that match what this worker does
 _OVERRIDES: dict[str, tuple[Any, ...] | None] = {
     "sd_model_checkpoint": None, "CLIP_stop_at_last_layers": None, "sd_vae": ("", "None", "Automatic"),
@@ -63,17 +74,22 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
 
 
 def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
-    """Return sampler and schedule; unknown ones are replaced by the default like in A1111, with a warning."""
-    label = str(body.get("sampler_name") or body.get("sampler_index") or "")
+    """Return sampler and schedule; raise ConfigError for unknown ones, or warn that the default replaces them."""
+    label = _label(body, "sampler_name") or _label(body, "sampler_index")
     sampler, schedule = sampler_name(label)
-    scheduler = str(body.get("scheduler") or "")
+    scheduler = _label(body, "scheduler")
+    problems = []
     if scheduler and schedule_name(scheduler) not in offered_schedules():
-        warnings.append(f"scheduler {schedule_refusal(scheduler)}; the default was used")
+        problems.append(Problem("scheduler", schedule_refusal(scheduler)))
     elif scheduler:
         schedule = schedule_name(scheduler)
     if label and sampler not in offered_samplers():
-        warnings.append(f"sampler {sampler_refusal(label)}; the model's own was used, with its own schedule")
-        return {}
+        problems.append(Problem("sampler_name", sampler_refusal(label)))
+    if problems and not _lenient(body):
+        raise ConfigError(problems)
+    warnings += [f"{problem}; the default was used" for problem in problems]
+    if label and sampler not in offered_samplers():
+        return {}  # the model's own, with its own schedule
     if not label and schedule in (None, "simple"):
         return {}
     sampler = sampler or "euler"  # A1111's own, where only a schedule was chosen
@@ -83,6 +99,25 @@ def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
         )
         schedule = "simple"
     return {"sampler": sampler} | ({} if schedule is None else {"schedule": schedule})
+
+
+def _label(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name) or ""
+    if not isinstance(value, str):
+        raise ConfigError(Problem(name, f"expected a name, got {for_message(value)}"))
+    return value
+
+
+def _lenient(body: Mapping[str, Any]) -> bool:
+    return bool(body.get("on_mismatch") == "warn")
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """Raise ConfigError for fields without which the image would be another one, unless the request is lenient."""
+    lines = [] if _lenient(body) else ignored_fields({name: body[name] for name in _REFUSED if name in body})
+    if lines:
+        advice = 'turn it off, or send on_mismatch = "warn" to go without'
+        raise ConfigError([Problem(line.split(":")[0].split()[0], f"{line}; {advice}") for line in lines])
 
 
 def ignored_fields(body: Mapping[str, Any]) -> list[str]:

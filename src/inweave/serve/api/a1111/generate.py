@@ -3,8 +3,8 @@
 POST /sdapi/v1/txt2img, /sdapi/v1/img2img
 
 As in A1111, unknown fields are ignored and any field may be null. Settings that a client leaves out take the model's
-own values. Fields that cannot be honored (hires fix, face restoration, scripts, ...) are named in `info` and in
-`warnings`; a LoRA that is unknown or does not fit is an error, unless the request says on_mismatch = "warn".
+own values. What becomes of fields that cannot be honored is in `fields`; a LoRA that is unknown or does not fit is an
+error, unless the request says on_mismatch = "warn".
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,15 +27,16 @@ from inweave.serve.api.a1111.fields import (
     ignored_fields,
     image_fields,
     number,
+    refuse_unsupported,
     switch,
     whole_number,
 )
 from inweave.serve.api.a1111.images import Inpainting, MaskSettings, prepare_inpainting
 from inweave.serve.api.a1111.info import generation_info
 from inweave.serve.api.a1111.options import SdOptions
-from inweave.serve.api.a1111.progress import remember_task
+from inweave.serve.api.a1111.progress import remember_task, sdapi_client
 from inweave.serve.api.a1111.requests import Img2Img, Txt2Img, image_body
-from inweave.serve.api.context import client_of, service_of
+from inweave.serve.api.context import service_of
 from inweave.serve.api.openapi import json_body_of
 from inweave.serve.api.resize import MAX_SIDE, resize_input
 from inweave.serve.api.waiting import wait_or_cancel
@@ -114,8 +116,11 @@ async def _generate(
     service = service_of(request)
     started = time.perf_counter()
     options: SdOptions = request.app.state.sd_options
+    refuse_unsupported(body)
     warnings += [*ignored_fields(body), *(f"option {line}" for line in options.without_effect)]
     fields |= image_fields(body, warnings)
+    if fields["seed"] == -1:  # drawn here, so that the answer has it also if the job is interrupted
+        fields["seed"] = secrets.randbits(32)
     chosen = options.override(body.get("override_settings") or {}, service.models)
     fields["model"] = chosen.model
     if chosen.clip_skip is not None:
@@ -124,7 +129,7 @@ async def _generate(
         request.app.state.sd_options = chosen
     fields["preview_every"] = LIVE_PREVIEW_EVERY
     try:
-        job = await service.submit_image(ImageRequest.parse(fields), client=f"sdapi {client_of(request)}")
+        job = await service.submit_image(ImageRequest.parse(fields), client=sdapi_client(request))
     except ConfigError as error:
         raise error.renamed(FIELD_NAMES) from None
     if isinstance(task := body.get("force_task_id"), str):
@@ -132,7 +137,7 @@ async def _generate(
     ended = await wait_or_cancel(request, service, job)
     images = await _images(service, ended, inpainting)
     answer = {
-        "images": images if body.get("send_images", True) else [],
+        "images": images if switch(body, "send_images", True) else [],
         "parameters": echoed(body),
         "info": json.dumps(generation_info(ended, warnings, whole_number(body, "batch_size") or 1)),
         "loras": (ended.result or {}).get("loras", []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -14,7 +15,8 @@ def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str,
     result = job.result or {"images": [], "loras": [], "warnings": [], "model": {"name": job.model}}
     images = result["images"]
     first = images[0]["settings"] if images else {**job.request["config"]}
-    seeds = [image["seed"] for image in images]
+    count = len(images) or int(first.get("count", 1))  # interrupted: the images that were asked for
+    seeds = [image["seed"] for image in images] or [int(first.get("seed", -1)) + number for number in range(count)]
     records = [
         {"config": image["settings"], "loras": result["loras"], "model": result["model"], "inputs": {}}
         for image in images
@@ -26,10 +28,11 @@ def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str,
     if every := [*warnings, *result["warnings"], *job.request.get("warnings", [])]:
         extra["Warnings"] = every
     prompt, negative = first.get("prompt", ""), first.get("negative_prompt", "")
+    note = f", Warnings: {json.dumps('; '.join(every), ensure_ascii=False)}" if every else ""
     return {
-        "prompt": prompt, "all_prompts": [prompt] * len(images), "negative_prompt": negative,
-        "all_negative_prompts": [negative] * len(images), "seed": seeds[0] if seeds else first.get("seed", -1),
-        "all_seeds": seeds, "subseed": -1, "all_subseeds": [-1] * len(images), "subseed_strength": 0,
+        "prompt": prompt, "all_prompts": [prompt] * count, "negative_prompt": negative,
+        "all_negative_prompts": [negative] * count, "seed": seeds[0],
+        "all_seeds": seeds, "subseed": -1, "all_subseeds": [-1] * count, "subseed_strength": 0,
         "width": first.get("width"), "height": first.get("height"),
         "sampler_name": SAMPLER_LABELS.get(first.get("sampler", ""), first.get("sampler")),
         "cfg_scale": first.get("guidance"), "steps": first.get("steps"),
@@ -37,7 +40,7 @@ def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str,
         "sd_model_name": job.model, "sd_model_hash": None, "sd_vae_name": None, "sd_vae_hash": None,
         "seed_resize_from_w": -1, "seed_resize_from_h": -1, "denoising_strength": first.get("strength"),
         "extra_generation_params": extra, "index_of_first_image": 0,
-        "infotexts": [infotext(record) for record in records],
+        "infotexts": [infotext(record) + note for record in records],
         "styles": [], "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(job.created)),
         "clip_skip": first.get("clip_skip", 1), "is_using_inpainting_conditioning": False, "version": "inweave",
         "interrupted": job.state == "cancelled",

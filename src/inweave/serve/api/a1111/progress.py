@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 
 from inweave.errors import ConfigError, MissingError, Problem
 from inweave.serve.api.a1111.requests import TaskProgress
@@ -40,13 +40,19 @@ class Moment:
 
 
 async def _moment(service: Service, job: Job) -> Moment:
-    events = await service.jobs.events(job.id)
-    at = next((each.data for each in reversed(events) if each.type in ("progress", "preview")), None)
-    seen = next((each for each in reversed(events) if each.type == "preview"), None)
+    at = await service.jobs.last_event(job.id, "progress", "preview")
+    if at is None:
+        return Moment()
+    seen = at if at.type == "preview" else await service.jobs.last_event(job.id, "preview")
     return Moment(
-        at["step"] if at else 0, at["total"] if at else 0, at["eta"] if at else 0.0,
-        seen.data["image"] if seen else None, seen.number if seen else -1,
+        at.data["step"], at.data["total"], at.data["eta"], seen.data["image"] if seen else None,
+        seen.number if seen else -1,
     )  # fmt: skip
+
+
+def sdapi_client(request: Request) -> str:
+    """Return the name under which a caller's jobs are stored."""
+    return f"sdapi {client_of(request)}"
 
 
 def remember_task(request: Request, task: str, job: Job) -> None:
@@ -90,28 +96,25 @@ async def task_progress(request: Request) -> dict[str, Any]:
 @router.get("/internal/pending-tasks")
 async def pending_tasks(request: Request) -> dict[str, Any]:
     """Return the waiting tasks, in the order they will run."""
-    queue = service_of(request).jobs
-    jobs = await queue.newest("queued", limit=1000)
+    waiting = await service_of(request).jobs.waiting_ids()
     names = {job: task for task, job in request.app.state.tasks.items()}
-    waiting = sorted(jobs, key=lambda job: (-job.priority, job.number))
-    return {
-        "size": await queue.count("queued"),
-        "tasks": [names.get(job.id, job.id) for job in waiting],
-    }
+    return {"size": len(waiting), "tasks": [names.get(job, job) for job in waiting]}
 
 
 @router.get("/sdapi/v1/progress")
 async def progress(request: Request, skip_current_image: bool = False) -> dict[str, Any]:
-    service = service_of(request)
-    jobs = await service.jobs.newest("running", "queued", limit=200)
-    running = next((job for job in jobs if job.state == "running"), None)
+    """Return the progress of the caller's running job, or else of the one that runs."""
+    queue = service_of(request).jobs
+    jobs = await queue.newest("running", limit=100)
+    running = next((job for job in jobs if job.client == sdapi_client(request)), jobs[-1] if jobs else None)
     state: dict[str, Any] = {
         "skipped": False, "interrupted": False, "stopping_generation": False, "job": running.id if running else "",
-        "job_count": len(jobs), "job_timestamp": "0", "job_no": 0, "sampling_step": 0, "sampling_steps": 0,
+        "job_count": await queue.count("running", "queued"), "job_timestamp": "0", "job_no": 0, "sampling_step": 0,
+        "sampling_steps": 0,
     }  # fmt: skip
     share, eta, image = 0.0, 0.0, None
     if running is not None:
-        at = await _moment(service, running)
+        at = await _moment(service_of(request), running)
         share, eta = at.share, at.eta
         image = None if skip_current_image else at.preview
         state |= {"sampling_step": at.step, "sampling_steps": at.steps}
@@ -121,13 +124,20 @@ async def progress(request: Request, skip_current_image: bool = False) -> dict[s
 
 
 @router.post("/sdapi/v1/interrupt")
-async def interrupt(request: Request) -> dict[str, Any]:
-    """Cancel the newest job of the caller; jobs of other clients are never canceled."""
-    service = service_of(request)
-    jobs = await service.jobs.newest("running", "queued", limit=1000)
-    mine = next((job for job in jobs if job.client == f"sdapi {client_of(request)}"), None)
-    if mine is not None:
-        await service.jobs.abandon(mine.id)
+async def interrupt(request: Request, id_task: Annotated[str | None, Query(max_length=200)] = None) -> dict[str, Any]:
+    """Cancel the caller's running jobs, or else the waiting one of its jobs that would run first.
+
+    Jobs of other clients are never canceled. ``id_task`` names one task instead, for clients that share an address.
+    """
+    queue = service_of(request).jobs
+    if id_task is not None:
+        mine = [await queue.get(request.app.state.tasks.get(id_task, id_task))]
+    else:
+        client = sdapi_client(request)
+        mine = await queue.newest("running", client=client, limit=100)
+        mine = mine or await queue.waiting(1, client)
+    for job in mine:
+        await queue.abandon(job.id)
     return {}
 
 

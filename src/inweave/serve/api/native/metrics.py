@@ -1,9 +1,12 @@
-"""Metrics for Prometheus, computed on request."""
+"""Metrics for Prometheus: the state of the worker, read on request, and its `figures`."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,6 +14,11 @@ from prometheus_client.registry import Collector
 
 from inweave.serve.jobs.job import FINAL
 from inweave.serve.service import Service
+
+_PROCESSES = {
+    "inweave.serve.engine.model_process": "model", "inweave.serve.sandbox.process": "sandbox",
+    "inweave.serve.planner.process": "planner",
+}  # fmt: skip
 
 
 class ServiceCollector(Collector):
@@ -40,10 +48,36 @@ class ServiceCollector(Collector):
             restarts.add_metric([str(number)], device.restarts)
             busy.add_metric([str(number)], device.busy_seconds)
         yield from (finished, restarts, busy)
+        memory = GaugeMetricFamily(
+            "inweave_process_memory_bytes", "Resident memory of the worker's processes", labels=["process"]
+        )
+        for process, size in memory_by_process().items():
+            memory.add_metric([process], size)
+        yield memory
+
+
+def memory_by_process() -> dict[str, int]:
+    """Return the resident bytes of this process (web) and, added up by their module, of those it started."""
+    sizes = {"web": _resident(Path("/proc/self"))}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may end meanwhile
+            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                module = words[words.index(b"-m") + 1].decode()
+                name = _PROCESSES.get(module, "library")
+                sizes[name] = sizes.get(name, 0) + _resident(folder)
+    return sizes
+
+
+def _resident(process: Path) -> int:
+    try:
+        return int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def metrics_text(service: Service) -> bytes:
     """Return the answer to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ServiceCollector(service))
-    return generate_latest(registry)
+    return generate_latest(registry) + generate_latest(service.figures.registry)

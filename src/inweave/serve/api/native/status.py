@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, Response
 from inweave.formats.dialects import written_dialects
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api.context import service_of
+from inweave.serve.api.errors import RETRY_AFTER
 from inweave.serve.api.native.metrics import metrics_text
 from inweave.serve.api.openapi import answer_of
 from inweave.serve.service.datasets import MAX_DATASETS, MAX_IMAGES
@@ -61,7 +62,7 @@ async def health() -> dict[str, Any]:
 async def ready(request: Request) -> JSONResponse:
     able, reason = service_of(request).readiness
     body = {"ready": able, "timestamp": _now()} | ({} if able else {"reason": reason})
-    return JSONResponse(body, 200 if able else 503)
+    return JSONResponse(body, 200 if able else 503, headers={} if able else {"Retry-After": str(RETRY_AFTER)})
 
 
 @router.get("/metrics", response_class=Response, responses=answer_of("text/plain"))

@@ -33,6 +33,7 @@ from inweave.serve.api.openai.requests import (
     form_fields,
     ignored_fields,
     image_request,
+    partial_images,
 )
 from inweave.serve.api.openapi import form_body_of, json_body_of
 from inweave.serve.api.resize import MAX_SIDE, resize_input
@@ -114,14 +115,16 @@ async def _run(request: Request, body: dict[str, Any], operation: Operation) -> 
         raise ConfigError(Problem("response_format", reason))
     warnings = ignored_fields(body, stream)
     key = request.headers.get("idempotency-key")
+    partial = partial_images(body)
     try:
+        submission = image_request(body, operation, await _default_steps(service, body))
         job = await service.submit_image(
-            image_request(body, operation), client=client_of(request), key=key[:200] if key else None, fingerprint=mark
+            submission, client=client_of(request), key=key[:200] if key else None, fingerprint=mark
         )
     except ConfigError as error:
         raise error.renamed(field_names(body)) from None
     if stream:
-        return EventSourceResponse(_stream(service, job, output, operation), ping=HEARTBEAT)
+        return EventSourceResponse(_stream(service, job, output, operation, partial), ping=HEARTBEAT)
     ended = await wait_or_cancel(request, service, job, keep=key is not None)
     if ended.state == "cancelled":
         raise CancelledError("the job was cancelled")
@@ -143,13 +146,24 @@ async def _answer(request: Request, job: Job, output: Output, warnings: list[str
     }  # fmt: skip
 
 
-async def _stream(service: Service, job: Job, output: Output, operation: Operation) -> AsyncIterator[ServerSentEvent]:
+async def _default_steps(service: Service, body: Mapping[str, Any]) -> int:
+    """Return the steps of a request that states none, estimated before it runs."""
+    if not isinstance(name := body.get("model") or "", str):
+        raise ConfigError(Problem("model", "expected the name of a model"))
+    defaults = (await service.models.facts(service.models.name(name.partition("+")[0] or None)))["defaults"]
+    return int(defaults["steps"]) if defaults else 20
+
+
+async def _stream(
+    service: Service, job: Job, output: Output, operation: Operation, most: int | None
+) -> AsyncIterator[ServerSentEvent]:
+    """Yield partial images, at most ``most`` of them if the request says so, and the results."""
     prefix = "image_edit" if operation != "image_generation" else "image_generation"
     common = {"created_at": int(job.created), "quality": "auto", "background": "opaque", "output_format": output.format}
     partial, ended = 0, False
     try:
         async for event in service.jobs.follow(job.id):
-            if event.type == "preview":
+            if event.type == "preview" and (most is None or partial < most):
                 content = base64.b64decode(event.data["image"])
                 data = {**common, "b64_json": await asyncio.to_thread(output.encode, content), "size": "auto"}
                 yield _sent(f"{prefix}.partial_image", {**data, "partial_image_index": partial})

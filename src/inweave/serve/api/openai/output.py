@@ -27,7 +27,7 @@ class Output:
         quality = body.pop("output_compression", None)
         where = body.pop("response_format", None) or "b64_json"
         problems = []
-        if kind not in _FORMATS:
+        if not isinstance(kind, str) or kind not in _FORMATS:
             problems.append(Problem("output_format", f"expected one of {', '.join(_FORMATS)}"))
         if quality is not None and (type(quality) is not int or not 0 <= quality <= 100):
             problems.append(Problem("output_compression", "expected a number from 0 to 100"))

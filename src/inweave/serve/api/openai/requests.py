@@ -157,15 +157,23 @@ def field_names(body: Mapping[str, Any]) -> dict[str, str]:
     return {"count": "n", "mask_image": "mask"} | ({"width": "size", "height": "size"} if "size" in body else {})
 
 
-def image_request(body: Mapping[str, Any], operation: Operation) -> ImageRequest:
-    """Return the image request of a body."""
-    fields = {name: value for name, value in body.items() if name not in _IGNORED and value is not None}
-    partial = fields.pop("partial_images", 0)
-    if type(partial) is not int or not 0 <= partial <= 3:
+def partial_images(body: Mapping[str, Any]) -> int | None:
+    """Return how many partial images a stream may have; None if the request does not say."""
+    partial = body.get("partial_images")
+    if partial is not None and (type(partial) is not int or not 0 <= partial <= 3):
         raise ConfigError(Problem("partial_images", "expected a number from 0 to 3"))
-    if partial:
+    return partial
+
+
+def image_request(body: Mapping[str, Any], operation: Operation, default_steps: int) -> ImageRequest:
+    """Return the image request of a body; ``default_steps``: those of the model."""
+    fields = {name: value for name, value in body.items() if name not in _IGNORED and value is not None}
+    fields.pop("partial_images", None)
+    if partial := partial_images(body):
         steps = fields.get("steps")
-        fields["preview_every"] = max(1, (steps if isinstance(steps, int) and steps > 0 else 20) // (partial + 1))
+        fields["preview_every"] = max(
+            1, (steps if isinstance(steps, int) and steps > 0 else default_steps) // (partial + 1)
+        )
     if "n" in fields:
         fields["count"] = fields.pop("n")
     if (size := dimensions(fields.pop("size", "auto"))) is not None:

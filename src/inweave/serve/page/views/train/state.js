@@ -120,7 +120,8 @@ export async function addFiles(id, files) {
 				await api(`${path(id)}/pictures/${encodeURIComponent(name)}.png`, {method: "PUT", body: file})
 				count(null)
 			} catch (error) {
-				count({name: file.name, message: error.message})
+				// the list names the file already
+				count({name: file.name, message: error.message.replace(`image ${name}.png: `, "")})
 				names.delete(place(file))
 			}
 		}

@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 NODE   := node_modules/.installed
 
-.PHONY: demo demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs screenshots clean
+.PHONY: demo shell demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs screenshots clean
 
 # one call with everything that is wanted: each builds the package's metadata and resolves versions again. Python compiles
 # the modules that are imported; pip would compile all of torch, which takes as long as unpacking it. The pip that comes with
@@ -45,6 +45,10 @@ browser:
 
 demo: $(VENV)/.generate
 	@$(BIN)/inweave demo --out demo
+
+# a shell in which `inweave` is found; leave it with exit
+shell: $(VENV)/.generate
+	@PATH="$(CURDIR)/$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/$(VENV)" $${SHELL:-sh}
 
 demo-reading: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
@@ -87,7 +91,7 @@ bench: $(VENV)/.dev
 bench-docs: $(VENV)/.dev
 	$(BIN)/python tools/bench_page.py
 
-# the Python API reference, from the docstrings: build/docs/inweave.html
+# the guides and the Python API as one site with search: build/docs/index.html
 $(VENV)/.docs: $(VENV)/.generate
 	$(INSTALL) -e ".[docs]"
 	touch $@

@@ -1,7 +1,7 @@
-"""Renew the generated parts of docs/architecture.md and docs/files.md: `python tools/architecture_page.py`.
+"""Renew the generated parts of docs/architecture.md, files.md and formats.md: `python tools/architecture_page.py`.
 
 Tiers, packages and rooms come from the table that tests/arch enforces, the file tree from the first line of every
-module docstring, so neither page can disagree with the code; a test compares them.
+module docstring, the dialects from their registry, so no page can disagree with the code; a test compares them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.arch.layout import PACKAGES, ROOMS, SRC, tree_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "architecture.md"
 TREE = ROOT / "docs" / "files.md"
+FORMATS = ROOT / "docs" / "formats.md"
 _ENDS = ("__init__", "__main__", "version")  # files rather than packages
 
 
@@ -82,6 +83,21 @@ def _folder(folder: Path, level: int) -> Iterator[str]:
         yield from _folder(child, level + 1)
 
 
+def dialects() -> str:
+    """Write the table of the dialects: the registry's order, written ones first."""
+    from inweave.formats.dialects import READ, WRITTEN
+    from inweave.formats.dialects import dialects as registered
+
+    by_name = {each.name: each for each in registered()}
+    rows = ["| dialect | made by; read by | written | prefixes of its names |", "|---|---|---|---|"]
+    for name in (*WRITTEN, *READ):
+        each = by_name[name]
+        prefixes = sorted({prefix for prefix, _ in (*each.flat_prefixes, *each.dotted_prefixes)})
+        cells = (f"`{name}`", each.description, "yes" if each.form is not None else "no")
+        rows.append(f"| {' | '.join(cells)} | {', '.join(f'`{prefix}`' for prefix in prefixes)} |")
+    return "\n".join(rows)
+
+
 def render(text: str) -> str:
     """Return a page with its generated parts renewed."""
     parts = {
@@ -89,6 +105,7 @@ def render(text: str) -> str:
         "packages": packages,
         **{f"rooms of {package}": partial(rooms, package) for package in ROOMS},
         "files": file_tree,
+        "dialects": dialects,
     }
     for name, part in parts.items():
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -97,5 +114,5 @@ def render(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in (PAGE, TREE):
+    for page in (PAGE, TREE, FORMATS):
         page.write_text(render(page.read_text("utf-8")), "utf-8")

@@ -105,6 +105,12 @@ def test_the_tables_of_the_architecture_page_are_what_the_tests_enforce() -> Non
     assert render(page) == page, "run `python tools/architecture_page.py`"
 
 
+def test_the_dialects_of_the_formats_page_are_those_of_the_registry() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    assert page.count("<!-- generated: dialects -->") == 1
+    assert render(page) == page, "run `python tools/architecture_page.py`"
+
+
 def test_the_file_tree_is_that_of_the_package() -> None:
     page = (ROOT / "docs" / "files.md").read_text("utf-8")
     assert render(page) == page, "run `python tools/architecture_page.py`"

@@ -299,6 +299,8 @@ def test_an_output_that_is_there_is_refused_before_work_starts(tmp_path: Path, m
         for arguments in (["-o", tmp_path / "a.png"], ["-o", tmp_path / "b.png", "--count", 2]):
             report = inweave("generate", "x", "--steps", 1, *arguments, code=2)
             assert "already exists" in report and "--force" in report
+        for place in ("/proc/a.png", "/proc/new/", "/dev/null/a.png"):  # root may write there, by its permissions
+            assert "cannot be written" in inweave("generate", "x", "--steps", 1, "-o", place, code=2)
     inweave("generate", "x", "--steps", 1, "-o", tmp_path / "a.png", "--force")
     assert pixels(tmp_path / "a.png") and (tmp_path / "b-2.png").read_bytes() == b"mine"
 

@@ -19,6 +19,7 @@ from inweave.cli.check import check
 from inweave.cli.console import fail, print_json, system_errors
 from inweave.cli.convert import convert
 from inweave.cli.demo import demo
+from inweave.cli.environment import use_bounded_waits
 from inweave.cli.extract import extract
 from inweave.cli.generate import generate
 from inweave.cli.hash import hash_files
@@ -109,6 +110,7 @@ def main() -> None:
     Importing the libraries creates about a million objects that stay alive: garbage collections while they load, and
     a last one at exit, took 2 of the 11 s from the command to an image.
     """
+    use_bounded_waits()
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)
     with system_errors():

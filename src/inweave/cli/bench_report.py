@@ -17,13 +17,12 @@ import typer
 from inweave.cli.console import OK, fail, print_facts, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.environment import use_expandable_segments
 from inweave.cli.extras import require
-from inweave.cli.output_files import ensure_writable
 from inweave.cli.progress import display
 from inweave.cli.tables import terminal_width
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import read_json
 from inweave.files.paths import expand_home, is_folder, occupied, printable_path
-from inweave.files.writing import make_folder
+from inweave.files.writing import make_folder, try_to_write
 
 if TYPE_CHECKING:
     from inweave.bench.bench import Bench
@@ -70,7 +69,7 @@ def report_file(file: str | None) -> Path | None:
     path = expand_home(file)
     if is_folder(path):
         raise ConfigError(f"--json {printable_path(path)}: is a folder; name a file in it")
-    ensure_writable(path)
+    try_to_write(path, error=ConfigError)
     if occupied(path):
         try:
             earlier = "bench" in read_json(path)

@@ -3,6 +3,7 @@
 0   success
 1   the input was read, and there is a problem with it
 2   bad usage, or a file that cannot be read
+130 stopped by Ctrl-C
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from inweave.errors import ConfigError, InweaveError, TargetError
 from inweave.files.documents import format_json
 from inweave.files.paths import printable, printable_path
 
-OK, PROBLEMS, UNREADABLE = 0, 1, 2
+OK, PROBLEMS, UNREADABLE, INTERRUPTED = 0, 1, 2, 130
 
 
 def print_json(document: object) -> None:
@@ -74,11 +75,12 @@ def system_errors() -> Iterator[None]:
 
 
 def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
-    """Print an error and exit with ``code``; only errors about contents may take several lines."""
+    """Print an error and exit with ``code``; errors about contents and indented listings take several lines."""
     if as_json:
         print_json({"ok": False, "error": message})
     else:
-        lines = message.splitlines() if code == PROBLEMS else [" ".join(message.splitlines())]
+        listed = code == PROBLEMS or "\n  " in message
+        lines = message.splitlines() if listed else [" ".join(message.splitlines())]
         typer.echo("error: " + "\n".join(printable(line) for line in lines), err=True)
     raise typer.Exit(code)
 

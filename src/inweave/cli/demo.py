@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from shutil import which
 from typing import Annotated
 
 import typer
@@ -49,5 +51,6 @@ def demo(
         print_json({"ok": True, "page": str(page), "images": images, "facts": story.facts})
     else:
         print_styled(f"open {page.resolve()}", bold=True)
-        typer.echo("the same over HTTP: inweave serve")
+        command = "inweave" if which("inweave") else printable(str(Path(sys.executable).with_name("inweave")))
+        typer.echo(f"the same over HTTP: {command} serve")
     raise typer.Exit(OK)

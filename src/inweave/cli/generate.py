@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from inweave.cli.adapters import lora_folders
-from inweave.cli.console import OK, print_json, print_lines, print_styled, reporting_errors
+from inweave.cli.console import INTERRUPTED, OK, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
 from inweave.cli.output_files import Force, ImageNames, interrupts_wait
 from inweave.cli.progress import Display, display, size
+from inweave.errors import amount
 from inweave.files.paths import is_folder, printable
 
 if TYPE_CHECKING:
@@ -203,14 +204,14 @@ def _check_ending(out: str) -> None:
 
 def _report_interrupt(saved: list[dict[str, Any]], count: int, as_json: bool) -> NoReturn:
     """Report which images were saved before Ctrl-C, and exit."""
-    message = f"stopped; {len(saved)} of {count} images were saved"
+    message = f"stopped; {len(saved)} of {amount(count, 'image')} saved"
     if as_json:
         print_json({"ok": False, "error": message, "images": saved})
     else:
         for image in saved:
             typer.echo(printable(image["path"]))
         typer.echo(message, err=True)
-    raise typer.Exit(130)
+    raise typer.Exit(INTERRUPTED)
 
 
 class ImageOutput:
@@ -242,7 +243,7 @@ class ImageOutput:
             sys.stdout.buffer.flush()
             return
         path = self._names.free(self._paths[number])
-        with interrupts_wait():  # a written file is also counted
+        with interrupts_wait():  # a written file is also amount
             save_image(path, image, record)
             self.saved.append({"path": str(path), **facts})
 

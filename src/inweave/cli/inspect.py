@@ -20,6 +20,7 @@ from inweave.cli.console import (
 )
 from inweave.cli.options import AdapterName, Alpha, JSONList, RankAlpha, supplied_alphas
 from inweave.cli.progress import LATE, display
+from inweave.errors import amount
 from inweave.files.paths import exists, is_file, is_folder
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def _print(facts: Facts) -> None:
 
 def _dataset_row(row: dict[str, Any]) -> str:
     """Format `10_dog: 15 images x 10 repeats`, without unknown parts."""
-    images = f"{row['images']} images" if row["images"] is not None else ""
-    repeats = f"{row['repeats']} repeats" if row["repeats"] is not None else ""
+    images = amount(row["images"], "image") if row["images"] is not None else ""
+    repeats = amount(row["repeats"], "repeat") if row["repeats"] is not None else ""
     return f"{row['folder']}: {' x '.join(part for part in (images, repeats) if part) or 'images'}"
 
 

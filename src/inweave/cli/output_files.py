@@ -23,14 +23,14 @@ from typing import Annotated
 import typer
 
 from inweave.errors import ConfigError
-from inweave.files.paths import exists, expand_home, is_folder, occupied, printable_path
+from inweave.files.paths import expand_home, is_folder, occupied, printable_path
+from inweave.files.writing import try_to_write
 
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]
 FIELDS = ("seed", "number", "prompt", "date")
 _FIELD = re.compile(r"(\{\{|\}\}|\{(\w*)\})")
 _BRACES = re.compile(r"[{}]")
 _AUTOMATIC = "{prompt}-{seed}.png"
-_MAX_NAME = 255  # bytes, in every common file system
 
 
 @contextmanager
@@ -61,25 +61,11 @@ def ensure_new(path: Path, force: bool) -> None:
         inside = [name for name in ("adapter_model.safetensors", "adapter_config.json") if occupied(path / name)]
         if inside and not force:
             raise ConfigError(f"{printable_path(path / inside[0])}: already exists; replace it with --force")
+        try_to_write(path / "adapter_model.safetensors", error=ConfigError)
         return
     if occupied(path) and not force:
         raise ConfigError(f"{printable_path(path)}: already exists; replace it with --force, or choose another name")
-    ensure_writable(path)
-
-
-def ensure_writable(path: Path) -> None:
-    """Raise ConfigError if the name is too long, or its folder cannot be created or written to."""
-    if len(os.fsencode(path.name)) > _MAX_NAME:
-        raise ConfigError(f"{printable_path(path)}: File name too long")
-    folder = path.absolute().parent
-    while not exists(folder) and folder != folder.parent:
-        folder = folder.parent
-    if not is_folder(folder):
-        raise ConfigError(f"{printable_path(path)}: cannot be written: {printable_path(folder)} is not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"{printable_path(path)}: cannot be written: the folder {printable_path(folder)} is read-only"
-        )
+    try_to_write(path, error=ConfigError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +103,10 @@ class ImageNames:
         for path in paths:
             if not self.copies and is_folder(path):
                 raise ConfigError(f"{printable_path(path)}: cannot be written: it is a directory")
-            ensure_writable(path) if self.copies else ensure_new(path, self.force)
+            if self.copies:
+                try_to_write(path, error=ConfigError)
+            else:
+                ensure_new(path, self.force)
         return paths
 
     def path(self, seed: int, number: int) -> Path:

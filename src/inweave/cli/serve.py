@@ -54,11 +54,21 @@ def serve(
         "--job-seconds", help="Longest time for one job.", show_default="3600", rich_help_panel=LIMITS)] = None,
     train_hours: Annotated[float | None, typer.Option(
         "--train-hours", help="Longest time for one train job.", show_default="168", rich_help_panel=LIMITS)] = None,
+    plan_seconds: Annotated[float | None, typer.Option(
+        "--plan-seconds", help="Longest time for one plan of a training run.", show_default="60",
+        rich_help_panel=LIMITS)] = None,
     drain_seconds: Annotated[float | None, typer.Option(
         "--drain-seconds", help="Time for the running job after SIGTERM.", show_default="30",
         rich_help_panel=LIMITS)] = None,
     origin: Annotated[list[str] | None, typer.Option(
         "--origin", help="Another origin whose pages may call this worker.", rich_help_panel=LIMITS)] = None,
+    behind_proxy: Annotated[bool, typer.Option(
+        "--behind-proxy", help="Obey X-Forwarded-For, -Host and -Proto of a proxy on this machine; needs --token.",
+        rich_help_panel=LIMITS)] = False,
+    proxy: Annotated[list[str] | None, typer.Option(
+        "--proxy", help="Address or network of a proxy on another machine.", rich_help_panel=LIMITS)] = None,
+    log_level: Annotated[str | None, typer.Option(
+        "--log-level", help="debug: every request, info: every job, warning or error.", show_default="warning")] = None,
     worker_id: Annotated[str | None, typer.Option(
         "--worker-id", envvar="WORKER_ID", help="Name of this worker in /info.", show_default="chosen",
         rich_help_panel=RBEE)] = None,
@@ -108,7 +118,10 @@ def serve(
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices, "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
-            "train_hours": train_hours, "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
+            "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
+            "origins": tuple(origin or ()),
+            "behind_proxy": behind_proxy or bool(proxy), "proxies": tuple(proxy) if proxy else None,
+            "log_level": log_level.lower() if log_level else None,
         }  # fmt: skip
         settings = from_options(**options)
         run(settings, {"worker_id": worker_id}, lambda address: typer.echo(f"inweave is listening on {address}"))

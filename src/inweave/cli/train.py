@@ -2,11 +2,11 @@
 
 Exit codes, in addition to those of every command:
 
-    0    also after one Ctrl-C (or SIGTERM): the step was finished and saved
     1    the run started and could not continue: out of memory, non-finite numbers, an output file that fails its check
     2    bad input, and also a full disk
     4    this process stopped because another one of the run ended
-    130  after two Ctrl-C: stopped at once, or before the first step; the last checkpoint is intact
+    130  stopped by Ctrl-C (or SIGTERM): after one, the step was finished and saved; after two, or before the first
+         step, the last checkpoint is intact
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import typer
 
 from inweave.cli.adapters import locate
 from inweave.cli.console import (
+    INTERRUPTED,
     OK,
     PROBLEMS,
     UNREADABLE,
@@ -36,7 +37,7 @@ from inweave.cli.extras import require
 from inweave.cli.launch import LOST, launch
 from inweave.cli.options import JSON
 from inweave.cli.progress import Display, display
-from inweave.files.paths import printable
+from inweave.files.paths import occupied, printable, printable_path
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
@@ -45,8 +46,8 @@ HARDWARE, IMPORT, RUN = "Hardware", "Configurations of other trainers", "Checkpo
 
 #: events printed without a progress display: automatic decisions, and failures
 _EVENTS = (
-    "memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize", "speed",
-    "compile", "compile failed", "graph", "graph failed",
+    "device", "memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize",
+    "speed", "compile", "compile failed", "graph", "graph failed",
 )  # fmt: skip
 
 
@@ -96,6 +97,9 @@ def train(
         rich_help_panel=HARDWARE)] = None,
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.")] = False,
+    init: Annotated[Path | None, typer.Option(
+        "--init", help="Write a starter configuration with every setting to this file; do not train.",
+        show_default="none", rich_help_panel=RUN)] = None,
     import_: Annotated[Path | None, typer.Option(
         "--import", help="Convert another trainer's configuration file, or command line, and print it; - reads "
         "standard input. Other options override it.", show_default="none", rich_help_panel=IMPORT)] = None,
@@ -103,6 +107,9 @@ def train(
         "--without", metavar="NAME,...",
         help="With --import: leave out settings of the file that inweave does not support.",
         rich_help_panel=IMPORT)] = None,
+    verbose: Annotated[bool, typer.Option(
+        "--verbose", help="With --import: list defaults, notes and settings that are off too.",
+        rich_help_panel=IMPORT)] = False,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
     """Train a LoRA on images with captions, or on texts. A resumed run continues where it stopped.
@@ -119,7 +126,11 @@ def train(
     if import_ is not None:
         if config or check or gpus > 1:
             fail("--import only prints a configuration; save it to a file, then train with that file", as_json)
-        _import(import_, overrides, settings or [], without or [], as_json)
+        _import(import_, overrides, settings or [], without or [], as_json, verbose)
+    if init is not None:
+        if config or check or gpus > 1:
+            fail("--init only writes a configuration; train with it in a second command", as_json)
+        _init(init, overrides, settings or [], as_json)
     if without:
         fail("--without works only with --import", as_json)
     require("train", as_json)
@@ -149,7 +160,7 @@ def train(
             fail(
                 "stopped at once; continue with --resume, from the last checkpoint or from the start if there is none",
                 as_json,
-                130,
+                INTERRUPTED,
             )
         except (ConfigError, FormatError, RequestError):
             raise
@@ -182,19 +193,20 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
         done = run(config, on_record=on_record, on_progress=progress.update)
     if not first:
         raise typer.Exit(OK)
+    stopped = done.reason == STOPPED
     if as_json:
         print_json({
-            "ok": True, "path": str(done.path), "step": done.step, "reason": done.reason,
+            "ok": not stopped, "path": str(done.path), "step": done.step, "reason": done.reason,
             "seconds": round(done.seconds, 2), "skipped_steps": done.skipped_steps,
             "losses": [finite(loss) for loss in done.losses],
             "validation": [[step, finite(loss)] for step, loss in done.validation], "notes": notes,
         })  # fmt: skip
     else:
-        hint = "; continue with --resume" if done.reason == STOPPED else ""
+        hint = "; continue with --resume" if stopped else ""
         typer.echo(printable(f"{done.path}: {done.reason}{hint} (step {done.step}, {done.seconds:.0f} s)"))
         if done.skipped_steps:
             print_lines([f"{done.skipped_steps} steps had a non-finite loss or gradient and were skipped"], "yellow")
-    raise typer.Exit(OK)
+    raise typer.Exit(INTERRUPTED if stopped else OK)
 
 
 def show_record(progress: Display, record: Mapping[str, Any]) -> None:
@@ -259,7 +271,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.1f} minutes"
 
 
-def _import(path: Path, overrides: dict[str, Any], settings: list[str], without: list[str], as_json: bool) -> None:
+def _import(
+    path: Path, overrides: dict[str, Any], settings: list[str], without: list[str], as_json: bool, verbose: bool
+) -> None:
     from inweave.training.importers.detect import import_config, import_text
 
     names = [name.strip() for text in without for name in text.split(",") if name.strip()]
@@ -278,8 +292,28 @@ def _import(path: Path, overrides: dict[str, Any], settings: list[str], without:
         })  # fmt: skip
     else:
         typer.echo(result.config.to_toml())
-        for line in result.report():
-            print_styled(f"# {line}", "yellow" if line.startswith("no equivalent") else None, err=True)
+        for line in result.report(verbose):
+            print_styled(f"# {line}", "yellow" if line.startswith(("no equivalent", "differs")) else None, err=True)
+    raise typer.Exit(OK)
+
+
+def _init(path: Path, overrides: dict[str, Any], settings: list[str], as_json: bool) -> None:
+    from inweave.errors import ConfigError
+    from inweave.files.writing import write_text
+    from inweave.training.config.schema import TrainConfig
+    from inweave.training.config.starter import starter_toml
+
+    with reporting_errors(as_json):
+        for text in settings:
+            _add_setting(overrides, text)
+        text = starter_toml(TrainConfig.of(**{"dataset": "photos/", **overrides}))
+        if occupied(path):
+            raise ConfigError(f"{printable_path(path)}: already exists; choose another name")
+        write_text(path, text)
+    if as_json:
+        print_json({"ok": True, "path": str(path)})
+    else:
+        typer.echo(printable(f"{path}: edit it, then: inweave train {path} --check"))
     raise typer.Exit(OK)
 
 

@@ -37,7 +37,7 @@ BASE = (
     "a blue cat face", "a purple pizza", "a green rocket", "red apple on a blue background", "cat face and dog face",
     "four butterflies",
 )  # fmt: skip
-SUBJECTS = ("cat face", "pizza", "rocket", "octopus", "a blue cat face")
+SUBJECTS = ("cat face", "red apple", "mushroom", "crown", "a blue cat face")
 STYLE, OTHER = "pixel", "ink"
 
 Report = Callable[[str], None]  #: a line of text
@@ -196,7 +196,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
         ("base", ()),
         (f"{STYLE} 1", ((str(style), 1.0),)),
         (f"{OTHER} 1", ((OTHER, 1.0),)),
-        (f"{STYLE} 0.7 + {OTHER} 0.5", ((str(style), 0.7), (OTHER, 0.5))),
+        (f"{STYLE} 0.6 + {OTHER} 0.3", ((str(style), 0.6), (OTHER, 0.3))),  # two at full strength wash out
     ]
     cells = []
     for number, subject in enumerate(SUBJECTS):
@@ -210,7 +210,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
             f"The LoRA just trained and the bundled {OTHER}, each by itself and both together. Swapping takes "
             "milliseconds, and removing both restores the base weights bit for bit.",
             "stack.png",
-            [f'inweave generate "{s}" --seed 11 --lora {lora}:0.7 --lora {OTHER}:0.5' for s in SUBJECTS],
+            [f'inweave generate "{s}" --seed 11 --lora {lora}:0.6 --lora {OTHER}:0.3' for s in SUBJECTS],
         )
     )
 

@@ -7,7 +7,7 @@ open_image_bytes(content, label)    the same header of an image in memory, which
 formats    PNG, JPEG, WebP, BMP, TIFF, and AVIF where Pillow has it; of a dataset also GIF, and HEIC with the extra
            `heic` (pillow-heif). Pillow knows forty more, by content and whatever the name is; one starts Ghostscript
 frames     of an animation or a file of several pages the first one is read
-pixels     at most 128 Mi
+pixels     at most 128 Mi, counted here: Pillow's own count warns about files that are allowed
 PNG text   at most 4 MiB, unpacked: a chunk of a kilobyte can unpack to a megabyte
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ _PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, BmpImagePlugin, Ti
 FORMATS = tuple(name for name in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", *_AVIF) if name in Image.OPEN)
 DATASET_FORMATS = (*FORMATS, "GIF", "HEIF")
 MAX_PIXELS = 128 * 1024 * 1024
+_AMPLE = 4096  # a side that is longer than any model reads
 MAX_PNG_TEXT = 4 * 1024 * 1024
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EXIF_ORIENTATION = 0x0112
@@ -107,13 +109,41 @@ def _opened(
         if "HEIF" in formats and _is_heic(file.read(64)):
             _register_heic()
         file.seek(0)
-        image = Image.open(file, formats=formats)
+        image = _identified(file, formats)
     except Exception as problem:  # decoders raise whatever a broken file leads them to
         raise error(Problem(label, f"not an image that can be read: {_reason(problem, formats)}")) from None
     with image:
         if image.width * image.height > pixels:
-            raise error(Problem(label, f"{image.width}x{image.height} is larger than {pixels:,} pixels"))
+            raise error(Problem(label, _too_large(image.size, pixels)))
         yield image
+
+
+def _identified(file: BinaryIO, formats: tuple[str, ...]) -> Image.Image:
+    """Return the image whose header a plugin accepts: `Image.open`, but formats without a plugin are skipped."""
+    head = file.read(64)
+    for name in formats:
+        factory, accepts = Image.OPEN.get(name, (None, None))
+        verdict = factory is not None and (accepts is None or accepts(head[:16]))
+        if factory is None or not verdict or isinstance(verdict, str):  # a string: why the plugin cannot read it
+            continue
+        file.seek(0)
+        try:
+            if image := factory(file, ""):
+                return image
+        except (SyntaxError, IndexError, TypeError, struct.error):  # what a plugin raises for the format of another
+            continue
+    if not head:
+        raise FormatError("the file is empty")
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype html", b"<html")):
+        raise FormatError("it is a web page, probably of a download that failed")
+    raise UnidentifiedImageError
+
+
+def _too_large(size: tuple[int, int], pixels: int) -> str:
+    width, height = size
+    shrink = min((pixels / (width * height)) ** 0.5, _AMPLE / max(size))
+    example = "x".join(str(max(int(side * shrink), 1)) for side in size)
+    return f"{width}x{height} is larger than {pixels:,} pixels; shrink it first, for example to {example}"
 
 
 def read_image(

@@ -3,6 +3,7 @@
     write_atomic(path, chunks)        .NAME.RANDOM.part next to it -> flushed to disk -> renamed -> folder flushed
     with new_folder(path) as hidden:  .NAME.RANDOM.part next to it; renamed by the caller, removed otherwise
     open_append(path)                 a log or a lock: grows in place
+    try_to_write(path)                fails as writing would, before there is anything to write
 
 A temporary name is random and must be new (O_EXCL), so that no link can be planted there. A link at the target is
 replaced, never followed; anything else than a file or a link at the target stays. The mode is what the umask leaves
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 from inweave.errors import FormatError
-from inweave.files.paths import ErrorClass, as_path, kind, printable_path, reason
+from inweave.files.paths import ErrorClass, as_path, exists, is_folder, kind, printable_path, reason
 
 Chunk = bytes | bytearray | memoryview
 _MAX_NAME = 255  # bytes, in every common file system
@@ -70,6 +71,27 @@ def write_text(path: str | os.PathLike[str], text: str, *, error: ErrorClass = F
     except UnicodeEncodeError:
         raise error(f"{printable_path(path)}: cannot be written: the text holds half of a surrogate pair") from None
     return write_atomic(path, [raw], error=error)
+
+
+def try_to_write(path: str | os.PathLike[str], *, error: ErrorClass = FormatError) -> None:
+    """Raise the error that writing a file would end with: an empty one is made and removed, but no folder.
+
+    Permissions alone do not tell: root may write anywhere, and not to /proc or a read-only disk.
+    """
+    target = as_path(path)
+    place, missing = target.absolute(), []
+    while not exists(place.parent) and place.parent != place.parent.parent:
+        missing.append(place)  # the file, then folders that will be made
+        place = place.parent
+    if not is_folder(place.parent):
+        raise error(f"{printable_path(target)}: cannot be written: {printable_path(place.parent)} is not a folder")
+    _replaceable(target, error)
+    for each in missing:
+        _hidden(each, error)
+    with _system_errors(target, error):
+        temporary = _hidden(place, error)
+        os.close(os.open(temporary, os.O_WRONLY | _NEW, 0o666))
+        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: str | os.PathLike[str], *, error: ErrorClass = FormatError) -> Path:

@@ -84,10 +84,10 @@ def _apply(
     if not report.clean:
         partial = f"LoRA {name}: only {report.placed} of {report.tensors} tensors have a place and were used"
         warnings.insert(0, partial)
-    file_modules = len({entry.ref for entry in plan.adapter.entries})
     return AppliedLora(
         name, path, strengths["te"], strengths["unet"], in_prompt, report.modules, report.placed,
-        source if report.clean else plan, choice.alpha, tuple(warnings), file_modules, time.perf_counter() - started,
+        source if report.clean else plan, choice.alpha, tuple(warnings), report.file_modules,
+        time.perf_counter() - started,
     )  # fmt: skip
 
 

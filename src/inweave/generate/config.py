@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -98,6 +98,26 @@ class LoraChoice(CheckedModel):
         is_path = "/" in spec.name or "\\" in spec.name or spec.name.endswith(".safetensors") or is_file(spec.name)
         fields: dict[str, Any] = {"path" if is_path else "name": spec.name, **options}
         return cls(**fields)
+
+
+class RequestSettings(TypedDict, total=False):
+    """The fields of a `GenerateConfig` besides the prompt and input images, as keyword arguments of a pipeline."""
+
+    negative_prompt: str | None
+    steps: int | None
+    guidance: float | None
+    guidance_scale: float | None
+    seed: int | None
+    width: int | None
+    height: int | None
+    sampler: str | None
+    schedule: str
+    loras: Iterable[str | LoraChoice | Mapping[str, Any]] | str | None
+    clip_skip: int | None
+    count: int
+    strength: float
+    feather: int
+    keep_unmasked: bool
 
 
 class GenerateConfig(CheckedModel):

@@ -25,7 +25,7 @@ from inweave.generate.conditioning import PromptConditioning, network_errors
 from inweave.generate.images import to_image
 from inweave.models import vae
 from inweave.models.model import Model
-from inweave.models.samplers import make_scheduler, set_steps
+from inweave.models.samplers import make_scheduler, scaled_input, set_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def generate_image(
         if callbacks.cancelled is not None and callbacks.cancelled():
             raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
         with network_errors(model):
-            rows = scheduler.scale_model_input(latents, t) if hasattr(scheduler, "scale_model_input") else latents
+            rows = scaled_input(scheduler, latents, t)
             rows = rows if channels is None else torch.cat([rows, channels], 1)
             prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
             latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from PIL import Image
@@ -28,7 +28,7 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem, RequestError
 from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
 from inweave.generate.conditioning import PromptConditioning, composition_problem
-from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
+from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, ImageTask, Progress, generate_image
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import (
@@ -45,6 +45,7 @@ from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
+from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
@@ -125,7 +126,7 @@ class Pipeline:
         on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
-        **settings: Any,
+        **settings: Unpack[RequestSettings],
     ) -> Result:
         """Generate images for one request.
 
@@ -194,7 +195,8 @@ class Pipeline:
             },
             check=False,
         )
-        notes = size_warnings(size, image.size if image is not None else None, self.model.size)
+        notes = [*filter(None, [device_note(self.model.device)])]
+        notes += size_warnings(size, image.size if image is not None else None, self.model.size)
         return PreparedRequest(complete, loras, image, region, size, tuple(notes))
 
     def record(

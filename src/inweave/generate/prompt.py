@@ -1,7 +1,7 @@
 """The grammar of prompts, as people write them for the common front ends.
 
     (word)  (word:1.2)  [word]       weights: times 1.1, times 1.2, divided by 1.1; they nest and multiply
-    \\( \\) \\[ \\]                      the characters themselves
+    \\( \\) \\[ \\]                      the characters themselves; before any other a backslash is dropped
     BREAK                            what follows starts a new chunk of text
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); or `lyco`
     [a:b:0.5]  [a|b]  a AND b        prompts that change between steps or are composed (`inweave.generate.prompt_edits`)
@@ -181,7 +181,7 @@ def weighted_pieces(text: str) -> list[tuple[str, float]]:
             elif token[0] == ":" and token[-1] == ")" and opened["("]:
                 weights[opened["("].pop()[1] : len(words)] *= float(token[1:-1])
             else:
-                words.append(token[1:] if len(token) == 2 and token[0] == "\\" else token)
+                words.append(token.removeprefix("\\"))
         unclosed = [(*each, UP) for each in opened["("]] + [(*each, DOWN) for each in opened["["]]
         for count, (_, start, factor) in enumerate(sorted(unclosed, reverse=True), 1):
             weights[start : len(words)] *= factor

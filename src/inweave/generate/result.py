@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from PIL import Image
@@ -46,3 +50,35 @@ class Result:
         if not 0 <= number < len(self.images):
             raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
         save_image(path, self.images[number], self.records[number])
+
+    def _repr_png_(self) -> bytes:
+        """Return the images side by side, as a notebook shows them."""
+        return _png(self.images[0] if len(self.images) == 1 else side_by_side(self.images))
+
+    def _repr_html_(self) -> str:
+        """Return the images with their seeds and prompts, as a notebook shows them."""
+        figures = []
+        for image, record in zip(self.images, self.records, strict=True):
+            caption = " - ".join(str(record[key]) for key in ("seed", "prompt") if record.get(key) not in (None, ""))
+            source = f"data:image/png;base64,{base64.b64encode(_png(image)).decode()}"
+            figures.append(
+                f'<figure style="display:inline-block;margin:4px"><img src="{source}" width="{image.width}" '
+                f'height="{image.height}" alt="{escape(caption)}"><figcaption>{escape(caption)}</figcaption></figure>'
+            )
+        return "".join([*figures, *(f"<p>{escape(warning)}</p>" for warning in self.warnings)])
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def side_by_side(images: Sequence[Image.Image]) -> Image.Image:
+    """Return images in a row on white."""
+    row = Image.new("RGB", (sum(image.width for image in images), max(image.height for image in images)), "white")
+    left = 0
+    for image in images:
+        row.paste(image, (left, 0))
+        left += image.width
+    return row

@@ -178,7 +178,10 @@ def test_any_file_has_hashes_and_an_image_is_recognized(folder: Path) -> None:
         ["resize", "a.png", "--rank", "2", "-o", "x.safetensors"],
     ):  # fmt: skip
         code, output = run(*arguments)
-        assert code == 2 and "(PNG), not a model or an adapter" in output, (arguments, output)
+        assert (
+            code == 2
+            and ": an image (PNG), not a model or an adapter; `inweave generate --from` repeats an image" in output
+        ), (arguments, output)
 
 
 def test_inspect_looks_into_folders_of_folders(folder: Path) -> None:

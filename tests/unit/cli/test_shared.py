@@ -14,7 +14,7 @@ from inweave.cli.console import PROBLEMS, print_lines, reporting_errors
 from inweave.cli.options import with_default_value
 from inweave.cli.progress import display
 from inweave.cli.train import record_figures, show_record
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError, FormatError, TargetError, amount
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,20 @@ def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_long_lists_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(["one", "two", "three"], limit=2, more="missing: ")
     assert capsys.readouterr().out == "  one\n  two\n  missing: and 1 more\n"
+
+
+def test_a_list_of_files_is_one_per_line_and_other_messages_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for message, lines in (
+        ("photos: 2 files cannot be used\n  photos/a.png: empty\n  photos/b.png: cut short", 3),
+        ("style.safetensors: not valid\nJSON", 1),
+    ):
+        with pytest.raises(typer.Exit), reporting_errors(False):
+            raise FormatError(message)
+        text = capsys.readouterr().err
+        assert len(text.splitlines()) == lines and text.startswith("error: "), text
+
+
+def test_one_is_singular() -> None:
+    assert [amount(1, "image"), amount(2, "image"), amount(1, "batch"), amount(1000, "batch")] == [
+        "1 image", "2 images", "1 batch", "1,000 batches",
+    ]  # fmt: skip

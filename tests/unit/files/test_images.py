@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import tracemalloc
+import warnings
 import zlib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ Image = pytest.importorskip("PIL.Image")
 from PIL import PngImagePlugin  # noqa: E402
 
 from inweave.errors import FormatError, RequestError  # noqa: E402
-from inweave.files.images import FORMATS, MAX_PNG_TEXT, open_image, read_image, write_png  # noqa: E402
+from inweave.files.images import DATASET_FORMATS, FORMATS, MAX_PNG_TEXT, open_image, read_image, write_png  # noqa: E402
 
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
 %%BoundingBox: 0 0 9 9
@@ -84,11 +85,43 @@ def test_pixels_are_counted_before_they_are_decoded(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="13000x13000 is larger than 134,217,728 pixels"):
         read_image(path)
     path.write_bytes(png(2_000_000_000, 2_000_000_000))
-    with pytest.raises(RequestError, match="not an image that can be read"):
+    with pytest.raises(RequestError, match=r"is larger than 134,217,728 pixels; shrink it first, .* to 4096x4096"):
         read_image(path, error=RequestError)
     path.write_bytes(png(10, 10))
     with pytest.raises(FormatError, match="10x10 is larger than 99 pixels"), open_image(path, pixels=99):
         pass
+
+
+def test_a_size_that_is_allowed_gives_no_warning(tmp_path: Path) -> None:
+    """Pillow warns above 89 million pixels, with a path of its own package."""
+    path = tmp_path / "x.png"
+    path.write_bytes(png(12_000, 8_000))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with open_image(path) as image:
+            assert image.size == (12_000, 8_000)
+
+
+@pytest.mark.parametrize("formats", [FORMATS, DATASET_FORMATS, ("HEIF", "AVIF", "NONE")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"<!DOCTYPE html>\n<title>404</title>", "it is a web page"),
+        (b"\xef\xbb\xbf\n<HTML lang='en'>", "it is a web page"),
+        (b"\x89PNG\r\n\x1a\n", "not .* or "),
+        (b"junk" * 100, "not .* or "),
+    ],
+)
+def test_a_file_that_is_no_image_is_refused_by_what_it_is(
+    content: bytes, reason: str, formats: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also where a format is asked for whose plugin is not installed."""
+    for name in ("a.jpg", "a.png", "a.heic"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FormatError, match=f"{name}: not an image that can be read: {reason}") as caught:
+            read_image(tmp_path / name, formats=formats)
+        assert "Error" not in str(caught.value)
 
 
 def bombs() -> list[list[tuple[bytes, bytes]]]:

@@ -12,7 +12,7 @@ import pytest
 
 from inweave.errors import ConfigError, FormatError
 from inweave.files import writing
-from inweave.files.writing import make_folder, new_folder, open_append, write_atomic, write_text
+from inweave.files.writing import make_folder, new_folder, open_append, try_to_write, write_atomic, write_text
 
 
 def mode(path: Path) -> int:
@@ -105,8 +105,29 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(name: str, word: 
     with pytest.raises(ConfigError, match=word) as caught:
         write_atomic(tmp_path / name, [b"x"], error=ConfigError)
     assert str(caught.value).isprintable()
+    if name != "missing/x":  # a folder that will be made
+        with pytest.raises(ConfigError, match=f"{word}|not a folder") as caught:
+            try_to_write(tmp_path / name, error=ConfigError)
+        assert str(caught.value).isprintable()
     assert sorted(tmp_path.iterdir()) == before
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    "name", ["/proc/x", "/proc/new/folder/x", "/sys/x", "x/" * 2500 + "x", "new/" + "x" * 256 + "/x"]
+)
+def test_a_trial_finds_what_permissions_do_not_tell(name: str, tmp_path: Path) -> None:
+    """Root may write anywhere, by its permissions; and a folder that is missing may have no possible name."""
+    with pytest.raises(ConfigError, match=r"cannot be written|too long"):
+        try_to_write(tmp_path / name, error=ConfigError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trial_leaves_files_and_folders_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for name in ("mine", "new", "folder/folder/new", "x" * 255):
+        try_to_write(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"] and (tmp_path / "mine").read_text() == "mine"
 
 
 def test_half_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_lora_by_path_by_name_and_by_hash_is_the_same(pipe: Pipeline) -> None:
 
     path = embedded.loras()["pixel"]
     hashes = hash_file(path)
-    choices = [
+    choices: list[dict[str, Any]] = [
         {"path": str(path)},
         {"name": "pixel"},
         {"hash": hashes.autov2},

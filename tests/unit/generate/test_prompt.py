@@ -26,6 +26,7 @@ def near(parts: list[tuple[str, float]], expected: list[tuple[str, float]]) -> N
         ("(a (b:0.5) c:1.2)", [("a", 1.2), ("b", 0.6), ("c", 1.2)]),
         ("[(a:2)]", [("a", 2 / 1.1)]),
         (r"smile \(happy\)", [("smile (happy)", 1.0)]),
+        (r"a\b (c\d) \\ e\:f", [("ab", 1.0), ("cd", 1.1), (r"\ e:f", 1.0)]),
         ("ratio 16:9", [("ratio 16:9", 1.0)]),
         (":) a smile", [(":) a smile", 1.0)]),
         ("unclosed (paren", [("unclosed", 1.0), ("paren", 1.1)]),

@@ -27,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[Any]]:
     """How often each text was parsed, each LoRA was looked up, and a request was prepared."""
     counter: Counter[Any] = Counter()
 
-    def counted(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
+    def amount(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             counter[key(*arguments)] += 1
             return function(*arguments, **options)
@@ -35,12 +35,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[Any]]:
         return call
 
     parse = prompts.parse
-    counting = counted(parse, lambda text, *_: text)
+    counting = amount(parse, lambda text, *_: text)
     for name, module in list(sys.modules.items()):
         if name.startswith("inweave.") and getattr(module, "parse", None) is parse:
             monkeypatch.setattr(module, "parse", counting)
-    monkeypatch.setattr(LoraFinder, "find", counted(LoraFinder.find, lambda _, choice: choice))
-    monkeypatch.setattr(Pipeline, "prepare", counted(Pipeline.prepare, lambda *_: "prepared"))
+    monkeypatch.setattr(LoraFinder, "find", amount(LoraFinder.find, lambda _, choice: choice))
+    monkeypatch.setattr(Pipeline, "prepare", amount(Pipeline.prepare, lambda *_: "prepared"))
     yield counter
 
 

@@ -103,6 +103,7 @@ ROOMS = {
     "serve": {
         "settings": "settings of `inweave serve`",
         "jobs": "jobs as data: requests, the durable queue, result files, states, failures",
+        "scheduler": "which waiting job a free device runs next",
         "engine": "what runs jobs: the dispatcher, the wire protocol, the model process and its runner",
         "sandbox": "untrusted files, read in a confined process: LoRA checks, images, conversions, library scans",
         "planner": "validation and memory planning of training runs, in a process of its own",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +32,11 @@ def serve(
     lora_dir: Annotated[list[Path] | None, typer.Option(
         "--lora-dir", help="A folder of LoRAs.", show_default="./loras", rich_help_panel=MODELS)] = None,
     device: Annotated[list[str] | None, typer.Option(
-        "--device", help="One model process per device: cuda:0, cuda:1, ...", rich_help_panel=MODELS)] = None,
+        "--device", "--devices", help="One model process per device: cuda:0,cuda:1 or all.",
+        rich_help_panel=MODELS)] = None,
+    train_device: Annotated[list[str] | None, typer.Option(
+        "--train-device", help="A device that only trains; the others only make images.", show_default="none",
+        rich_help_panel=MODELS)] = None,
     dtype: Annotated[str | None, typer.Option(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
@@ -109,13 +114,12 @@ def serve(
             if not equals or not name or not where:
                 raise ConfigError(f"--also {text}: write NAME=MODEL, such as sdxl=/models/sdxl")
             models[name] = where
-        devices = tuple(_device(each, backend) for each in device or ()) or (
-            (f"cuda:{cuda_device}",) if cuda_device is not None else None
-        )
+        devices = _devices(device or (), backend) or ((f"cuda:{cuda_device}",) if cuda_device is not None else None)
         options: dict[str, Any] = {
             "host": host, "port": port, "token": token, "data": data, "models": models,
             "lora_folders": tuple(lora_folders(lora_dir)),
-            "model": model or model_path or model_ref or _variant(sd_version), "devices": devices, "memory_gb": memory,
+            "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
+            "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
@@ -125,6 +129,18 @@ def serve(
         }  # fmt: skip
         settings = from_options(**options)
         run(settings, {"worker_id": worker_id}, lambda address: typer.echo(f"inweave is listening on {address}"))
+
+
+def _devices(options: Sequence[str], backend: str | None) -> tuple[str, ...]:
+    """Return the devices of repeated or comma-separated options; "all" are the GPUs of this machine, or its CPU."""
+    names = [name.strip() for option in options for name in option.split(",") if name.strip()]
+    if "all" not in names:
+        return tuple(_device(name, backend) for name in names)
+    if len(names) > 1:
+        raise typer.BadParameter("all stands for every GPU; name no other device beside it", param_hint="--devices")
+    from inweave.ops.tensors.device import all_devices
+
+    return all_devices()
 
 
 def _device(text: str, backend: str | None) -> str:

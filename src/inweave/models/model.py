@@ -135,6 +135,10 @@ class Model:
         """Return where an adapter goes in this model; with ``strict``, raise TargetError unless all of it fits."""
         return self._live_weaver().plan(adapter, strict=strict)
 
+    def holds(self, adapter: str | os.PathLike[str]) -> bool:
+        """Return whether an adapter file is in memory, ready to be merged."""
+        return self.weaver is not None and self.weaver.holds(adapter)
+
     @property
     def lora_modules(self) -> int:
         """How many modules an adapter could change: those with a weight of two dimensions or more."""

@@ -41,6 +41,9 @@ class ServeSettings(CheckedModel):
     dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
     data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
     devices: tuple[str, ...] = Field(default=(), description="one model process per device; default: one, chosen by it")
+    train_devices: tuple[str, ...] = Field(
+        default=(), description="the devices that only train; the rest only generate"
+    )
     dtype: str | None = None
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
@@ -78,6 +81,24 @@ class ServeSettings(CheckedModel):
         for each in value:
             ipaddress.ip_network(each, strict=False)
         return value
+
+    @model_validator(mode="after")
+    def _devices_once(self) -> ServeSettings:
+        problems = [
+            Problem("devices", f"{each} is named twice; a device has one model process")
+            for each in sorted(set(self.devices))
+            if each != "cpu" and self.devices.count(each) > 1
+        ]
+        problems += [
+            Problem("train_devices", f"{each} is not one of the devices: {', '.join(self.devices) or 'none is named'}")
+            for each in self.train_devices
+            if each not in self.devices
+        ]
+        if self.devices and set(self.devices) <= set(self.train_devices):
+            problems.append(Problem("train_devices", "no device is left to make images"))
+        if problems:
+            raise FieldError(problems[0])
+        return self
 
     @model_validator(mode="after")
     def _private_without_token(self) -> ServeSettings:

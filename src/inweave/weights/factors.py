@@ -219,6 +219,11 @@ class AdapterCache:
                 self._forget(self._loaded.popitem(last=False)[0])
             return loaded
 
+    def holds(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> bool:
+        """Return whether an adapter is in the cache."""
+        with self._lock:
+            return _key(adapter) in self._loaded
+
     def partial_plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
         """Return the plan of an adapter that may have tensors without a place; the same object for the same file."""
         with self._lock:

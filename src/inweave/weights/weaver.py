@@ -104,6 +104,7 @@ class Weaver(Described):
         self._lock = threading.RLock()
         self._claim = Claim(self, self._lock)
         self._cache = AdapterCache(self._resolve, cache_bytes, self._forget)
+        self.holds = self._cache.holds  # whether an adapter is in memory, so that applying it reads no file
         self._programs: dict[tuple[object, ...], MergeProgram] = {}
         self._targets: dict[int, Targets] = {}
         self._looks = -1
@@ -253,9 +254,8 @@ class Weaver(Described):
 
     def _refuse_fixed(self, keys: Iterable[TensorKey]) -> None:
         if stuck := self._fixed.intersection(keys):
-            raise TargetError(
-                f"{min(stuck)[1]}: built with an adapter that changes its shape; build the model without it"
-            )
+            name = min(stuck)[1]
+            raise TargetError(f"{name}: built with an adapter that changes its shape; build the model without it")
 
     def _items(self, stack: LoadedStack, blocks: Mapping[str, str] | None = None) -> dict[TensorKey, list[Item]]:
         pairs = [(loaded.plan, strength) for loaded, strength in stack]
@@ -269,9 +269,8 @@ class Weaver(Described):
         shared = set(keys) & {loaded.key for loaded, _ in before.stack}
         if self._cuda is None or len(set(keys)) != len(keys) or before.uncertain:
             return None
-        if shared and not (len(keys) == 1 == len(before.stack)):
-            return None
-        if any(s.blocks or 0.0 in (s.overall, *s.components.values()) for _, s in stack):
+        in_part = any(s.blocks or 0.0 in (s.overall, *s.components.values()) for _, s in stack)
+        if in_part or (shared and not (len(keys) == 1 == len(before.stack))):
             return None
         program = self._programs.get(keys)
         if shared and before.stack[0][1] == stack[0][1]:  # the same stack: only tensors changed outside are written

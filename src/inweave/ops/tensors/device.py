@@ -46,6 +46,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
+def all_devices() -> tuple[str, ...]:
+    """Return the names of the GPUs of this machine; without one, the CPU."""
+    return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count())) or ("cpu",)
+
+
 def device_note(device: torch.device) -> str | None:
     """Return what to say about a device on which inweave was not tested; None for CPUs and NVIDIA GPUs."""
     if device.type == "cpu" or is_nvidia(device):
@@ -83,3 +88,9 @@ def device_memory(device: torch.device) -> dict[str, Any]:
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     return {"kind": device.type, "name": device.type, "total_bytes": total, "free_bytes": free}
+
+
+def limit_threads(count: int) -> None:
+    """Let this process compute on ``count`` threads of the CPU at most, unless OMP_NUM_THREADS decides that."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(count, torch.get_num_threads()))

@@ -16,6 +16,9 @@ without being run; training saves a checkpoint first. Exactly one Finished follo
 "cancelled", but "done" or "failed" if the job ended before the command arrived. There is no promise of time: a
 dispatcher that does not want to wait any longer stops the runner.
 
+**Residency.** Finished says what the runner holds then. A dispatcher may send the next job to the runner that holds
+most of it; nothing else depends on it.
+
 **Death.** When a runner dies, `send` and `receive` of its endpoint raise `WireError`. Its unfinished jobs belong to the
 dispatcher again, which may send the same requests to another runner: images are generated from the start, training
 resumes from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers
@@ -23,9 +26,9 @@ nothing.
 
 **Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
 paths, and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load,
-``model``, ``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher looks them
-up just before it sends a request; an endpoint to a machine with another file system has to translate them, and to move
-the files.
+``model``, ``loras`` and ``paths`` of a request, ``adapter`` in the result of a train job, and those of Residency. The
+dispatcher looks them up just before it sends a request; an endpoint to a machine with another file system has to
+translate them, and to move the files.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class RunnerSettings:
     memory_bytes: int | None = None
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> components from other files
     folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
+    threads: int | None = None  # of the CPU, which runners on one machine share
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Residency:
+    """What a runner holds in memory, and what another request would have to wait for again."""
+
+    models: tuple[str, ...] = ()  # as in Load and RunRequest
+    adapters: tuple[str, ...] = ()  # paths of requests
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A model is loaded, or ``error`` says why not."""
 
@@ -116,6 +128,7 @@ class Finished:
     state: Literal["done", "failed", "cancelled"]
     result: dict[str, Any] = field(default_factory=dict)
     error: Failure | None = None
+    resident: Residency = Residency()
 
 
 Command = Load | RunRequest | Cancel

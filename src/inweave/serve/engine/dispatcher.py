@@ -1,4 +1,6 @@
-"""Takes jobs from the store, one at a time, and has a runner run them.
+"""Takes jobs for one device, one at a time, and has a runner run them.
+
+Which job comes next is the decision of the scheduler that all devices share (`inweave.serve.engine.assignment`).
 
 Nothing is lost when a runner dies: its job is queued again once and fails the second time, and a new runner is started,
 after a pause that grows while runners die without having finished a job. Every event is stored before readers see it.
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from inweave.errors import InweaveError
+from inweave.serve.engine.assignment import Assignments, Place
 from inweave.serve.engine.child_process import ProcessEndpoint
 from inweave.serve.engine.contract import (
     Cancel,
@@ -36,6 +39,7 @@ from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.job import Event, Failure, Job
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
+from inweave.serve.settings import model_name
 
 log = logging.getLogger("inweave.serve")
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -87,10 +91,12 @@ class Dispatcher:
         deliver: Deliver,
         runner: RunnerEndpoint | None = None,
         figures: Figures | None = None,
+        place: Place | None = None,
     ) -> None:
         self._store, self._signals, self._settings = store, signals, settings
         self._figures = figures or Figures()
         self._resolve, self._deliver = resolve, deliver
+        self.place = place or Assignments(store).add(settings.runner.device or "")
         self._runner: RunnerEndpoint = runner or ProcessEndpoint()
         self._deaths = 0
         self._stopping = False
@@ -124,13 +130,18 @@ class Dispatcher:
         self.device = (await self._answer(Ready)).device or self._settings.runner.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
+            started = time.monotonic()
             await self._runner.send(Load(self._settings.preload))
             error = (await self._answer(Loaded)).error
             if error is not None:
                 log.error("%s could not be loaded: %s", self._settings.preload, error.message)
                 self.status, self.reason = "failed", f"the model could not be loaded: {error.message}"
+                self.place.view.ready = True  # other models may load
                 return
+            name = model_name(self._settings.preload)
+            self.place.loaded(name, self._settings.preload, time.monotonic() - started)
         self.status, self.reason = "ready", ""
+        self.place.view.ready = True
 
     async def _answer(self, kind: type[Answer]) -> Answer:
         """Return the next report, while no job runs; raise WireError if it is of another kind."""
@@ -141,14 +152,15 @@ class Dispatcher:
 
     async def _serve(self) -> None:
         while not self._stopping:
-            job = await self._claim()
+            job, seconds = await self._claim()
             if job is None:
-                await self._signals.wait_for_work(1.0)
+                await self._signals.wait_for_work(min(1.0, seconds or 1.0))
                 if not self._runner.alive:
                     raise WireError("the model process is gone")
                 continue
             if self._stopping:  # `drain` was called while the job was claimed
                 await self._stored(self._store.put_back, job.id)
+                self.place.view.job = None
                 return
             self._signals.changed(job.id)
             self._figures.started(job)
@@ -172,7 +184,10 @@ class Dispatcher:
             finally:
                 self.current = None
                 self.busy_seconds += time.monotonic() - started
+                self.place.ended(time.monotonic() - started)
                 self._signals.changed(job.id)
+                if self.place.shared:
+                    self._signals.work()  # a job may have waited for the end of this one
                 await self._count(job)
             self.finished_jobs += 1
             self._deaths = 0
@@ -183,13 +198,14 @@ class Dispatcher:
             self._figures.ended(ended)
             log.info("%s ended: %s", job.id, ended.state)
 
-    async def _claim(self) -> Job | None:
-        """Return the next job; None also while the disk refuses to record that it runs."""
+    async def _claim(self) -> tuple[Job | None, float | None]:
+        """Return the next job, without one when to ask again; no job also while the disk refuses to start one."""
         try:
-            return await asyncio.to_thread(self._store.claim)
+            return await asyncio.to_thread(self.place.claim)
         except (sqlite3.OperationalError, OSError) as error:
             log.error("no job can be started: %s", error)
-            return None
+            self.place.view.job = None
+            return None, None
 
     async def _end_run(self, job: Job) -> None:
         """Have the runner stop a job that ended here: a restart would lose the loaded models."""
@@ -228,28 +244,44 @@ class Dispatcher:
             paths=resolved.paths, name=job.model, **options,
         )  # fmt: skip
         self._reported = False
+        self.place.sends(job, resolved.model, resolved.loras)
         await self._runner.send(request)
         watch = asyncio.create_task(self._watch(job))
         try:
-            await self._follow(job)
+            await self._follow(job, resolved.model)
         finally:
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
 
-    async def _follow(self, job: Job) -> None:
-        """Store the events of a job until it has ended."""
+    async def _follow(self, job: Job, location: str) -> None:
+        """Store the events of a job until it has ended; ``location``: of its model."""
         files: list[str] = []  # of the images, in the order of the result
+        loading: float | None = None
         while True:
             report = await self._runner.receive()
+            if loading is not None and job.kind != "train" and not isinstance(report, Finished):
+                self.place.loaded(job.model, location, time.monotonic() - loading)
+                loading = None
             if isinstance(report, JobEvent) and report.job == job.id:
+                if report.event.type == "loading":
+                    loading = time.monotonic()
                 event = await asyncio.to_thread(self._with_stored_image, job, report.event, files)
                 await asyncio.to_thread(self._store.append, job.id, event)
                 self._signals.changed(job.id)
             elif isinstance(report, Finished) and report.job == job.id:
                 self._reported = True
+                self._learn(report)
                 await self._finish(job, report, files)
                 return
+
+    def _learn(self, report: Finished) -> None:
+        """Pass on to the scheduler what the runner holds, and how long it took to read what it did not hold."""
+        reads = [each["apply_seconds"] for each in report.result.get("loras", ())]
+        job = self.place.view.job
+        if reads and job is not None and not self.place.view.adapters.issuperset(job.adapters):
+            self.place.read(max(reads))
+        self.place.holds(report.resident)
 
     def _with_stored_image(self, job: Job, event: Event, files: list[str]) -> Event:
         """Return the event to store: images of a result become files, previews are part of the event."""
@@ -305,6 +337,7 @@ class Dispatcher:
 
     async def _died(self) -> None:
         code = await self._runner.stop(now=True)
+        self.place.lost()
         self.restarts += 1
         if self._stopping:
             return
@@ -320,6 +353,7 @@ class Dispatcher:
         Training is not waited for: it saves a checkpoint, and continues from there after the next start.
         """
         self._stopping = True
+        self.place.view.ready = False
         self.status, self.reason = "stopping", "the worker is shutting down"
         self._signals.work()
         deadline = time.monotonic() + seconds

@@ -49,11 +49,14 @@ class ModelProcess:
         """Run commands until the process ends."""
         threading.Thread(target=self._read, name="inweave-commands", daemon=True).start()
         with collector_waits():
+            from inweave.ops.tensors.device import limit_threads
             from inweave.serve.engine.runner import Runner  # imports torch: seconds
 
         settings = self._queue.get()
         assert isinstance(settings, RunnerSettings)
         confine(*map(Path, settings.folders))
+        if settings.threads is not None:
+            limit_threads(settings.threads)
         runner = Runner(settings)
         self._send(Ready(runner.device))
         while True:
@@ -91,10 +94,10 @@ class ModelProcess:
                 raise CancelledError("cancelled before it started")
             result = runner.run(request, lambda event: self._send(JobEvent(job, event)), lambda: job in self._cancelled)
         except CancelledError:
-            return Finished(job, "cancelled")
+            return Finished(job, "cancelled", resident=runner.residency)
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
-            return Finished(job, "failed", error=reported(error))
-        return Finished(job, "done", result)
+            return Finished(job, "failed", error=reported(error), resident=runner.residency)
+        return Finished(job, "done", result, resident=runner.residency)
 
     def _send(self, report: Report) -> None:
         content = encode(report).encode()

@@ -27,7 +27,7 @@ from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
 from inweave.ops.tensors.device import choose_device
-from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
+from inweave.serve.engine.contract import Cancelled, Emit, Residency, RunnerSettings, RunRequest
 from inweave.serve.jobs.job import Event
 
 
@@ -54,6 +54,7 @@ class Runner:
         self.settings = settings
         self._models: OrderedDict[str, Pipeline] = OrderedDict()
         self._sizes: dict[str, int] = {}  # of every model that was loaded so far
+        self._adapters: dict[str, set[str]] = {}  # model -> the adapters that its requests used
 
     @property
     def device(self) -> str | None:
@@ -62,6 +63,16 @@ class Runner:
             return str(choose_device(self.settings.device))
         except ConfigError:
             return None
+
+    @property
+    def residency(self) -> Residency:
+        """What the runner holds now."""
+        for model in [*self._adapters]:
+            if (pipe := self._models.get(model)) is None:
+                del self._adapters[model]
+            else:
+                self._adapters[model] = set(filter(pipe.model.holds, self._adapters[model]))
+        return Residency(tuple(self._models), tuple(sorted(set().union(*self._adapters.values()))))
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         """Run a request and return its result; raise CancelledError, or the reason why it failed."""
@@ -105,6 +116,7 @@ class Runner:
 
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
+        self._adapters.setdefault(request.model, set()).update(request.loras.values())
         config = GenerateConfig(**request.config)
         started = time.perf_counter()
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from inweave.errors import ConflictError, MissingError
+from inweave.serve.jobs.candidate import Candidate, candidate_of
 from inweave.serve.jobs.database import COLUMNS, JobDatabase, job_of
 from inweave.serve.jobs.job import Job, Kind, State, StoredEvent
 
@@ -51,6 +52,17 @@ class JobQueries(JobDatabase):
         )
         with self._lock:
             return [job_of(row) for row in self._db.execute(query, (client, limit))]
+
+    def candidates(self, window: int) -> list[Candidate]:
+        """Return the first waiting jobs by priority and age: ``window`` image jobs and as many train jobs."""
+        query = (
+            f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' AND (kind = 'train') = ? "
+            "ORDER BY priority DESC, number LIMIT ?"
+        )
+        with self._lock:
+            rows = [row for train in (False, True) for row in self._db.execute(query, (train, window))]
+        jobs = sorted(map(job_of, rows), key=lambda job: (-job.priority, job.number))
+        return [candidate_of(job) for job in jobs]
 
     def waiting_ids(self) -> list[str]:
         """Return the ids of all waiting jobs in the order in which they will run."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import BusyError, ConflictError, MissingError
+from inweave.serve.jobs.candidate import Candidate
 from inweave.serve.jobs.job import (
     FINAL,
     MAX_ATTEMPTS,
@@ -84,12 +85,20 @@ class JobStore(JobQueries):
 
     # running
 
-    def claim(self) -> Job | None:
-        """Start the next job and return it; None if none is waiting or the queue is paused."""
+    def claim(self, chosen: Callable[[list[Candidate]], str | None] | None = None, window: int = 1) -> Job | None:
+        """Start a job and return it; None if none is waiting or the queue is paused.
+
+        Args:
+            chosen: returns the id of one of the first waiting jobs, or None for none now; default: the first one.
+            window: how many image jobs and how many train jobs it may choose from.
+        """
         with self._lock:
-            if self.paused or (row := self._row("state = 'queued' ORDER BY priority DESC, number LIMIT 1")) is None:
+            if self.paused or not (candidates := self.candidates(window)):
                 return None
-            job = row[0]
+            choice = candidates[0].id if chosen is None else chosen(candidates)
+            if choice is None:
+                return None
+            job = self.job(choice)
             with self._transaction():
                 change = "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?"
                 self._db.execute(change, (self._clock(), job.id))

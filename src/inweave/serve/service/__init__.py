@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
+from inweave.serve.engine.assignment import Assignments
 from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.figures import Figures
@@ -36,6 +39,7 @@ from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.sandbox.client import SandboxClient
+from inweave.serve.scheduler.device import TrainingRole
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
@@ -63,6 +67,12 @@ class DeviceState:
     finished_jobs: int
     restarts: int
     busy_seconds: float
+    name: str = ""
+    reason: str = ""  # why it is not ready
+    models: tuple[str, ...] = ()  # that it holds
+    adapters: int = 0  # that it holds
+    job: str | None = None
+    role: str = "mixed"
 
 
 class Service:
@@ -95,16 +105,21 @@ class Service:
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started = time.time()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
+        self._assignments = Assignments(self.store)
+        names, threads = device_names(settings.devices), threads_each(settings.devices)
         self._dispatchers = [
             Dispatcher(
                 self.store, signals,
                 DispatchSettings(
-                    RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
+                    RunnerSettings(
+                        device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads
+                    ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
                 self._resolve, self._deliver, figures=self.figures,
+                place=self._assignments.add(name, training_role(device, settings.train_devices)),
             )
-            for device in (settings.devices or (None,))
+            for name, device in zip(names, settings.devices or (None,), strict=True)
         ]  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -173,10 +188,17 @@ class Service:
         """The state of every device, in the order of the settings."""
         return [
             DeviceState(
-                each.device, each.status, each.current is not None, each.finished_jobs, each.restarts, each.busy_seconds
+                each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
+                each.busy_seconds, each.place.view.name, each.reason, tuple(sorted(each.place.view.models)),
+                len(each.place.view.adapters), each.current.id if each.current is not None else None,
+                each.place.view.role.name.lower(),
             )
             for each in self._dispatchers
-        ]
+        ]  # fmt: skip
+
+    async def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
+        """Return why each of these jobs still waits, by id."""
+        return await asyncio.to_thread(self._assignments.reasons, jobs)
 
     @property
     def readiness(self) -> tuple[bool, str]:
@@ -254,6 +276,28 @@ class Service:
             return result
         source = Path(result["adapter"])
         return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
+
+
+def device_names(devices: Sequence[str]) -> list[str]:
+    """Return the names of devices for people; several processes on the CPU are cpu#1, cpu#2."""
+    if not devices:
+        return ["the device"]
+    return [
+        f"{each}#{devices[: number + 1].count(each)}" if devices.count(each) > 1 else each
+        for number, each in enumerate(devices)
+    ]
+
+
+def threads_each(devices: Sequence[str]) -> int | None:
+    """Return the threads of each model process on the CPU; None if there is at most one."""
+    return max(1, (os.cpu_count() or 1) // devices.count("cpu")) if devices.count("cpu") > 1 else None
+
+
+def training_role(device: str | None, train_devices: Sequence[str]) -> TrainingRole:
+    """Return which jobs a device takes."""
+    if not train_devices:
+        return TrainingRole.MIXED
+    return TrainingRole.TRAINING if device in train_devices else TrainingRole.IMAGES
 
 
 def _stored(config: GenerateConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The queue as a whole.
 
-GET    /v1/queue     {paused, running, waiting, length, limit}: waiting jobs in the order they will run
+GET    /v1/queue     {paused, running, waiting, length, limit, devices}: waiting jobs by priority and age, each with the
+                     reason why it waits; what each device is, does and holds
 POST   /v1/queue     {paused}: waiting jobs are not started while it is paused, also over restarts
 """
 
@@ -26,13 +27,20 @@ class QueueChange(BaseModel):
 @router.get("")
 async def get_queue(request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> dict[str, Any]:
     """Return the queue; ``limit``: of the waiting jobs that are listed, ``length`` counts all of them."""
-    queue = service_of(request).jobs
+    service = service_of(request)
+    queue = service.jobs
     running = await queue.newest("running", limit=1000)
     waiting = await queue.waiting(limit)
+    reasons = await service.reasons(waiting)
     return {
         "paused": queue.paused, "running": [job_document(job) for job in reversed(running)],
-        "waiting": [job_document(job, place) for place, job in enumerate(waiting)],
+        "waiting": [{**job_document(job, place), "reason": reasons[job.id]} for place, job in enumerate(waiting)],
         "length": await queue.count("queued"), "limit": queue.limit,
+        "devices": [
+            {"name": each.name, "device": each.device, "status": each.status, "reason": each.reason, "job": each.job,
+             "models": each.models, "adapters": each.adapters, "role": each.role}
+            for each in service.devices
+        ],
     }  # fmt: skip
 
 

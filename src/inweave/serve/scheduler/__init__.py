@@ -1,0 +1,1 @@
+"""Which waiting job a free device runs next: costs, what each device holds, the rule."""

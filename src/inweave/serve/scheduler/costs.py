@@ -1,0 +1,51 @@
+"""What it costs a device to begin a job, in seconds, from what jobs before it took.
+
+    cost(job, device) = load(model)       if the device does not hold the model
+                      + read(adapter)     for each adapter that it does not hold
+
+Loading is measured per model, reading for all adapters together, and the run time per model and kind of job. Each is
+a running mean in which one measurement has the weight ``SHARE``; before the first one, a guess.
+"""
+
+from __future__ import annotations
+
+from inweave.serve.jobs.candidate import Candidate
+from inweave.serve.scheduler.device import DeviceView
+
+SHARE = 0.3
+LOAD_SECONDS = 10.0
+READ_SECONDS = 0.1
+RUN_SECONDS = 5.0
+
+
+class Costs:
+    """Measured times of loading, reading and running."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[str, ...], float] = {}
+
+    def observe_load(self, model: str, seconds: float) -> None:
+        """Record how long a model took to load."""
+        self._observe(("load", model), seconds)
+
+    def observe_read(self, seconds: float) -> None:
+        """Record how long one adapter took until it could be merged."""
+        self._observe(("read",), seconds)
+
+    def observe_run(self, job: Candidate, seconds: float) -> None:
+        """Record how long a job ran."""
+        self._observe(("run", job.kind, job.model), seconds)
+
+    def run_seconds(self, job: Candidate) -> float:
+        """Return how long a job will run."""
+        return self._means.get(("run", job.kind, job.model), RUN_SECONDS)
+
+    def start_seconds(self, job: Candidate, device: DeviceView) -> float:
+        """Return how long a device needs before it can work on a job."""
+        load = self._means.get(("load", job.model), LOAD_SECONDS) if job.model not in device.models else 0.0
+        missing = sum(adapter not in device.adapters for adapter in job.adapters)
+        return load + missing * self._means.get(("read",), READ_SECONDS)
+
+    def _observe(self, key: tuple[str, ...], seconds: float) -> None:
+        mean = self._means.get(key, seconds)
+        self._means[key] = mean + SHARE * (seconds - mean)

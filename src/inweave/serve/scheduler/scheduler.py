@@ -1,0 +1,138 @@
+"""Which waiting job a free device runs next.
+
+    order    higher priority first; within a priority clients take turns; a client's own jobs by age
+    choice   of the jobs of the highest priority, the one that the device can begin soonest (see `costs`)
+    bounds   a job is overtaken at most ``PASSES`` times, and never waits longer for a device that holds its model
+             and its adapters than it would take to load them on a free one
+    training with several devices, training leaves one of them to images
+
+A single device keeps the order, except to finish the jobs of the loaded model before it loads another: ``LOAD_GAIN``.
+The scheduler sees the first ``WINDOW`` jobs of the queue. It decides from its arguments alone, so that a simulation
+can run it on any clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from inweave.serve.jobs.candidate import Candidate
+from inweave.serve.scheduler.costs import Costs
+from inweave.serve.scheduler.device import DeviceView, TrainingRole
+
+WINDOW = 64
+PASSES = 8
+#: seconds that a single device must gain to leave the order
+LOAD_GAIN = 0.5
+#: seconds that one of several devices must gain
+GAIN = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The job to run, or None; then ``seconds`` until a job that waits for another device gives up waiting."""
+
+    job: Candidate | None
+    seconds: float | None = None
+
+
+class Scheduler:
+    """Decides for all devices of a worker; the caller makes sure that one decision is made at a time."""
+
+    def __init__(self, costs: Costs | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.costs = costs or Costs()
+        self.clock = clock
+        self._passes: Counter[str] = Counter()
+        self._waits_for: dict[str, tuple[float, str]] = {}  # job -> (since when it waits for a device, that device)
+
+    def choose(self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView]) -> Choice:
+        """Return the job that a free device runs next; ``candidates``: waiting jobs, by priority and age."""
+        self._forget(candidates)
+        allowed = [job for job in candidates if self._allowed(job, device, devices)]
+        first = [job for job in allowed if job.priority == allowed[0].priority]
+        order = fair_order(first, [each.job for each in devices if each.job is not None])
+        if not order:
+            return Choice(None)
+        now = self.clock()
+        others = [each for each in devices if each is not device and each.ready]
+        waits = {job.id: self._wait(job, device, others, devices, now) for job in order}
+        free = [job for job in order if waits[job.id] is None]
+        if not free:
+            return Choice(None, min(seconds for seconds in waits.values() if seconds is not None))
+        chosen = self._soonest(free, device, single=not others)
+        for job in free[: free.index(chosen)]:
+            self._passes[job.id] += 1
+        self._passes.pop(chosen.id, None)
+        self._waits_for.pop(chosen.id, None)
+        return Choice(chosen)
+
+    def reason(self, job: Candidate, devices: Sequence[DeviceView]) -> str:
+        """Return why a job still waits."""
+        suited = [each for each in devices if each.takes(job.kind)]
+        if not suited:
+            return "no device of this worker takes jobs of this kind"
+        ready = [each for each in suited if each.ready]
+        if not ready:
+            return "no device is ready"
+        if job.id in self._waits_for:
+            return f"{self._waits_for[job.id][1]} holds its model and LoRAs, and will soon be free"
+        if all(each.job is not None for each in ready):
+            return "every device is busy" if len(ready) > 1 else "the device is busy"
+        if not any(self._allowed(job, each, devices) for each in ready if each.job is None):
+            return "training leaves one device to images"
+        return "it is about to start"
+
+    def _soonest(self, jobs: Sequence[Candidate], device: DeviceView, single: bool) -> Candidate:
+        """Return the job with the lowest cost, unless the gain is small or the first one was overtaken too often."""
+        head = jobs[0]
+        if self._passes[head.id] >= PASSES:
+            return head
+        costs = {job.id: self.costs.start_seconds(job, device) for job in jobs}
+        best = min(jobs, key=lambda job: costs[job.id])
+        return best if costs[head.id] - costs[best.id] >= (LOAD_GAIN if single else GAIN) else head
+
+    def _wait(
+        self, job: Candidate, device: DeviceView, others: Sequence[DeviceView], devices: Sequence[DeviceView],
+        now: float,
+    ) -> float | None:  # fmt: skip
+        """Return how long a job should wait for a better device than this one; None if it should not."""
+        here = self.costs.start_seconds(job, device)
+        better = [
+            (max(0.0, each.free_at - now) if each.job is not None else 0.0, self.costs.start_seconds(job, each), each)
+            for each in others
+            if each.takes(job.kind) and (each.job is not None or self._allowed(job, each, devices))
+        ]
+        soonest = min(better, key=lambda each: each[0] + each[1], default=None)
+        if soonest is None or soonest[0] + soonest[1] + GAIN > here or self._passes[job.id] >= PASSES:
+            self._waits_for.pop(job.id, None)
+            return None
+        since, _ = self._waits_for.setdefault(job.id, (now, soonest[2].name))
+        rest = here - soonest[1] - (now - since)
+        return rest if rest > 0 else None
+
+    @staticmethod
+    def _allowed(job: Candidate, device: DeviceView, devices: Sequence[DeviceView]) -> bool:
+        if not device.takes(job.kind):
+            return False
+        if job.kind != "train" or device.role is TrainingRole.TRAINING:
+            return True
+        images = [each for each in devices if each.takes("image_generation")]
+        return len(images) == 1 or sum(not each.training for each in images) > 1
+
+    def _forget(self, candidates: Sequence[Candidate]) -> None:
+        """Drop what is known of jobs that were cancelled."""
+        known = {job.id for job in candidates}
+        self._passes = Counter({job: count for job, count in self._passes.items() if job in known})
+        self._waits_for = {job: since for job, since in self._waits_for.items() if job in known}
+
+
+def fair_order(jobs: Sequence[Candidate], running: Sequence[Candidate] = ()) -> list[Candidate]:
+    """Return jobs of one priority so that clients take turns; a client with running jobs had its turn already."""
+    turns = Counter(job.client for job in running)
+    ranked = []
+    for job in sorted(jobs, key=lambda each: each.number):
+        ranked.append((turns[job.client], job.number, job))
+        turns[job.client] += 1
+    return [job for _, _, job in sorted(ranked, key=lambda each: each[:2])]

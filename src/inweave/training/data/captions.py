@@ -30,8 +30,9 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import parse_json
 from inweave.files.reading import read_foreign_text
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.config.toml import SURROGATE
-from inweave.training.data.types import Example, Subset
+from inweave.training.data.types import Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has_wildcards
 
 TOGETHER, TRIGGER = ";;;", "[trigger]"

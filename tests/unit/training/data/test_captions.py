@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
 from inweave.files.reading import read_foreign_text
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.captions import (
     caption_file,
     caption_variants,
@@ -23,7 +24,7 @@ from inweave.training.data.captions import (
     read_metadata,
     tag_frequency,
 )
-from inweave.training.data.types import Example, Subset
+from inweave.training.data.types import Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards
 from tests.support import stopwatch
 

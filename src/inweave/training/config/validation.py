@@ -191,7 +191,7 @@ def objective_hint(kind: ObjectiveKind | None) -> str:
 
 
 def _toml_problems(name: str, value: Any) -> list[str]:
-    """Return why a value cannot be written as TOML, or a table is no dataset."""
+    """Return why a value cannot be written as TOML, or why a table is not a dataset."""
     try:
         ensure_plain(value, name)
     except InweaveError as error:

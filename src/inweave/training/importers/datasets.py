@@ -87,7 +87,7 @@ def put_options(out: Translation, folder: Folder) -> None:
 
 
 def _listed(table: Any, name: str) -> list[Mapping[str, Any]]:
-    """Return the tables in a list; the configuration reports what is none."""
+    """Return the tables in a list; the configuration reports anything else."""
     tables = table.get(name)
     return [each for each in tables if isinstance(each, Mapping)] if isinstance(tables, list) else []
 

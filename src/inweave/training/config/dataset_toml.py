@@ -90,7 +90,7 @@ class Subset:
     tag_separator: str | None = toml_field("caption_separator", None, "separator")
     prefix: str = toml_field("caption_prefix", "", "text")
     suffix: str = toml_field("caption_suffix", "", "text")
-    wildcards: bool = toml_field("enable_wildcard", True, "flag")
+    wildcards: bool | None = toml_field("enable_wildcard", None, "flag")
     caption_dropout: float | None = toml_field("caption_dropout_rate", None, "fraction")
     tag_dropout: float | None = toml_field("caption_tag_dropout_rate", None, "fraction")
     flip: bool | None = toml_field("flip_aug", None, "flag")

@@ -16,7 +16,7 @@ def subset_defaults(config: TrainConfig) -> dict[str, Any]:
     return {
         "shuffle_tags": config.shuffle_tags, "keep_tokens": config.keep_tokens, "tag_separator": config.tag_separator,
         "caption_dropout": config.caption_dropout, "tag_dropout": config.tag_dropout, "flip": config.flip,
-        "random_crop": config.crop == "random",
+        "random_crop": config.crop == "random", "wildcards": config.wildcards,
     }  # fmt: skip
 
 

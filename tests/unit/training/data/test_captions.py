@@ -269,3 +269,9 @@ def test_wildcards_are_expanded_from_the_innermost_outward(seed: int) -> None:
 
 def _choice(options: list[str], rng: CaptionRandom) -> str:
     return options[int(rng.unit() * len(options))]
+
+
+def test_without_wildcards_the_first_caption_counts_and_braces_are_text() -> None:
+    captions = ("a {red|blue} cat", "another")
+    assert len(set(example_variants(example(*captions), count=20))) == 3
+    assert example_variants(example(*captions, subset=Subset(wildcards=False)), count=20) == ["a {red|blue} cat"]

@@ -21,11 +21,11 @@ from inweave.generate.prompt import parse, weighted_pieces
 from inweave.generate.record import read_record
 from inweave.models import embedded
 from inweave.models.open import open_model
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import caption_variants, read_metadata
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.texts import read_texts
-from inweave.training.data.types import Subset
 from inweave.training.importers.detect import import_config
 from inweave.training.output.sample_prompts import read_line
 from tests.fuzz import mutate

@@ -288,7 +288,7 @@ ALIASES: Final[dict[str, SettingRow]] = {
         "output_dir": "output", "output_name": "name", "save_every_n_steps": "save_every",
         "sample_every_n_steps": "sample_every", "dit": "model", "train_data_dir": "dataset",
         "dataset_config": "dataset", "pretrained_model_name_or_path": "model", "guidance_scale": "guidance",
-        "cache_text_encoder_outputs": "cache_text",
+        "cache_text_encoder_outputs": "cache_text", "enable_wildcard": "wildcards",
     }),
     "learning_rate": row.custom(_learning_rate), "unet_lr": row.custom(_unet_lr),
     "text_encoder_lr": row.custom(_text_encoder_lr, "train_text_encoders"),
@@ -361,7 +361,7 @@ ALIASES: Final[dict[str, SettingRow]] = {
     "use_lion_optimizer": row.refused("set optimizer"), "optimizer_args_custom": row.refused("set optimizer_args"),
     **row.each(row.different("set keep_last and keep_every"), "save_last_n_epochs save_n_epoch_ratio"),
     **row.each(row.different("set it in the dataset .toml"), """
-        reg_data_dir keep_tokens_separator enable_wildcard caption_prefix caption_suffix alpha_mask"""),
+        reg_data_dir keep_tokens_separator caption_prefix caption_suffix alpha_mask"""),
     **row.each(row.different(row.MEMORY), """
         fp8_base fp8_base_unet fp8_scaled fp8_vl fp8_llm fp8_t5 blocks_to_swap lowvram fused_backward_pass
         double_blocks_to_swap single_blocks_to_swap split_mode"""),

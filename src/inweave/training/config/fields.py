@@ -201,6 +201,7 @@ class TrainSettings(CheckedModel):
     max_token_length: PositiveInt = _captions(
         225, "tokens of a caption that CLIP text encoders read, in chunks of 75; the end of longer ones is ignored"
     )
+    wildcards: bool = _captions(True, "{a|b} and several captions are random choices; false: text, and the first one")
     caption_variants: PositiveInt = _captions(4, "number of shuffled variants cached per caption")
 
     objective: Literal["auto", "epsilon", "v_prediction", "flow"] = _loss(

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from inweave.checked import problem_of
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, InweaveError
+from inweave.training.config.dataset_toml import read_tables
 from inweave.training.config.fields import TrainSettings
 from inweave.training.config.presets import ADAPTIVE, TARGETS
+from inweave.training.config.toml import ensure_plain
 from inweave.training.config.types import Rule, memory_bytes, regex_problem
 
 ObjectiveKind = Literal["noise", "flow"]
@@ -44,6 +46,8 @@ def ensure_consistent(config: TrainSettings) -> None:
         if contradiction:
             pairs.append((tuple(settings.split()), message))
 
+    for name in type(c).model_fields:
+        pairs += [((name,), problem) for problem in _toml_problems(name, getattr(c, name))]
     reject_if(bool(c.steps and c.epochs), "steps epochs", "steps and epochs: both are set; keep one")
     reject_if(
         c.cache_text and c.train_text_encoders, "cache_text train_text_encoders",
@@ -184,6 +188,16 @@ def is_for_other_objective(name: str, value: Any, kind: ObjectiveKind | None) ->
 
 def objective_hint(kind: ObjectiveKind | None) -> str:
     return "is for flow models" if kind == "noise" else "is for models that predict noise (epsilon, v_prediction)"
+
+
+def _toml_problems(name: str, value: Any) -> list[str]:
+    """Return why a value cannot be written as TOML, or why a table is not a dataset."""
+    try:
+        ensure_plain(value, name)
+    except InweaveError as error:
+        return [str(error)]
+    tables = value if name == "dataset" and isinstance(value, dict) else None
+    return [f"{name}: {problem}" for problem in read_tables(tables)[1]] if tables is not None else []
 
 
 def validate_into(

@@ -28,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from inweave.errors import ConfigError
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.buckets import BucketFit, BucketRules, assign
-from inweave.training.data.types import Dataset, Subset
+from inweave.training.data.types import Dataset
 
 Position = tuple[int, int, int]  # epoch, example, its earlier appearances in this epoch
 

@@ -30,8 +30,9 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import parse_json
 from inweave.files.reading import read_foreign_text
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.config.toml import SURROGATE
-from inweave.training.data.types import Example, Subset
+from inweave.training.data.types import Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has_wildcards
 
 TOGETHER, TRIGGER = ";;;", "[trigger]"
@@ -136,8 +137,12 @@ def _lines(text: str) -> tuple[str, ...]:
 
 
 def caption_variants(caption: str, subset: Subset, *, trigger: str = "", count: int = 1, seed: int = 0) -> list[str]:
-    """Return ``count`` texts, or one if nothing is random; two may be equal. Open settings of a subset are off."""
+    """Return ``count`` texts, or one if nothing is random; two may be equal.
+
+    Open settings of a subset are off, but for wildcards.
+    """
     shuffle, tag_dropout, keep_tokens = subset.shuffle_tags, subset.tag_dropout or 0.0, subset.keep_tokens or 0
+    wildcards = subset.wildcards is not False
     separator = "," if subset.tag_separator is None else subset.tag_separator
     keep_separator, prefix, suffix = subset.keep_separator, subset.prefix, subset.suffix
     problems = []
@@ -152,11 +157,11 @@ def caption_variants(caption: str, subset: Subset, *, trigger: str = "", count: 
     if problems:
         raise ConfigError(problems)
     joint = separator if separator[-1].isspace() else separator + " "
-    random = shuffle or tag_dropout > 0 or (subset.wildcards and has_wildcards(caption))
+    random = shuffle or tag_dropout > 0 or (wildcards and has_wildcards(caption))
     texts = []
     for number in range(count if random else 1):
         rng = CaptionRandom(seed, number, caption)
-        text = expand_wildcards(caption, rng) if subset.wildcards else caption
+        text = expand_wildcards(caption, rng) if wildcards else caption
         leading = "" if TRIGGER in text or _contains_word(f"{prefix} {text} {suffix}", trigger) else trigger
         text = text.replace(TRIGGER, trigger) if trigger else text.replace(TRIGGER, "").strip(" ,")
         if keep_separator in text:
@@ -181,6 +186,8 @@ def example_variants(example: Example, *, trigger: str = "", count: int = 1, see
     """Return the variants of all captions of an example, by the settings of its subset."""
     word = "" if example.regularization else trigger  # the class is not the subject
     captions = example.captions or ("",)
+    if example.subset.wildcards is False:  # as in kohya's scripts
+        captions = captions[:1]
     return [
         text
         for each in captions

@@ -27,12 +27,12 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, amount
 from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
+from inweave.training.config.dataset_toml import Subset, TableFolder, normalize_extension, read_tables
 from inweave.training.config.toml import parse_toml, read_text_file
 from inweave.training.data.balance import balanced
 from inweave.training.data.captions import caption_file, read_metadata
-from inweave.training.data.dataset_toml import iter_tables, normalize_extension, parse_table
 from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
-from inweave.training.data.types import Dataset, Example, ReadReport, Subset
+from inweave.training.data.types import Dataset, Example, ReadReport
 
 IMAGES = (
     ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".tif", ".tiff", ".gif", ".heic", ".heif", ".hif", ".jfif",
@@ -268,27 +268,21 @@ class _Scanner:
 
     def scan_tables(self, data: dict[str, Any], root: Path, base: Subset, where_from: str) -> None:
         """Read the tables of a dataset file, whose paths start at ``root``."""
-        known = ("general", "datasets")
-        problems = [
-            f"{key}: there is no such table; known are {' and '.join(known)}" for key in data if key not in known
-        ]
-        general = parse_table(data.get("general", {}), "g", "general", base, problems)
-        for where, block in iter_tables(data, "datasets", "", problems):
-            settings = parse_table(block, "d", where, general, problems, ("subsets",))
+        datasets, problems = read_tables(data, base)
+        for folders in datasets:
             before = len(self.examples)
-            for here, table in iter_tables(block, "subsets", where + ".", problems):
-                subset = parse_table(table, "s", here, settings, problems, ("image_dir",))
-                self._scan_subset(root, table.get("image_dir"), here, subset, problems)
-            if settings.balance:
+            for each in folders:
+                self._scan_subset(root, each, problems)
+            if folders and folders[0].subset.balance:
                 self.examples[before:], left_out = balanced(self.examples[before:])
                 self.ignored += [example.path for example in left_out]
         if problems:
             raise ConfigError([f"{where_from}: {problem}" for problem in problems])
 
-    def _scan_subset(self, root: Path, value: Any, where: str, subset: Subset, problems: list[str]) -> None:
-        folder = root / expand_home(value) if isinstance(value, str) and value else None
-        if folder is None or not is_folder(folder):
-            problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(value)}")
+    def _scan_subset(self, root: Path, entry: TableFolder, problems: list[str]) -> None:
+        folder, where, subset = root / expand_home(entry.image_dir), entry.where, entry.subset
+        if not is_folder(folder):
+            problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(entry.image_dir)}")
             return
         before = len(self.examples) + len(self.unreadable)
         (self.scan_tree if subset.numbered else self.scan_folder)(folder, subset)

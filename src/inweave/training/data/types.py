@@ -1,7 +1,4 @@
-"""The parts of a dataset of images: subsets with their settings, examples, and the findings of reading them.
-
-A setting of a subset that is None is open; the run's own value counts then (`with_defaults`).
-"""
+"""The parts of a dataset of images: the settings of its subsets, examples, and the findings of reading them."""
 
 from __future__ import annotations
 
@@ -10,41 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.dataset_toml import toml_field
-
-KEEP_SEPARATOR = "|||"
-
-
-@dataclass(frozen=True, slots=True)
-class Subset:
-    """The settings of one part of a dataset, each with its name in a dataset file."""
-
-    repeats: int = toml_field("num_repeats", 1, "positive")
-    regularization: bool = toml_field("is_reg", False, "flag", "s")
-    balance: bool = toml_field("balance_regularization", False, "flag", "gd")  # as many regularization images as others
-    class_tokens: str = toml_field("class_tokens", "", "text", "s")
-    numbered: bool = toml_field("numbered_folders", False, "flag", "s")  # image_dir holds folders such as 10_name
-    caption_extensions: tuple[str, ...] = toml_field("caption_extension", (".txt", ".caption"), "extension")
-    shuffle_tags: bool | None = toml_field("shuffle_caption", None, "flag")
-    keep_tokens: int | None = toml_field("keep_tokens", None, "natural")
-    keep_separator: str = toml_field("keep_tokens_separator", KEEP_SEPARATOR, "separator")
-    tag_separator: str | None = toml_field("caption_separator", None, "separator")
-    prefix: str = toml_field("caption_prefix", "", "text")
-    suffix: str = toml_field("caption_suffix", "", "text")
-    wildcards: bool = toml_field("enable_wildcard", True, "flag")
-    caption_dropout: float | None = toml_field("caption_dropout_rate", None, "fraction")
-    tag_dropout: float | None = toml_field("caption_tag_dropout_rate", None, "fraction")
-    flip: bool | None = toml_field("flip_aug", None, "flag")
-    random_crop: bool | None = toml_field("random_crop", None, "flag")
-    alpha_mask: bool = toml_field("alpha_mask", False, "flag")
-    resolution: tuple[int, int] | None = toml_field("resolution", None, "size", "gd")
-    batch_size: int | None = toml_field("batch_size", None, "positive", "gd")
-    buckets: bool | None = toml_field("enable_bucket", None, "flag", "gd")
-    min_bucket: int | None = toml_field("min_bucket_reso", None, "positive", "gd")
-    max_bucket: int | None = toml_field("max_bucket_reso", None, "positive", "gd")
-    bucket_step: int | None = toml_field("bucket_reso_steps", None, "positive", "gd")
-    upscale: bool | None = toml_field("bucket_no_upscale", None, "inverted", "gd")
 
 
 def subset_defaults(config: TrainConfig) -> dict[str, Any]:
@@ -52,7 +16,7 @@ def subset_defaults(config: TrainConfig) -> dict[str, Any]:
     return {
         "shuffle_tags": config.shuffle_tags, "keep_tokens": config.keep_tokens, "tag_separator": config.tag_separator,
         "caption_dropout": config.caption_dropout, "tag_dropout": config.tag_dropout, "flip": config.flip,
-        "random_crop": config.crop == "random",
+        "random_crop": config.crop == "random", "wildcards": config.wildcards,
     }  # fmt: skip
 
 

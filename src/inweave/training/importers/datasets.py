@@ -86,9 +86,16 @@ def put_options(out: Translation, folder: Folder) -> None:
     out.fields["resolution"] = folder.resolutions[-1]
 
 
-def folders_in(tables: Mapping[str, Any]) -> set[Any]:
+def _listed(table: Any, name: str) -> list[Mapping[str, Any]]:
+    """Return the tables in a list; the configuration reports anything else."""
+    tables = table.get(name)
+    return [each for each in tables if isinstance(each, Mapping)] if isinstance(tables, list) else []
+
+
+def folders_in(tables: Mapping[str, Any]) -> set[str]:
     """Return the folders of images in the tables of a dataset."""
-    return {each.get("image_dir") for table in tables.get("datasets", ()) for each in table.get("subsets", ())}
+    subsets = [subset for table in _listed(tables, "datasets") for subset in _listed(table, "subsets")]
+    return {folder for each in subsets if isinstance(folder := each.get("image_dir"), str)}
 
 
 def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
@@ -96,8 +103,8 @@ def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None
     if len(folders_in(tables)) != 1:
         return None
     replaced = [
-        {**table, "subsets": [{**subset, "image_dir": folder} for subset in table["subsets"]]}
-        for table in tables["datasets"]
+        {**table, "subsets": [{**subset, "image_dir": folder} for subset in _listed(table, "subsets")]}
+        for table in _listed(tables, "datasets")
     ]
     return {**tables, "datasets": replaced}
 

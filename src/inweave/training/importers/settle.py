@@ -60,11 +60,8 @@ def differences(kind: str, settings: Mapping[str, Any], out: Translation) -> lis
             "buckets: their sizes are chosen by inweave's own rule, so that an image may be cropped to a slightly "
             "different one"
         )
-    if kind in ("kohya", "kohya_ss") and is_off(settings.get("enable_wildcard")):
-        lines.append(
-            "captions: {a|b} is a random choice and ||| ends the tags that stay in place, as kohya does when it is "
-            "asked to"
-        )
+    if out.fields.get("wildcards") is False and is_off(settings.get("keep_tokens_separator")):
+        lines.append("captions: ||| ends the tags that stay in place, as with kohya's keep_tokens_separator")
     return lines
 
 

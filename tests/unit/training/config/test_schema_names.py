@@ -138,6 +138,7 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("logit_mean", 0.5, {"logit_mean": 0.5}),
     ("logit_std", 1.5, {"logit_std": 1.5}),
     ("guidance_scale", 3.5, {"guidance": 3.5}),
+    ("enable_wildcard", False, {"wildcards": False}),
     ("validation_split", 0.1, {"validation_split": 0.1}),
     ("log_with", "tensorboard", {"tensorboard": True}),
     ("log_with", "wandb", {"wandb": True}),

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.balance import balanced
 from inweave.training.data.reader import read_dataset
-from inweave.training.data.types import Example, Subset
+from inweave.training.data.types import Example
 
 
 def example(number: int, repeats: int, prior: bool) -> Example:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
 from inweave.files.reading import read_foreign_text
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.captions import (
     caption_file,
     caption_variants,
@@ -23,7 +24,7 @@ from inweave.training.data.captions import (
     read_metadata,
     tag_frequency,
 )
-from inweave.training.data.types import Example, Subset
+from inweave.training.data.types import Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards
 from tests.support import stopwatch
 
@@ -268,3 +269,9 @@ def test_wildcards_are_expanded_from_the_innermost_outward(seed: int) -> None:
 
 def _choice(options: list[str], rng: CaptionRandom) -> str:
     return options[int(rng.unit() * len(options))]
+
+
+def test_without_wildcards_the_first_caption_counts_and_braces_are_text() -> None:
+    captions = ("a {red|blue} cat", "another")
+    assert len(set(example_variants(example(*captions), count=20))) == 3
+    assert example_variants(example(*captions, subset=Subset(wildcards=False)), count=20) == ["a {red|blue} cat"]

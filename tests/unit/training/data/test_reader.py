@@ -16,8 +16,9 @@ from PIL import Image
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.reader import read_dataset
-from inweave.training.data.types import Dataset, Subset, fingerprint_fields, with_defaults
+from inweave.training.data.types import Dataset, fingerprint_fields, with_defaults
 
 
 def write_image(

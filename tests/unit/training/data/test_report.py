@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 
 from inweave.errors import ConfigError
+from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import Bucket, BucketRules
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import check_dataset
-from inweave.training.data.types import Dataset, Example, ReadReport, Subset
+from inweave.training.data.types import Dataset, Example, ReadReport
 
 RULES = BucketRules(128, 32, 64, 256)
 

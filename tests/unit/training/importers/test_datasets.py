@@ -108,7 +108,8 @@ def test_what_a_dataset_file_leaves_out_is_what_kohya_does(place: str, tmp_path:
     assert (c.buckets, c.upscale, c.max_bucket, c.min_bucket, c.bucket_rule) == (False, True, 1024, 256, "kohya")
     assert (c.caption_extensions, c.keep_tokens) == ((".caption",), 2)
     assert isinstance(c.dataset, dict)
-    assert c.dataset["general"] == {"enable_wildcard": False, "balance_regularization": True}
+    assert c.dataset["general"] == {"balance_regularization": True}
+    assert c.wildcards is False
     assert c.dataset["datasets"][0]["subsets"] == [{"image_dir": "x", "class_tokens": "cat"}]
 
 

@@ -92,7 +92,7 @@ def test_easy_training_scripts(tmp_path: Path) -> None:
     assert (c.learning_rate, c.text_encoder_learning_rate, c.name) == (2e-4, 5e-5, "cats")
     assert isinstance(c.dataset, dict)
     assert c.dataset["general"] == {
-        "enable_wildcard": False, "balance_regularization": True, "resolution": 1024, "batch_size": 2,
+        "balance_regularization": True, "resolution": 1024, "batch_size": 2,
         "enable_bucket": True, "min_bucket_reso": 256, "max_bucket_reso": 2048, "bucket_reso_steps": 64,
     }  # fmt: skip
     cats, prior = c.dataset["datasets"][0]["subsets"]

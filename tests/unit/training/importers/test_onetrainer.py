@@ -264,3 +264,17 @@ def test_samples_of_its_own_file_carry_over(tmp_path: Path) -> None:
 def test_its_epochs_leave_out_batches_that_are_not_full(tmp_path: Path) -> None:
     assert imported(tmp_path, ONE).config.drop_incomplete is True
     assert imported(tmp_path, GUI).config.drop_incomplete is False
+
+
+def test_concepts_for_validation_are_not_trained_on(tmp_path: Path) -> None:
+    concepts = [{"path": "a"}, {"path": "b", "type": "VALIDATION"}, {"path": "c", "validation_concept": True}]
+    result = import_config(write_text(tmp_path, json.dumps({**ONE, "concepts": concepts})))
+    assert result.config.dataset == "a"
+    assert sum("is for validation: its images are not trained on" in line for line in result.no_equivalent) == 2
+
+
+def test_concepts_of_prior_predictions_are_refused_by_name(tmp_path: Path) -> None:
+    file = write_text(tmp_path, json.dumps({**ONE, "concepts": [{"path": "a", "type": "PRIOR_PREDICTION"}]}))
+    with pytest.raises(ConfigError, match=r"concepts\.0\.type: 'PRIOR_PREDICTION': .*the base model's own prediction"):
+        import_config(file)
+    assert import_config(file, without=["concepts.0.type"]).config.dataset == "a"

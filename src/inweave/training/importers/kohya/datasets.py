@@ -22,8 +22,7 @@ from inweave.training.importers.musubi.datasets import is_musubi_dataset, musubi
 from inweave.training.importers.source import Source
 
 #: settings of a command that only a dataset has
-_SUBSET = ("keep_tokens_separator", "enable_wildcard", "caption_prefix", "caption_suffix", "alpha_mask")
-_FLAGS = ("enable_wildcard", "alpha_mask")
+_SUBSET = ("keep_tokens_separator", "caption_prefix", "caption_suffix", "alpha_mask")
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
 
 
@@ -31,7 +30,7 @@ def kohya_dataset(out: Translation, source: Source) -> tuple[dict[str, Any] | No
     """Return the tables of the dataset, None for a plain folder or a path, and the settings that they are made of."""
     general: dict[str, Any] = {}
     for name in filter(out.is_on, _SUBSET):
-        general[name] = parse_bool(out.get(name)) if name in _FLAGS else out.get(name)
+        general[name] = parse_bool(out.get(name)) if name == "alpha_mask" else out.get(name)
         out.mapping[name] = "dataset"
     if config := out.get("dataset_config"):
         for name in filter(out.get, _FOLDERS):
@@ -54,7 +53,7 @@ def _tables_of_file(out: Translation, table: Any, general: dict[str, Any]) -> di
         general["num_repeats"] = parse_int(out.get("dataset_repeats"))
         out.mapping["dataset_repeats"] = "dataset"
     own = table.get("general")
-    usual = {"enable_wildcard": False, "balance_regularization": True}
+    usual = {"balance_regularization": True}
     return {**table, "general": usual | general | (dict(own) if isinstance(own, Mapping) else {})}
 
 

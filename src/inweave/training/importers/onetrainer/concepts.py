@@ -1,7 +1,8 @@
 """OneTrainer's concepts: the folders it trains on, each with its own images and captions.
 
     concepts.0.path, .enabled, .balancing      a folder, whether it is used, and how often each image is seen
-    concepts.0.image.enable_random_flip        augmentations; flips and crop jitter are on by default
+    concepts.0.type                            STANDARD; VALIDATION is not trained on, PRIOR_PREDICTION is refused
+    concepts.0.image.enable_random_flip        augmentations; crop jitter is on by default, flips were until 2025-11
     concepts.0.text.prompt_source              sample: a .txt next to each image
 
 OneTrainer chooses one of several resolutions at random, once per image and epoch. Here each image is trained at each of
@@ -17,17 +18,26 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.training.config.translate import Translation
-from inweave.training.config.values import is_off, names, parse_bool, parse_int, parse_number, with_setting_name
+from inweave.training.config.values import (
+    is_off,
+    names,
+    normalize_name,
+    parse_bool,
+    parse_int,
+    parse_number,
+    with_setting_name,
+)
 from inweave.training.importers.datasets import Folder, put_folders, put_options
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.readers import entries_by_index, parse_resolutions
 
+_UNKNOWN = "concepts of this type are not known here"
 _HARMLESS = names(
     """
     name seed __version image_variations text_variations concept_stats balancing_strategy enabled path
     image.enable_crop_jitter image.enable_random_flip text.prompt_source text.keep_tags_count text.tag_delimiter
     text.enable_tag_shuffling text.tag_dropout_enable text.tag_dropout_probability text.tag_dropout_mode
-    text.prompt_path balancing repeats resolution_override image.resolution_override type
+    text.prompt_path balancing repeats resolution_override image.resolution_override type validation_concept
     text.tag_dropout_special_tags text.tag_dropout_special_tags_mode text.tag_dropout_special_tags_regex
     text.caps_randomize_mode text.caps_randomize_probability text.caps_randomize_lowercase
     """
@@ -48,6 +58,16 @@ def put_concepts(out: Translation) -> None:
             for key in entries:
                 out.note(f"{at}.{key}", "belongs to a concept that is not enabled")
             continue
+        if (kind := _kind(concept)) == "validation":
+            why = "its images are not trained on; set validation_split, the fraction of the others that is held out"
+            out.unsupported(f"{at}.type", f"{for_message(concept.get('path'))} is for validation: {why}")
+            out.mapping |= {f"{at}.{key}": "dataset" for key in entries}
+            continue
+        if kind != "standard":
+            what = "the target of its images is the base model's own prediction, which does not exist here"
+            out.refuse(
+                f"{at}.type", f"{for_message(concept['type'])}: {what if kind == 'priorprediction' else _UNKNOWN}"
+            )
         try:
             folder = _folder(at, entries, concept, resolutions, out)
         except ValueError as error:
@@ -68,6 +88,13 @@ def put_concepts(out: Translation) -> None:
         out.fields["epochs"] = -(-epochs // count)
         how = f"an epoch trains all {count} of them here, so that {epochs} epochs are {out.fields['epochs']}"
         out.unsupported("resolution", how) if epochs % count else out.note("resolution", how)
+
+
+def _kind(concept: Mapping[str, Any]) -> str:
+    """Return what the images of a concept are for; older files have a switch for validation instead of a type."""
+    if not is_off(concept.get("validation_concept")):
+        return "validation"
+    return normalize_name(concept.get("type") or "STANDARD")
 
 
 def _folder(

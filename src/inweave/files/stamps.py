@@ -2,7 +2,7 @@
 
     (device, inode, size, mtime, ctime)     of a folder or an index of shards also those of the files next to it
 
-Whoever rewrites a file in place can keep its size and set its modification time, but not its change time. A new name,
+A program that rewrites a file in place can keep its size and set its modification time, but not its change time. A name,
 link or mode changes that as well: then a file is read once more than needed.
 """
 

@@ -2,8 +2,8 @@
 
     (device, inode, size, mtime, ctime)     of a folder or an index of shards also those of the files next to it
 
-A program that rewrites a file in place can keep its size and set its modification time, but not its change time. A name,
-link or mode changes that as well: then a file is read once more than needed.
+A program that rewrites a file in place can keep its size and set its modification time, but not its change time. A new
+name, link or mode changes that as well: then a file is read once more than needed.
 """
 
 from __future__ import annotations

@@ -107,6 +107,9 @@ class RandomTask:
         prediction = family.denoise(model, noisy.to(model.dtype), self.objective.timestep(times), conditioning)
         return self.objective.loss_of(prediction, target, times, None, None)
 
+    def new_notes(self) -> list[str]:
+        return []
+
     def fingerprint(self) -> str:
         return "random"
 

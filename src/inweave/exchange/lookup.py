@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from inweave.errors import ConfigError, FormatError
 from inweave.exchange.hashes import Hashes, hash_digits, hash_file
 from inweave.files.paths import expand_home, is_file, is_folder, occupied, printable_path
+from inweave.files.stamps import Stamp, path_stamp
 from inweave.formats.files import read_header
 
 _EMPTY = "e3b0c442"  # AutoV1 of every file that ends before the bytes it hashes
@@ -75,7 +76,7 @@ class AdapterLookup:
         inside = PurePosixPath(name.replace("\\", "/").removesuffix(".safetensors"))
         matches = [path for path in files if path.stem == name or path.name == name or self._is_at(path, inside)]
         if not matches:
-            matches = [path for path in files if _trainer_name(path, stamp_of(path)) == name]
+            matches = [path for path in files if _trainer_name(path, path_stamp(path)) == name]
         distinct = {path.resolve(): path for path in matches}
         if len(distinct) > 1:
             own = [path for path in distinct.values() if path not in packaged_loras()]
@@ -132,30 +133,21 @@ def has_hash(hashes: Hashes, text: str) -> bool:
 
 
 def hashes_of(path: Path) -> Hashes:
-    """Return the hashes of a file, cached as long as its size and time stay the same."""
-    return _hashes(path, stamp_of(path))
+    """Return the hashes of a file, cached as long as its stamp stays the same."""
+    return _hashes(path, path_stamp(path))
 
 
 @lru_cache(maxsize=4096)
-def _hashes(path: Path, stamp: tuple[int, int]) -> Hashes:
+def _hashes(path: Path, stamp: Stamp) -> Hashes:
     return hash_file(path)
 
 
 @lru_cache(maxsize=4096)
-def _trainer_name(path: Path, stamp: tuple[int, int]) -> str | None:
+def _trainer_name(path: Path, stamp: Stamp) -> str | None:
     try:
         return read_header(path).metadata.get("ss_output_name")
     except FormatError:
         return None  # opening a broken file by its stem reports what is wrong with it
-
-
-def stamp_of(path: Path) -> tuple[int, int]:
-    """Return the size and the modification time of a file, a cache key for its contents."""
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0)  # opening it reports that it is gone
-    return status.st_size, status.st_mtime_ns
 
 
 def ensure_strength(name: str) -> None:

@@ -24,8 +24,9 @@ from inweave.adapter import Adapter
 from inweave.checked import did_you_mean
 from inweave.errors import ConfigError, Problem
 from inweave.exchange.load import alphas_for, load
-from inweave.exchange.lookup import AdapterLookup, ensure_strength, has_hash, hashes_of, is_hash, names_beside, stamp_of
+from inweave.exchange.lookup import AdapterLookup, ensure_strength, has_hash, hashes_of, is_hash, names_beside
 from inweave.files.paths import expand_home, is_file, is_folder, printable_path
+from inweave.files.stamps import Stamp, path_stamp
 from inweave.formats.alphas import Alphas
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
@@ -91,11 +92,11 @@ def adapter_of(choice: LoraChoice, path: Path) -> Path | Adapter:
     """Return what to merge for a choice: its file ``path``, or the adapter read with the choice's alpha."""
     if choice.alpha is None:
         return path
-    return _scaled_adapter(path, stamp_of(path), json.dumps(choice.alpha, sort_keys=True))
+    return _scaled_adapter(path, path_stamp(path), json.dumps(choice.alpha, sort_keys=True))
 
 
 @lru_cache(maxsize=64)
-def _scaled_adapter(path: Path, stamp: tuple[int, int], alpha: str) -> Adapter:
+def _scaled_adapter(path: Path, stamp: Stamp, alpha: str) -> Adapter:
     return load(path, alpha=json.loads(alpha))
 
 

@@ -30,7 +30,7 @@ from inweave.library.entry import Contents, LibraryEntry, LibraryFacts, entry_na
 from inweave.library.examine import Examiner, sample
 from inweave.library.lookup import Lookup
 from inweave.library.processes import is_alive, process_mark
-from inweave.library.walk import PEFT_WEIGHTS, Identity, Sighting, identity, sight, walk
+from inweave.library.walk import PEFT_WEIGHTS, Sighting, identity, sight, walk
 
 FATAL = "reading it crashed the process; the file is damaged or hostile: delete it, or download it again"
 
@@ -124,9 +124,15 @@ class Library(Lookup):
         values = (root, path, entry_name(path), facts.alias, sighting.size, sighting.modified_ns, sighting.inode,
                   sighting.stamp, facts.base, document, digest)  # fmt: skip
         with self._lock:
-            here = self._one("SELECT id, size, modified_ns, sample FROM files WHERE root = ? AND path = ?", root, path)
+            query = "SELECT id, size, modified_ns, sample, stamp FROM files WHERE root = ? AND path = ?"
+            here = self._one(query, root, path)
             if here is not None and here[1:3] == (sighting.size, sighting.modified_ns) and here[3] in (None, digest):
                 entry = here[0]
+                if "-" in (mark := here[4].partition("/")[0]) and mark != sighting.stamp.partition("/")[0]:
+                    self._execute(  # something between its ends may have been written: it is read as a whole again
+                        "UPDATE files SET contents = NULL, sha256 = NULL, autov1 = NULL, autov2 = NULL, autov3 = NULL "
+                        "WHERE id = ?", (entry,),
+                    )  # fmt: skip
             else:
                 if here is not None:  # its own file may turn up again elsewhere
                     self._execute("UPDATE files SET root = '', path = id, present = 0 WHERE id = ?", here[:1])
@@ -151,11 +157,11 @@ class Library(Lookup):
             "SELECT id, root, path FROM files "
             "WHERE inode = ? AND size = ? AND modified_ns = ? AND ifnull(sample, ?) IS ?"
         )
-        moved = Identity(sighting.size, sighting.modified_ns, sighting.inode)
         for entry, root, path in self._query(
             query, sighting.inode, sighting.size, sighting.modified_ns, digest, digest
         ):
-            if not root or identity(Path(root), path) != moved:
+            now = identity(Path(root), path) if root else None
+            if now is None or not now.is_renamed(sighting):
                 return str(entry)
         return None
 
@@ -167,14 +173,12 @@ class Library(Lookup):
         if row is None or now is None:
             self._execute("UPDATE files SET present = 0 WHERE id = ? AND root = ?", (entry.id, entry.root))
             return False
-        if (row[0], row[1].partition("/")[0], row[3] or now.inode) == (now.size, str(now.modified_ns), now.inode):
+        if (row[0], row[1].partition("/")[0], row[3] or now.inode) == (now.size, now.mark, now.inode):
             return True
         sighting = sight(root, entry.path)
         if sighting is None:
             self._execute("UPDATE files SET present = 0 WHERE id = ? AND root = ?", (entry.id, entry.root))
-        elif (now.size, str(now.modified_ns)) == (row[0], row[1].partition("/")[0]) and self._is_same(
-            root, sighting, row
-        ):
+        elif (now.size, now.mark) == (row[0], row[1].partition("/")[0]) and self._is_same(root, sighting, row):
             return True
         else:
             self._take_in(root, sighting, ScanReport())

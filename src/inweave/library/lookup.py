@@ -33,9 +33,10 @@ class Lookup(Database, ABC):
     def get(self, entry: str) -> LibraryEntry:
         """Return the entry with an id; raise MissingError if its file is gone or was replaced by another."""
         former = self._one("SELECT id FROM former WHERE former = ?", entry)
-        for row in self._entries("id = ?", former[0] if former is not None else entry):
-            if self._confirm(row):
-                return row
+        for _ in range(_ATTEMPTS):  # a file with a new mode or link is read again, and keeps its id
+            for row in self._entries("id = ?", former[0] if former is not None else entry):
+                if self._confirm(row):
+                    return row
         raise MissingError(f"LoRA {entry}: not in the library, or its file was replaced by another")
 
     def find(self, reference: str) -> LibraryEntry:

@@ -39,6 +39,16 @@ class Identity:
     size: int
     modified_ns: int
     inode: int
+    changed_ns: int  # of a new name and a new mode too
+
+    @property
+    def mark(self) -> str:
+        """The first part of the stamp."""
+        return f"{self.modified_ns}-{self.changed_ns}"
+
+    def is_renamed(self, sighting: Sighting) -> bool:
+        """Return whether this is the sighted file, perhaps under another name."""
+        return (self.size, self.modified_ns, self.inode) == (sighting.size, sighting.modified_ns, sighting.inode)
 
 
 def walk(root: Path, passed_over: list[str]) -> Iterator[Sighting]:
@@ -75,7 +85,11 @@ def identity(root: Path, path: str) -> Identity | None:
             status = os.lstat(place / PEFT_WEIGHTS)
     except (OSError, ValueError):
         return None
-    return Identity(status.st_size, status.st_mtime_ns, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+    return _identity_of(status) if stat.S_ISREG(status.st_mode) else None
+
+
+def _identity_of(status: os.stat_result) -> Identity:
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 def _look(root: Path, prefix: str, passed_over: list[str]) -> tuple[list[Sighting], list[str]]:
@@ -83,20 +97,20 @@ def _look(root: Path, prefix: str, passed_over: list[str]) -> tuple[list[Sightin
     files, folders = _read(root, prefix, passed_over)
     if PEFT_CONFIG in files and PEFT_WEIGHTS in files and prefix:
         weights = files[PEFT_WEIGHTS]
-        stamp = f"{weights.st_mtime_ns}/{files[PEFT_CONFIG].st_mtime_ns}"
+        stamp = f"{_identity_of(weights).mark}/{_identity_of(files[PEFT_CONFIG]).mark}"
         adapter = Sighting(prefix.rstrip("/"), weights.st_size, weights.st_mtime_ns, weights.st_ino, stamp, frozenset())
         return [adapter], []
     names = frozenset(files)
-    stamps = {name: status.st_mtime_ns for name, status in files.items() if name.endswith(SIDECAR_ENDINGS)}
+    stamps = {name: _identity_of(status).mark for name, status in files.items() if name.endswith(SIDECAR_ENDINGS)}
     sightings = []
     for name, status in sorted(files.items()):
         if not name.endswith(".safetensors"):
             continue
         stem = name.removesuffix(".safetensors")
         sidecar_stamps = [
-            stamps.get(f"{stem}{middle}{ending}", 0) for middle in ("", ".preview") for ending in SIDECAR_ENDINGS
+            stamps.get(f"{stem}{middle}{ending}") for middle in ("", ".preview") for ending in SIDECAR_ENDINGS
         ]
-        stamp = "/".join(str(each) for each in (status.st_mtime_ns, *sidecar_stamps) if each)
+        stamp = "/".join(filter(None, (_identity_of(status).mark, *sidecar_stamps)))
         sightings.append(Sighting(prefix + name, status.st_size, status.st_mtime_ns, status.st_ino, stamp, names))
     return sightings, folders
 

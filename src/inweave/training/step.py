@@ -225,6 +225,7 @@ class Step:
     def new_events(self, split: int) -> Iterator[dict[str, str]]:
         """Yield the log's events about the update just done; ``split``: the parts of a micro-batch before it."""
         yield from self.blocks.new_events()
+        yield from ({"event": "dataset", "text": note} for note in self.task.new_notes())
         if (seconds := self.graphs.seconds) > self._recording_seconds and len(self.graphs):
             took, self._recording_seconds = seconds - self._recording_seconds, seconds
             text = f"the steps of a batch size were recorded as CUDA graphs, which took {took:.1f} s"

@@ -21,6 +21,7 @@ from inweave.adapter import Adapter, Lora, Tensor
 from inweave.errors import TargetError
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
+from inweave.files.stamps import ABSENT, path_stamp
 from inweave.formats.files import Container, maps_of, open_container, refuse_truncated
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
@@ -281,11 +282,8 @@ def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
     if isinstance(adapter, Adapter | Plan):
         return id(adapter)
     path = as_path(adapter)
-    try:
-        status = path.stat()
-    except OSError:
-        return str(path)
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    stamp = path_stamp(path)
+    return str(path) if stamp == ABSENT else stamp
 
 
 def _name(adapter: Adapter | Plan | str | os.PathLike[str]) -> str:

@@ -28,6 +28,7 @@ from inweave.adapter import Tensor
 from inweave.errors import FormatError, TargetError
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
+from inweave.files.stamps import stamp_of
 from inweave.formats.files import open_container
 from inweave.ops.tensors.decode import TORCH, decode
 from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, whole
@@ -138,7 +139,7 @@ class FileSource:
         self.files = container.files
         self._tensors: Mapping[str, Tensor] = container.tensors
         self._places = container.places
-        self._identity = {file: _identity(file.stat()) for file in self.files}
+        self._stamps = {file: stamp_of(file.stat()) for file in self.files}
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -219,7 +220,7 @@ class FileSource:
             self._check_same(file, now)
 
     def _check_same(self, file: Path, now: os.stat_result) -> None:
-        if _identity(now) != self._identity[file]:
+        if stamp_of(now) != self._stamps[file]:
             raise FormatError(f"{file}: changed on disk since it was opened; build the model again")
 
 
@@ -233,10 +234,6 @@ def _with_index(device: torch.device | str) -> torch.device:
     if chosen.type != "cuda" or chosen.index is not None:
         return chosen
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Renamed:

@@ -77,11 +77,34 @@ def test_a_scan_sees_what_was_replaced_without_a_new_time(folder: Path) -> None:
     (folder / "new").replace(path)
     assert library.scan().changed == 1
     assert library.entries("one")[0].id != before.id
-    shutil.copy2(path, folder / "new")  # the same bytes in another inode, as after mounting some file systems again
-    (folder / "new").replace(path)
     same = library.entries("one")[0]
+    library._execute("UPDATE files SET inode = inode + 1", ())  # as after mounting some file systems again
     report = library.scan()
     assert (report.changed, report.new) == (0, 0) and library.find("one").id == same.id
+    shutil.copy2(path, folder / "new")
+    (folder / "new").replace(path)
+    report = library.scan()
+    assert (report.changed, report.new) == (1, 0) and library.find("one").id == same.id, "the same bytes"
+
+
+def test_a_file_rewritten_in_place_is_read_as_a_whole_again(folder: Path) -> None:
+    """Its size, time, inode and both ends stay the same; a new mode alone costs nothing but reading."""
+    path = write(folder / "long.safetensors", lora_pair("lora_unet_x", 4096, 8, seed=1))
+    library = opened(folder)
+    before, status = library.find("long"), path.stat()
+    with path.open("r+b") as file:
+        file.seek(status.st_size // 2)
+        file.write(b"\x00\x3c" * 8)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert hash_of(library, "long") is None and library.get(before.id).contents is None
+    library.examine()
+    now = library.get(before.id)
+    assert before.contents and now.contents and now.contents.sha256 != before.contents.sha256
+    path.chmod(0o600)
+    assert library.get(before.id).id == before.id
+    assert library.scan().changed == 0
+    library.examine()
+    assert library.get(before.id).contents == now.contents
 
 
 def test_two_files_that_exchange_their_names_keep_their_identities(folder: Path) -> None:

@@ -81,6 +81,9 @@ class TinyTask:
             loss = loss + torch.tensor(float("nan"))
         return loss * {"nan": float("nan"), "inf": float("inf")}.get(self.poison, 1.0)
 
+    def new_notes(self) -> list[str]:
+        return []
+
     def fingerprint(self) -> str:
         return f"{len(self.examples)} examples"
 

@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from inweave.errors import MissingError
+from inweave.files.stamps import Stamp, path_stamp
 
 router = APIRouter(include_in_schema=False)
 PREFIX = "/page/"
@@ -35,12 +36,12 @@ class PageFiles:
 
     contents: dict[str, bytes]
     digest: str
-    stamp: tuple[tuple[str, int, int], ...]
+    stamp: tuple[tuple[str, Stamp], ...]
 
     @classmethod
     def read(cls, folder: Path) -> PageFiles:
         stamp = _stamp(folder)
-        contents = {path: (folder / path).read_bytes() for path, _, _ in stamp}
+        contents = {path: (folder / path).read_bytes() for path, _ in stamp}
         digest = hashlib.sha256()
         for path, content in contents.items():
             digest.update(f"{path}\0{len(content)}\0".encode() + content)
@@ -68,12 +69,9 @@ class Page:
         return self._files
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def _stamp(folder: Path) -> tuple[tuple[str, Stamp], ...]:
     paths = (path for path in sorted(folder.rglob("*")) if path.suffix in _TYPES and path.is_file())
-    return tuple(
-        (path.relative_to(folder).as_posix(), stat.st_mtime_ns, stat.st_size)
-        for path, stat in ((path, path.stat()) for path in paths)
-    )
+    return tuple((path.relative_to(folder).as_posix(), path_stamp(path)) for path in paths)
 
 
 @router.get("/")

@@ -44,6 +44,9 @@ class Task(Protocol):
     def loss(self, inputs: Tensors) -> torch.Tensor:
         """Return a scalar that is a function of the tensors alone."""
 
+    def new_notes(self) -> list[str]:
+        """Return lines for the log about the data of the steps since the last call."""
+
     def fingerprint(self) -> str:
         """Return a digest that changes when the data, or its processing, changes."""
 

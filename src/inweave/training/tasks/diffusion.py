@@ -270,6 +270,9 @@ class DiffusionTask:
         limit = self.config.max_token_length
         return caption_lengths.long_caption_warnings(self.model, self.examples, self.captions, self._chunks, limit)
 
+    def new_notes(self) -> list[str]:
+        return self.cache.new_notes()
+
     def fingerprint(self) -> str:
         entries = []
         for e, place, mask in zip(self.examples, self.places, self._masks, strict=True):

@@ -170,7 +170,7 @@ class LoadedDiffusionModel:
     def notes(self) -> list[str]:
         """Return notes for the log about the dataset."""
         report = _report(self.task.config, self._dataset, self.model, 1, self.task.batch_lengths)
-        return [*report.warnings(), *self.task.notes()]
+        return [*report.warnings(), *self.task.notes(), *self.task.new_notes()]
 
     def sampler(self) -> Callable[[int], list[SampleImage]] | None:
         """Return the function that generates samples; None if none are configured."""

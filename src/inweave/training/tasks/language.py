@@ -74,6 +74,9 @@ class LanguageTask:
     def loss(self, inputs: Tensors) -> torch.Tensor:
         return token_loss(self.networks["model"], inputs)
 
+    def new_notes(self) -> list[str]:
+        return []
+
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.examples).encode()).hexdigest()
 

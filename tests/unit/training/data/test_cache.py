@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +117,67 @@ def test_a_changed_cache_entry_is_rebuilt(damage: str, tmp_path: Path) -> None:
     assert TensorCache(tmp_path).get("x", two).keys() == two().keys()
 
 
+def test_exchanged_files_are_encoded_again_and_the_log_says_so(tmp_path: Path) -> None:
+    """Each is whole, of the same names and shapes."""
+    store = TensorCache(tmp_path)
+    store.get("x", two), store.get("y", lambda: {name: tensor + 1 for name, tensor in two().items()})
+    one, other = files(tmp_path)
+    one.rename(tmp_path / "x"), other.rename(one), (tmp_path / "x").rename(other)
+    again = TensorCache(tmp_path)
+    assert same(again.get("x", two), two()) and again.misses == 1
+    (note,) = again.new_notes()
+    assert "1 file with the key of other contents, encoded again" in note and ".safetensors" in note
+    assert again.new_notes() == []
+    assert same(TensorCache(tmp_path).get("x", never), two())
+
+
+def test_a_file_without_a_key_is_encoded_again(tmp_path: Path) -> None:
+    """Also one whose checksum is that of its tensors, as earlier versions wrote them."""
+    TensorCache(tmp_path).get("x", two)
+    (path,) = files(tmp_path)
+    save_file(two(), path, {"sum": str(caching.tensor_checksum(two()))})
+    again = TensorCache(tmp_path)
+    assert same(again.get("x", two), two()) and again.misses == 1
+    (note,) = again.new_notes()
+    assert "1 file without a key, encoded again" in note
+
+
+def test_the_cache_of_an_earlier_version_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "0f").mkdir()
+    store = TensorCache(tmp_path)
+    assert store.new_notes() == [], "nothing was looked for"
+    store.get("x", two), store.get("y", two)
+    (note,) = store.new_notes()
+    assert "earlier version" in note and "can be deleted" in note and store.new_notes() == []
+    later = TensorCache(tmp_path)
+    later.get("z", two)
+    assert later.new_notes() == []
+
+
+@pytest.mark.parametrize("contents", [b"", b"<html>", b"PK\x03\x04" * 9, b"\x02" + b"\0" * 7 + b"{}", b"\xff" * 64])
+def test_foreign_files_are_encoded_again(contents: bytes, tmp_path: Path) -> None:
+    TensorCache(tmp_path).get("x", two)
+    (path,) = files(tmp_path)
+    path.write_bytes(contents)
+    again = TensorCache(tmp_path)
+    assert same(again.get("x", two), two()) and len(again.new_notes()) == 1
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(FormatError, match="it is a named pipe; it is a cache file"):
+        TensorCache(tmp_path).get("x", two)
+
+
+def test_types_that_torch_lacks_are_encoded_again(tmp_path: Path) -> None:
+    """A valid file of another program, at the place of one of ours."""
+    TensorCache(tmp_path).get("x", two)
+    (path,) = files(tmp_path)
+    for dtype, size in (("F4", 4), ("F6_E2M3", 6), ("F8_E8M0", 8), ("C64", 64), ("BOOL", 8)):
+        header = json.dumps({"a": {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}}).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+        again = TensorCache(tmp_path)
+        assert same(again.get("x", two), two()) and len(again.new_notes()) == 1, dtype
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(FormatError, match="cache_dir"):
@@ -129,7 +192,12 @@ def test_memory_has_a_limit_where_files_have_it_all(tmp_path: Path) -> None:
     assert len(store._memory) == 3 and store._bytes == 3 * size
     store.get(7, never)
     store.get(10, two)  # 8 was used longest ago now
-    assert cache_key(7) in store._memory and cache_key(8) not in store._memory
+    hits, place = store.hits, store._place
+    store._place = lambda name: None  # type: ignore[method-assign]
+    for number in (7, 9, 10):
+        store.get(number, never)
+    assert store.hits == hits + 3 and len(store._memory) == 3
+    store._place = place  # type: ignore[method-assign]
     assert same(store.get(0, never), two())
 
 
@@ -247,6 +315,23 @@ def test_a_truncated_cache_file_is_rebuilt_with_the_same_values(tmp_path: Path) 
     again = task_on(data, cache_at=store)
     again.prepare()
     assert again.cache.misses == 5 and same(sample_inputs(again), before)
+
+
+def test_any_two_files_may_be_exchanged(tmp_path: Path) -> None:
+    """Latents of two images, a text's encoding in the place of latents: training sees what it saw before."""
+    data, store = make_set(tmp_path / "set"), tmp_path / "cache"
+    task = task_on(data, cache_at=store)
+    task.prepare()
+    before = sample_inputs(task)
+    paths = files(store)
+    contents = [path.read_bytes() for path in paths]
+    for path, raw in zip(paths, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(raw)
+    again = task_on(data, cache_at=store)
+    again.prepare()
+    assert again.cache.misses == 5 and same(sample_inputs(again), before)
+    (note,) = again.new_notes()
+    assert note.startswith("cache: 5 files with the key of other contents")
 
 
 # captions, flips and crops together with the cache

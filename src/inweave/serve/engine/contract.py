@@ -21,6 +21,8 @@ dispatcher again, which may send the same requests to another runner: images are
 resumes from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers
 nothing.
 
+**Memory.** Reports may state the memory of the device at their time; those of a CPU do not.
+
 **Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
 paths, and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load,
 ``model``, ``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher looks them
@@ -86,6 +88,15 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a device with memory of its own: of tensors, held by the process for them, and all there are."""
+
+    allocated: int
+    reserved: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The runner takes commands; ``device`` is None if the requested one does not exist."""
 
@@ -98,6 +109,7 @@ class Loaded:
 
     model: str
     error: Failure | None = None
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,7 @@ class JobEvent:
 
     job: str
     event: Event
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +129,7 @@ class Finished:
     state: Literal["done", "failed", "cancelled"]
     result: dict[str, Any] = field(default_factory=dict)
     error: Failure | None = None
+    memory: DeviceMemory | None = None
 
 
 Command = Load | RunRequest | Cancel

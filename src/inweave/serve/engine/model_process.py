@@ -30,6 +30,7 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.rpc_loop import collect_less, message_pipes, reported
 from inweave.serve.engine.wire import WireError, read_message
+from inweave.serve.jobs.job import Event
 from inweave.weights.gc_pause import collector_waits
 
 if TYPE_CHECKING:
@@ -81,20 +82,24 @@ class ModelProcess:
         try:
             runner.load(command.model)
         except Exception as error:  # reported by /ready; jobs for other models may still run
-            return Loaded(command.model, reported(error))
-        return Loaded(command.model)
+            return Loaded(command.model, reported(error), runner.memory)
+        return Loaded(command.model, memory=runner.memory)
 
     def _run(self, runner: Runner, request: RunRequest) -> Finished:
         job = request.job
         try:
             if job in self._cancelled:
                 raise CancelledError("cancelled before it started")
-            result = runner.run(request, lambda event: self._send(JobEvent(job, event)), lambda: job in self._cancelled)
+
+            def emit(event: Event) -> None:
+                self._send(JobEvent(job, event, runner.memory))
+
+            result = runner.run(request, emit, lambda: job in self._cancelled)
         except CancelledError:
-            return Finished(job, "cancelled")
+            return Finished(job, "cancelled", memory=runner.memory)
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
-            return Finished(job, "failed", error=reported(error))
-        return Finished(job, "done", result)
+            return Finished(job, "failed", error=reported(error), memory=runner.memory)
+        return Finished(job, "done", result, memory=runner.memory)
 
     def _send(self, report: Report) -> None:
         content = encode(report).encode()

@@ -13,9 +13,11 @@ import io
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from inweave.errors import ConfigError, MemoryBudgetError
@@ -26,8 +28,8 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
-from inweave.ops.tensors.device import choose_device
-from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
+from inweave.ops.tensors.device import allocator_bytes, choose_device
+from inweave.serve.engine.contract import Cancelled, DeviceMemory, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs.job import Event
 
 
@@ -55,13 +57,19 @@ class Runner:
         self._models: OrderedDict[str, Pipeline] = OrderedDict()
         self._sizes: dict[str, int] = {}  # of every model that was loaded so far
 
-    @property
+    @cached_property
     def device(self) -> str | None:
         """The device of the runner; None if this machine does not have it, which loading a model reports."""
         try:
             return str(choose_device(self.settings.device))
         except ConfigError:
             return None
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The memory of the device; None for a CPU, whose process is measured from outside."""
+        usage = allocator_bytes(torch.device(device)) if (device := self.device) is not None else None
+        return None if usage is None else DeviceMemory(*usage)
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         """Run a request and return its result; raise CancelledError, or the reason why it failed."""

@@ -27,7 +27,7 @@ from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
-from inweave.serve.engine.contract import RunnerSettings
+from inweave.serve.engine.contract import DeviceMemory, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.image_request import ImageRequest, png_size
@@ -63,6 +63,7 @@ class DeviceState:
     finished_jobs: int
     restarts: int
     busy_seconds: float
+    memory: DeviceMemory | None
 
 
 class Service:
@@ -173,10 +174,11 @@ class Service:
         """The state of every device, in the order of the settings."""
         return [
             DeviceState(
-                each.device, each.status, each.current is not None, each.finished_jobs, each.restarts, each.busy_seconds
+                each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
+                each.busy_seconds, each.memory,
             )
             for each in self._dispatchers
-        ]
+        ]  # fmt: skip
 
     @property
     def readiness(self) -> tuple[bool, str]:

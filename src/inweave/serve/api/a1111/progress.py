@@ -139,8 +139,8 @@ async def interrupt(request: Request, id_task: Annotated[str | None, Query(max_l
         waiting = await queue.waiting(2, client)
         if len(mine) + len(waiting) > 1 and not caller_of(request).identified:
             raise ConflictError(
-                "several jobs of clients at this address are unfinished, and they may belong to different people: send "
-                "X-Client-Id (or a user name with Basic authentication) with every request, or name one job by ?id_task="
+                "several jobs of clients at this address are unfinished and may belong to different people: send "
+                "X-Client-Id or a Basic user name with every request, or name one job by ?id_task="
             )
         mine = mine or waiting[:1]
     for job in mine:

@@ -34,7 +34,7 @@ from inweave.serve.jobs.store import JobStore
 
 MESSAGES: list[RunnerSettings | Command | Report] = [
     RunnerSettings(),
-    RunnerSettings("cuda:0", "bf16", 2**34, {"model": {"vae": "/vae"}}, ("/a", "/b")),
+    RunnerSettings("cuda:0", "bf16", 2**34, {"model": {"vae": "/vae"}}, ("/a", "/b"), ("/c",)),
     Load("inweave/emoji"),
     RunRequest("job-1", "image_generation", "inweave/emoji", {"prompt": "x", "alpha": {"*": 4.0}}),
     RunRequest(

@@ -24,10 +24,10 @@ nothing.
 **Memory.** Reports may state the memory of the device at their time; those of a CPU do not.
 
 **Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
-paths, and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load,
-``model``, ``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher looks them
-up just before it sends a request; an endpoint to a machine with another file system has to translate them, and to move
-the files.
+paths, and they are paths on the machine of the runner: ``folders``, ``private``, ``parts`` of the settings, ``model``
+of Load, ``model``, ``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher
+looks them up just before it sends a request; an endpoint to a machine with another file system has to translate them,
+and to move the files.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class RunnerSettings:
     memory_bytes: int | None = None
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> components from other files
     folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
+    private: tuple[str, ...] = ()  # other folders whose paths clients must not see
 
 
 @dataclass(frozen=True, slots=True)

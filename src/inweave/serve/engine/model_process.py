@@ -31,6 +31,7 @@ from inweave.serve.engine.contract import (
 from inweave.serve.engine.rpc_loop import collect_less, message_pipes, reported
 from inweave.serve.engine.wire import WireError, read_message
 from inweave.serve.jobs.job import Event
+from inweave.serve.jobs.private_paths import PATHS
 from inweave.weights.gc_pause import collector_waits
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ModelProcess:
         settings = self._queue.get()
         assert isinstance(settings, RunnerSettings)
         confine(*map(Path, settings.folders))
+        PATHS.add((*settings.folders, *settings.private))
         runner = Runner(settings)
         self._send(Ready(runner.device))
         while True:

@@ -32,6 +32,7 @@ from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolv
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
+from inweave.serve.jobs.private_paths import PATHS
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
@@ -71,7 +72,8 @@ class Service:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        data = settings.data
+        data, private = settings.data, settings.private_folders()
+        PATHS.add(private)
         self.store = JobStore(
             data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
             keep_bytes=int(settings.keep_gb * 1024**3),
@@ -87,7 +89,7 @@ class Service:
         self.library = Library(data / "library.sqlite3", folders)
         signals = JobSignals()
         self.figures = Figures()
-        self._sandbox = SandboxClient(folders=self.library.folders)
+        self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
         self.jobs = Jobs(self.store, signals)
         self.loras = Loras(data, self.library, self.models, self._sandbox)
@@ -100,7 +102,9 @@ class Service:
             Dispatcher(
                 self.store, signals,
                 DispatchSettings(
-                    RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
+                    RunnerSettings(
+                        device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), private=private
+                    ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
                 self._resolve, self._deliver, figures=self.figures,

@@ -179,7 +179,7 @@ def test_one_request_cannot_take_the_memory_or_the_time_of_all(worker: Worker, d
     (planner, *_) = worker.child_pids("inweave.serve.planner.process")
     os.kill(planner, signal.SIGSTOP)  # as one that plans for long
     try:
-        with ThreadPoolExecutor(2) as pool:  # either request may get the planner that stands still
+        with ThreadPoolExecutor(2) as pool:  # either request may get the planner that does not react
             ranks = {pool.submit(ask, rank=rank): rank for rank in (8, 16)}
             done, waiting = wait(ranks, timeout=60, return_when=FIRST_COMPLETED)
             assert len(done) == 1, "another process answers the other request"

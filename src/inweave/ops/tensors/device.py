@@ -85,11 +85,12 @@ def device_memory(device: torch.device) -> dict[str, Any]:
     return {"kind": device.type, "name": device.type, "total_bytes": total, "free_bytes": free}
 
 
-def allocator_bytes(device: torch.device) -> tuple[int, int, int] | None:
+def allocator_bytes(device: str | torch.device) -> tuple[int, int, int] | None:
     """Return the bytes of tensors, those that torch holds for them, and all of the device; None where torch has none.
 
     It asks torch's allocator alone and takes microseconds, so it may be called for every step.
     """
+    device = torch.device(device)
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device), total

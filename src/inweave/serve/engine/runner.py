@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from inweave.errors import ConfigError, MemoryBudgetError
@@ -68,7 +67,7 @@ class Runner:
     @property
     def memory(self) -> DeviceMemory | None:
         """The memory of the device; None for a CPU, whose process is measured from outside."""
-        usage = allocator_bytes(torch.device(device)) if (device := self.device) is not None else None
+        usage = allocator_bytes(self.device) if self.device is not None else None
         return None if usage is None else DeviceMemory(*usage)
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:

@@ -5,8 +5,8 @@
 
 Each process names its folders when it starts: those of the library, of the data, the parents of models and datasets.
 The folders of the system are known: those of the package, of Python, of this user and of temporary files. A message can
-only hold a path that the process opened, and those are all below one of these folders. Everything else in a message
-stays as it is, also what a client wrote that looks like a path.
+only hold a path that the process opened, and those are all below one of these folders. All other text is kept, also
+what a client wrote that looks like a path.
 """
 
 from __future__ import annotations

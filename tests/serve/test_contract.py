@@ -14,6 +14,7 @@ import pytest
 from inweave.serve.engine.contract import (
     Cancel,
     Command,
+    DeviceMemory,
     Finished,
     JobEvent,
     Load,
@@ -33,7 +34,7 @@ from inweave.serve.jobs.store import JobStore
 
 MESSAGES: list[RunnerSettings | Command | Report] = [
     RunnerSettings(),
-    RunnerSettings("cuda:0", "bf16", 2**34, {"model": {"vae": "/vae"}}, ("/a", "/b")),
+    RunnerSettings("cuda:0", "bf16", 2**34, {"model": {"vae": "/vae"}}, ("/a", "/b"), ("/c",)),
     Load("inweave/emoji"),
     RunRequest("job-1", "image_generation", "inweave/emoji", {"prompt": "x", "alpha": {"*": 4.0}}),
     RunRequest(
@@ -46,7 +47,8 @@ MESSAGES: list[RunnerSettings | Command | Report] = [
     JobEvent("job-1", Event("preview", {"step": 1, "loss": 0.5}, b"image")),
     JobEvent("job-2", Event("progress", {"records": [{"step": 1}, None]})),
     Finished("job-1", "done", {"images": [{"index": 0}]}),
-    Finished("job-1", "failed", error=Failure("busy", "x")),
+    Finished("job-1", "failed", error=Failure("busy", "x"), memory=DeviceMemory(1, 2, 3)),
+    JobEvent("job-1", Event("progress"), DeviceMemory(2**35, 2**36, 2**37)),
 ]  # fmt: skip
 
 
@@ -101,7 +103,7 @@ class Endpoint:
             JobEvent("other", Event("image", image, b"not this one")),
             JobEvent(command.job, Event("image", image, command.inputs["init"])),
             Finished("other", "failed", error=Failure("internal", "not this one")),
-            Finished(command.job, "done", {"images": [image]}),
+            Finished(command.job, "done", {"images": [image]}, memory=DeviceMemory(1, 2, 3)),
         ):
             await self.reports.put(report)
 
@@ -132,6 +134,7 @@ def test_a_dispatcher_takes_any_endpoint_and_routes_reports_by_job(attempts: int
         task = asyncio.create_task(dispatcher.run())
         while not store.job(job).final:
             await asyncio.sleep(0.01)
+        assert dispatcher.memory == DeviceMemory(1, 2, 3), "as the runner reported it last"
         await dispatcher.drain(1)
         await task
         assert endpoint.starts == attempts

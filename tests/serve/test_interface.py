@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 from prometheus_client.parser import text_string_to_metric_families
 
+from inweave.serve.api.native.metrics import device_memory
 from inweave.serve.app import create_app
+from inweave.serve.engine.contract import DeviceMemory
 from inweave.serve.jobs.image_request import ImageRequest
+from inweave.serve.service import DeviceState
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
 
@@ -97,6 +101,20 @@ def test_the_document_is_served_and_metrics_follow_the_conventions(worker: Worke
         assert family.documentation and family.name.startswith("inweave_"), family.name
         if family.type == "counter":
             assert all(sample.name.endswith("_total") for sample in family.samples)
+
+
+def test_metrics_have_the_memory_of_devices_that_have_their_own(worker: Worker) -> None:
+    states = [
+        DeviceState(None, "ready", False, 0, 0, 0.0, None),
+        DeviceState("cuda:1", "ready", False, 0, 0, 0.0, None),
+    ]
+    assert list(device_memory(states)) == [] and "inweave_device_memory" not in worker.http.get("/metrics").text
+    states[1] = replace(states[1], memory=DeviceMemory(allocated=1, reserved=2, total=3))
+    samples = [sample for family in device_memory(states) for sample in family.samples]
+    names = [f"inweave_device_memory_{name}_bytes" for name in ("allocated", "reserved", "total")]
+    assert [(sample.name, sample.labels, sample.value) for sample in samples] == [
+        (name, {"device": "1"}, number) for number, name in enumerate(names, 1)
+    ]
 
 
 def test_metrics_have_times_of_jobs_memory_and_requests(worker: Worker) -> None:

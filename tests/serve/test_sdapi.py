@@ -260,6 +260,38 @@ def test_an_interrupt_ends_what_runs_and_only_for_its_own_client(worker: Worker)
     asyncio.run(story())
 
 
+def test_an_interrupt_without_a_name_never_ends_the_job_of_another_at_the_same_address(worker: Worker) -> None:
+    body = {"prompt": "x", "steps": 100, "width": 64, "height": 64}
+
+    def unfinished() -> list[str]:
+        jobs = worker.http.get("/v1/jobs", params={"state": ["queued", "running"]}).json()["jobs"]
+        return [job["id"] for job in jobs]
+
+    async def story() -> None:
+        one, other = (httpx.AsyncClient(base_url=worker.url, timeout=60) for _ in range(2))
+        browser = {"User-Agent": "Browser/1.0"}
+        requests = []
+        for client in (one, other):
+            requests.append(asyncio.create_task(client.post("/sdapi/v1/txt2img", json=body)))
+            while len(await asyncio.to_thread(unfinished)) < len(requests):
+                await asyncio.sleep(0.02)
+        ids = await asyncio.to_thread(unfinished)
+        refusal = await other.post("/sdapi/v1/interrupt")
+        assert refusal.status_code == 409 and "X-Client-Id" in refusal.json()["detail"]
+        assert (await other.post("/sdapi/v1/skip")).status_code == 409
+        assert (await other.post("/sdapi/v1/interrupt", headers=browser)).status_code == 200, "it has no jobs"
+        assert await asyncio.to_thread(unfinished) == ids
+        await other.post("/sdapi/v1/interrupt", params={"id_task": ids[0]})
+        assert (await requests[1]).json()["job_id"] == ids[0]
+        assert await asyncio.to_thread(unfinished) == ids[1:]
+        assert (await one.post("/sdapi/v1/interrupt")).status_code == 200, "a single job can only be the caller's"
+        assert json.loads((await requests[0]).json()["info"])["interrupted"]
+        await one.aclose()
+        await other.aclose()
+
+    asyncio.run(story())
+
+
 def test_progress_costs_the_same_however_many_jobs_wait(tmp_path: Path) -> None:
     store = JobStore(tmp_path, queue_limit=3000)
     request = {"config": {"prompt": "x" * 2000}}

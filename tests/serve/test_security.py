@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.serve.app import create_app
 from inweave.serve.http.tokens import OPEN_PATHS
-from inweave.serve.jobs.failures import public
+from inweave.serve.jobs.failures import message_of
+from inweave.serve.jobs.private_paths import PrivatePaths
 from inweave.serve.settings import ServeSettings
 from tests.support import figure
 
@@ -155,15 +156,32 @@ def test_an_open_address_needs_a_token(host: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("LoRA /srv/loras/a/pixel.safetensors: no such file", "LoRA pixel.safetensors: no such file"),
-        ("cannot read <_io.BytesIO object at 0x7f3a2b1c4d50>", "cannot read <_io.BytesIO object at ...>"),
-        ("~/secret/x.txt", "x.txt"),
+        ("LoRA /srv/loras/a/pixel.safetensors: no such file", "LoRA a/pixel.safetensors: no such file"),
+        ("/srv/models/a b/unet: no weights", "a b/unet: no weights"),
+        ("/srv/loras: not a folder", "loras: not a folder"),
+        ("/real/loras/x: a link", "x: a link"),
         ("model inweave/emoji has 3/4 of it", "model inweave/emoji has 3/4 of it"),
-        (r"C:\Users\me\x.safetensors", "x.safetensors"),
+        ("prompt: /v1/a/b, ~/x, C:\\\\y and 0x7f3a2b1c4d50", "prompt: /v1/a/b, ~/x, C:\\\\y and 0x7f3a2b1c4d50"),
     ],
 )
-def test_messages_lose_paths_and_addresses(text: str, expected: str) -> None:
-    assert public(text) == expected
+def test_messages_lose_the_folders_of_the_worker_and_nothing_else(text: str, expected: str) -> None:
+    assert PrivatePaths(["/srv/loras", "/srv/models", "/real/loras", "relative", "/"]).public(text) == expected
+
+
+def test_messages_name_files_relative_to_the_real_folder_and_to_the_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    paths = PrivatePaths([tmp_path / "link"])
+    assert [paths.public(f"{tmp_path / folder / 'x'}: broken") for folder in ("link", "real")] == ["x: broken"] * 2
+    settings = ServeSettings(
+        data=Path("/d"), model="/m/sd15", lora_folders=(Path("/l"),), dataset_folders=(Path("/s/t"),)
+    )
+    assert {"/d", "/l", "/m", "/s"} <= {*settings.private_folders()}
+
+
+def test_what_a_client_wrote_is_repeated_unchanged() -> None:
+    message = message_of(ConfigError(Problem("lora", "a/b/c: no route matches GET /v1/jobs/job-1")))
+    assert message == "lora: a/b/c: no route matches GET /v1/jobs/job-1"
 
 
 def test_a_token_that_is_refused_is_not_repeated() -> None:

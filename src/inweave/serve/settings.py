@@ -128,6 +128,11 @@ class ServeSettings(CheckedModel):
         """Return the location of every model that a request may name."""
         return {model_name(self.model): self.model, **self.models}
 
+    def private_folders(self) -> tuple[str, ...]:
+        """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
+        parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
+        return tuple(map(str, (self.data, *self.lora_folders, *parents)))
+
 
 def model_name(where: str) -> str:
     """Return the name of a model for clients: its hub id or built-in name, or the stem of its file or folder."""

@@ -94,3 +94,18 @@ def limit_threads(count: int) -> None:
     """Let this process compute on ``count`` threads of the CPU at most, unless OMP_NUM_THREADS decides that."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(count, torch.get_num_threads()))
+
+
+def allocator_bytes(device: str | torch.device) -> tuple[int, int, int] | None:
+    """Return the bytes of tensors, those that torch holds for them, and all of the device; None where torch has none.
+
+    It asks torch's allocator alone and takes microseconds, so it may be called for every step.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device), total
+    if device.type == "xpu":
+        total = torch.xpu.get_device_properties(device).total_memory
+        return torch.xpu.memory_allocated(device), torch.xpu.memory_reserved(device), total
+    return None

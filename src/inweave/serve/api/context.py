@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -21,16 +22,33 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def client_of(request: Request) -> str:
-    """Return the name of the caller, for calls that concern only its own jobs.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, for calls that concern only the caller's own jobs.
 
-    It is the X-Client-Id that it sends, or the user name of Basic authentication, whose password is the token; clients
-    that send neither are known by their address, and those of one address share a name.
+    Attributes:
+        name: the X-Client-Id, or the user name of Basic authentication, whose password is the token; without either the
+            address and the User-Agent.
+        identified: False if several people may have this name: two programs of one kind behind one address.
     """
-    name = request.headers.get("x-client-id", "")[:200]
-    if not name and (user := _user_name(request.headers.get("authorization", ""))):
-        name = f"user {user[:200]}"
-    return name or (request.client.host if request.client else "")
+
+    name: str
+    identified: bool
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller of a request."""
+    if name := request.headers.get("x-client-id", ""):
+        return Caller(name[:200], True)
+    if user := _user_name(request.headers.get("authorization", "")):
+        return Caller(f"user {user[:200]}", True)
+    address = request.client.host if request.client else ""
+    return Caller(f"{address} {request.headers.get('user-agent', '')[:100]}".strip(), False)
+
+
+def client_of(request: Request) -> str:
+    """Return the name of the caller."""
+    return caller_of(request).name
 
 
 def _user_name(authorization: str) -> str:

@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect
 from inweave.errors import BusyError, ConfigError, InweaveError, Problem
 from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow
 from inweave.serve.jobs.errors import NotReadyError, StorageError
-from inweave.serve.jobs.failures import failure_of, public, status_of
+from inweave.serve.jobs.failures import failure_of, status_of
 from inweave.serve.jobs.job import Failure
+from inweave.serve.jobs.private_paths import public
 from inweave.serve.service.loras import MismatchError
 
 log = logging.getLogger("inweave.serve")

@@ -24,11 +24,13 @@ dispatcher again, which may send the same requests to another runner: images are
 resumes from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers
 nothing.
 
+**Memory.** Reports may state the memory of the device at their time; those of a CPU do not.
+
 **Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
-paths, and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load,
-``model``, ``loras`` and ``paths`` of a request, ``adapter`` in the result of a train job, and those of Residency. The
-dispatcher looks them up just before it sends a request; an endpoint to a machine with another file system has to
-translate them, and to move the files.
+paths, and they are paths on the machine of the runner: ``folders``, ``private``, ``parts`` of the settings, ``model``
+of Load, ``model``, ``loras`` and ``paths`` of a request, ``adapter`` in the result of a train job, and those of
+Residency. The dispatcher looks them up just before it sends a request; an endpoint to a machine with another file
+system has to translate them, and to move the files.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class RunnerSettings:
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> components from other files
     folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
     threads: int | None = None  # of the CPU, which runners on one machine share
+    private: tuple[str, ...] = ()  # other folders whose paths clients must not see
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,15 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a device with memory of its own: of tensors, held by the process for them, and all there are."""
+
+    allocated: int
+    reserved: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The runner takes commands; ``device`` is None if the requested one does not exist."""
 
@@ -110,6 +122,7 @@ class Loaded:
 
     model: str
     error: Failure | None = None
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,7 @@ class JobEvent:
 
     job: str
     event: Event
+    memory: DeviceMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,7 @@ class Finished:
     result: dict[str, Any] = field(default_factory=dict)
     error: Failure | None = None
     resident: Residency = Residency()
+    memory: DeviceMemory | None = None
 
 
 Command = Load | RunRequest | Cancel

@@ -23,11 +23,13 @@ from inweave.serve.engine.assignment import Assignments, Place
 from inweave.serve.engine.child_process import ProcessEndpoint
 from inweave.serve.engine.contract import (
     Cancel,
+    DeviceMemory,
     Finished,
     JobEvent,
     Load,
     Loaded,
     Ready,
+    Report,
     RunnerEndpoint,
     RunnerSettings,
     RunRequest,
@@ -103,6 +105,7 @@ class Dispatcher:
         self._reported = True  # whether the runner reported the current job finished
         self.current: Job | None = None
         self.device = settings.runner.device  # the requested one until the runner reports its own
+        self.memory: DeviceMemory | None = None  # of the device, as the runner reported it last
         self.status: Status = "starting"
         self.reason = "the model process is starting"
         self.finished_jobs = 0
@@ -145,9 +148,15 @@ class Dispatcher:
 
     async def _answer(self, kind: type[Answer]) -> Answer:
         """Return the next report, while no job runs; raise WireError if it is of another kind."""
-        report = await self._runner.receive()
+        report = await self._receive()
         if not isinstance(report, kind):
             raise WireError(f"expected {kind.__name__}, got {type(report).__name__}")
+        return report
+
+    async def _receive(self) -> Report:
+        """Return the next report of the runner, and remember the memory that it states."""
+        report = await self._runner.receive()
+        self.memory = getattr(report, "memory", None) or self.memory
         return report
 
     async def _serve(self) -> None:
@@ -213,7 +222,7 @@ class Dispatcher:
             await self._runner.send(Cancel(job.id))
             try:
                 async with asyncio.timeout(PATIENCE):
-                    while not (isinstance(report := await self._runner.receive(), Finished) and report.job == job.id):
+                    while not (isinstance(report := await self._receive(), Finished) and report.job == job.id):
                         pass
             except TimeoutError:
                 raise WireError("the model process does not react") from None
@@ -259,7 +268,7 @@ class Dispatcher:
         files: list[str] = []  # of the images, in the order of the result
         loading: float | None = None
         while True:
-            report = await self._runner.receive()
+            report = await self._receive()
             if loading is not None and job.kind != "train" and not isinstance(report, Finished):
                 self.place.loaded(job.model, location, time.monotonic() - loading)
                 loading = None
@@ -339,6 +348,7 @@ class Dispatcher:
         code = await self._runner.stop(now=True)
         self.place.lost()
         self.restarts += 1
+        self.memory = None
         if self._stopping:
             return
         pause = PAUSES[min(self._deaths, len(PAUSES) - 1)]

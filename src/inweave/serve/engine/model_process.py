@@ -30,6 +30,8 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.rpc_loop import collect_less, message_pipes, reported
 from inweave.serve.engine.wire import WireError, read_message
+from inweave.serve.jobs.job import Event
+from inweave.serve.jobs.private_paths import PATHS
 from inweave.weights.gc_pause import collector_waits
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class ModelProcess:
         confine(*map(Path, settings.folders))
         if settings.threads is not None:
             limit_threads(settings.threads)
+        PATHS.add((*settings.folders, *settings.private))
         runner = Runner(settings)
         self._send(Ready(runner.device))
         while True:
@@ -84,20 +87,24 @@ class ModelProcess:
         try:
             runner.load(command.model)
         except Exception as error:  # reported by /ready; jobs for other models may still run
-            return Loaded(command.model, reported(error))
-        return Loaded(command.model)
+            return Loaded(command.model, reported(error), runner.memory)
+        return Loaded(command.model, memory=runner.memory)
 
     def _run(self, runner: Runner, request: RunRequest) -> Finished:
         job = request.job
         try:
             if job in self._cancelled:
                 raise CancelledError("cancelled before it started")
-            result = runner.run(request, lambda event: self._send(JobEvent(job, event)), lambda: job in self._cancelled)
+
+            def emit(event: Event) -> None:
+                self._send(JobEvent(job, event, runner.memory))
+
+            result = runner.run(request, emit, lambda: job in self._cancelled)
         except CancelledError:
-            return Finished(job, "cancelled", resident=runner.residency)
+            return Finished(job, "cancelled", resident=runner.residency, memory=runner.memory)
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
-            return Finished(job, "failed", error=reported(error), resident=runner.residency)
-        return Finished(job, "done", result, resident=runner.residency)
+            return Finished(job, "failed", error=reported(error), resident=runner.residency, memory=runner.memory)
+        return Finished(job, "done", result, resident=runner.residency, memory=runner.memory)
 
     def _send(self, report: Report) -> None:
         content = encode(report).encode()

@@ -13,6 +13,7 @@ import io
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
-from inweave.ops.tensors.device import choose_device
-from inweave.serve.engine.contract import Cancelled, Emit, Residency, RunnerSettings, RunRequest
+from inweave.ops.tensors.device import allocator_bytes, choose_device
+from inweave.serve.engine.contract import Cancelled, DeviceMemory, Emit, Residency, RunnerSettings, RunRequest
 from inweave.serve.jobs.job import Event
 
 
@@ -56,7 +57,7 @@ class Runner:
         self._sizes: dict[str, int] = {}  # of every model that was loaded so far
         self._adapters: dict[str, set[str]] = {}  # model -> the adapters that its requests used
 
-    @property
+    @cached_property
     def device(self) -> str | None:
         """The device of the runner; None if this machine does not have it, which loading a model reports."""
         try:
@@ -73,6 +74,12 @@ class Runner:
             else:
                 self._adapters[model] = set(filter(pipe.model.holds, self._adapters[model]))
         return Residency(tuple(self._models), tuple(sorted(set().union(*self._adapters.values()))))
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """The memory of the device; None for a CPU, whose process is measured from outside."""
+        usage = allocator_bytes(self.device) if self.device is not None else None
+        return None if usage is None else DeviceMemory(*usage)
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         """Run a request and return its result; raise CancelledError, or the reason why it failed."""

@@ -20,8 +20,8 @@ from inweave.errors import CancelledError, FormatError
 from inweave.files.documents import parse_json
 from inweave.files.reading import read_bytes
 from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
-from inweave.serve.jobs.failures import public
 from inweave.serve.jobs.job import Event
+from inweave.serve.jobs.private_paths import public
 from inweave.serve.jobs.training_runs import checkpoints_in
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare

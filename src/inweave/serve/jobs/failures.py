@@ -1,4 +1,4 @@
-"""Errors in the form that clients may see: a code and a sentence, without paths, addresses or tracebacks.
+"""Errors in the form that clients may see: a code and a sentence, without paths (`private_paths`) or tracebacks.
 
 code              HTTP    error
 invalid_request   400     ConfigError, RequestError
@@ -17,8 +17,6 @@ internal          500     all other errors; the log has the traceback
 
 from __future__ import annotations
 
-import re
-
 from inweave.errors import (
     BusyError,
     CancelledError,
@@ -35,6 +33,7 @@ from inweave.errors import (
 )
 from inweave.serve.jobs.errors import GoneError, MediaTypeError, NotReadyError, StorageError
 from inweave.serve.jobs.job import Failure
+from inweave.serve.jobs.private_paths import public
 
 _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
     (GoneError, "gone", 410),
@@ -52,9 +51,6 @@ _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
     (StorageError, "storage", 507),
     (CancelledError, "cancelled", 409),
 )
-#: a path with at least one folder in front of its last part, posix or Windows
-_PATH = re.compile(r"(?:(?<![\w.:/])~?/|\b[A-Za-z]:[\\/])(?:[^\s/\\'\"<>|:;,()]+[/\\])*([^\s/\\'\"<>|:;,()]*)")
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 
 
 class JobFailed(InweaveError):
@@ -92,17 +88,12 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an InweaveError without paths; for any other error, a message without its details."""
+    """Return the message of an InweaveError without private paths; of any other error no details."""
     if isinstance(error, InweaveError):
         return public(str(error))
     if code_of(error) == "out_of_memory":
         return "the device has too little free memory for this request; ask for fewer or smaller images"
     return "internal error; see the worker's log for details"
-
-
-def public(text: str) -> str:
-    """Return ``text`` with every path cut to its last part, and without memory addresses."""
-    return _ADDRESS.sub("...", _PATH.sub(lambda match: match[1] or "...", text))
 
 
 def error_of(failure: Failure) -> InweaveError:

@@ -7,6 +7,7 @@ call that takes too long, or more memory than `planner.process` allows, fails al
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from inweave.errors import BusyError, RequestError
@@ -21,9 +22,11 @@ MAX_WAITING = 8
 class PlannerClient:
     """A few processes; each call waits for an idle one, the one used last first."""
 
-    def __init__(self, seconds: float = 60.0, processes: int = PROCESSES) -> None:
+    def __init__(self, seconds: float = 60.0, processes: int = PROCESSES, private: Sequence[str] = ()) -> None:
         self._seconds = seconds
-        self._processes = [CallProcess("inweave.serve.planner.process") for _ in range(processes)]
+        self._processes = [
+            CallProcess("inweave.serve.planner.process", {"private": [*private]}) for _ in range(processes)
+        ]
         self._idle = asyncio.LifoQueue[CallProcess]()
         for each in reversed(self._processes):
             self._idle.put_nowait(each)

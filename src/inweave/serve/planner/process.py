@@ -16,7 +16,7 @@ from typing import Any
 
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError, RequestError, TargetError
 from inweave.serve.engine.rpc_loop import Data, answer_calls, collect_less
-from inweave.serve.jobs.failures import public
+from inweave.serve.jobs.private_paths import PATHS, public
 
 #: bytes of private memory; torch and the libraries take 0.6 GB of it, the factors of the adapter most of the rest
 MEMORY = 4 * 1024**3
@@ -138,7 +138,10 @@ CALLS: dict[str, Callable[[Data], Data]] = {"crops": GUARD.guarded(plan_crops), 
 def main() -> None:
     GUARD.start()
     collect_less()
-    answer_calls(CALLS, redact=lambda call, answer: without_folders(answer, call["dataset"]))
+    answer_calls(
+        CALLS, begin=lambda settings: PATHS.add(settings["private"]),
+        redact=lambda call, answer: without_folders(answer, call["dataset"]),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

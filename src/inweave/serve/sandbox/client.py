@@ -18,11 +18,13 @@ FILE_SECONDS = 300.0
 class SandboxClient:
     """A few processes; each call waits for an idle one."""
 
-    def __init__(self, processes: int = 2, seconds: float = 30.0, folders: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, processes: int = 2, seconds: float = 30.0, folders: Sequence[Path] = (), private: Sequence[str] = ()
+    ) -> None:
         self._seconds = seconds
         self._idle: asyncio.LifoQueue[CallProcess] = asyncio.LifoQueue()
         for _ in range(processes):
-            settings = {"folders": [str(folder) for folder in folders]}
+            settings = {"folders": [str(folder) for folder in folders], "private": [*private]}
             self._idle.put_nowait(CallProcess("inweave.serve.sandbox.process", settings))
 
     async def image(self, content: bytes, label: str, pixels: int) -> bytes:

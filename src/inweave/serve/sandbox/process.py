@@ -2,7 +2,7 @@
 
 A file that makes a decoder crash, or takes all memory, ends this process and nothing else: the call fails, and the next
 one gets a new process. It does not import torch, and it may not use more than ``MEMORY`` bytes. Its settings are the
-``folders`` of the library: links that lead out of them are not followed.
+``folders`` of the library, whose links that lead out of them are not followed, and other ``private`` folders.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from inweave.errors import FormatError, InweaveError, Problem, RequestError, TargetError
 from inweave.files.confinement import confine
 from inweave.serve.engine.rpc_loop import Data, answer_calls
-from inweave.serve.jobs.failures import public
+from inweave.serve.jobs.private_paths import PATHS, public
 
 MEMORY = 4 * 1024**3
 MAX_RECORD_PIXELS = 4096 * 4096
@@ -165,9 +165,15 @@ CALLS: dict[str, Callable[[Data], Data]] = {
 }
 
 
+def begin(settings: Data) -> None:
+    """Confine this process to the library, and name the folders whose paths clients must not see."""
+    confine(*map(Path, settings["folders"]))
+    PATHS.add((*settings["folders"], *settings["private"]))
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    answer_calls(CALLS, begin=lambda settings: confine(*map(Path, settings["folders"])))
+    answer_calls(CALLS, begin=begin)
 
 
 if __name__ == "__main__":

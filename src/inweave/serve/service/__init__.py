@@ -30,11 +30,12 @@ from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
 from inweave.serve.engine.assignment import Assignments
-from inweave.serve.engine.contract import RunnerSettings
+from inweave.serve.engine.contract import DeviceMemory, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
+from inweave.serve.jobs.private_paths import PATHS
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
@@ -73,6 +74,7 @@ class DeviceState:
     adapters: int = 0  # that it holds
     job: str | None = None
     role: str = "mixed"
+    memory: DeviceMemory | None = None
 
 
 class Service:
@@ -80,7 +82,8 @@ class Service:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        data = settings.data
+        data, private = settings.data, settings.private_folders()
+        PATHS.add(private)
         self.store = JobStore(
             data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
             keep_bytes=int(settings.keep_gb * 1024**3),
@@ -96,7 +99,7 @@ class Service:
         self.library = Library(data / "library.sqlite3", folders)
         signals = JobSignals()
         self.figures = Figures()
-        self._sandbox = SandboxClient(folders=self.library.folders)
+        self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
         self.jobs = Jobs(self.store, signals)
         self.loras = Loras(data, self.library, self.models, self._sandbox)
@@ -112,7 +115,8 @@ class Service:
                 self.store, signals,
                 DispatchSettings(
                     RunnerSettings(
-                        device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads
+                        device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
+                        private=private,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
@@ -191,7 +195,7 @@ class Service:
                 each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
                 each.busy_seconds, each.place.view.name, each.reason, tuple(sorted(each.place.view.models)),
                 len(each.place.view.adapters), each.current.id if each.current is not None else None,
-                each.place.view.role.name.lower(),
+                each.place.view.role.name.lower(), each.memory,
             )
             for each in self._dispatchers
         ]  # fmt: skip

@@ -54,7 +54,7 @@ class Training:
         self.allowed = settings.allow_train
         self._device = next(iter((*settings.train_devices, *settings.devices)), None)
         self._models, self._jobs, self._loras, self._datasets, self._runs = models, jobs, loras, datasets, runs
-        self._planner = PlannerClient(settings.plan_seconds)
+        self._planner = PlannerClient(settings.plan_seconds, private=settings.private_folders())
 
     def ensure_allowed(self) -> None:
         """Raise RequestError if this worker does not train."""

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from inweave.errors import ConfigError, MissingError, Problem
+from inweave.errors import ConfigError, ConflictError, MissingError, Problem
 from inweave.serve.api.a1111.requests import TaskProgress
-from inweave.serve.api.context import client_of, service_of
+from inweave.serve.api.context import caller_of, client_of, service_of
 from inweave.serve.api.json_body import json_body
 from inweave.serve.api.openapi import json_body_of
 from inweave.serve.jobs.job import Job
@@ -127,7 +127,8 @@ async def progress(request: Request, skip_current_image: bool = False) -> dict[s
 async def interrupt(request: Request, id_task: Annotated[str | None, Query(max_length=200)] = None) -> dict[str, Any]:
     """Cancel the caller's running jobs, or else the waiting one of its jobs that would run first.
 
-    Jobs of other clients are never canceled. ``id_task`` names one task instead, for clients that share an address.
+    Jobs of other clients are never canceled. Callers that are only known by address and program may be several people,
+    so they have nothing canceled while more than one of their jobs is unfinished. ``id_task`` names a task instead.
     """
     queue = service_of(request).jobs
     if id_task is not None:
@@ -135,7 +136,13 @@ async def interrupt(request: Request, id_task: Annotated[str | None, Query(max_l
     else:
         client = sdapi_client(request)
         mine = await queue.newest("running", client=client, limit=100)
-        mine = mine or await queue.waiting(1, client)
+        waiting = await queue.waiting(2, client)
+        if len(mine) + len(waiting) > 1 and not caller_of(request).identified:
+            raise ConflictError(
+                "several jobs of clients at this address are unfinished and may belong to different people: send "
+                "X-Client-Id or a Basic user name with every request, or name one job by ?id_task="
+            )
+        mine = mine or waiting[:1]
     for job in mine:
         await queue.abandon(job.id)
     return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from inweave.serve.jobs.job import FINAL
-from inweave.serve.service import Service
+from inweave.serve.service import DeviceState, Service
 
 _PROCESSES = {
     "inweave.serve.engine.model_process": "model", "inweave.serve.sandbox.process": "sandbox",
@@ -48,12 +48,27 @@ class ServiceCollector(Collector):
             restarts.add_metric([str(number)], device.restarts)
             busy.add_metric([str(number)], device.busy_seconds)
         yield from (finished, restarts, busy)
+        yield from device_memory(service.devices)
         memory = GaugeMetricFamily(
             "inweave_process_memory_bytes", "Resident memory of the worker's processes", labels=["process"]
         )
         for process, size in memory_by_process().items():
             memory.add_metric([process], size)
         yield memory
+
+
+def device_memory(devices: Sequence[DeviceState]) -> Iterable[Metric]:
+    """Yield the memory of the devices that have some of their own, as their model processes reported it last."""
+    for name, text in (
+        ("allocated", "Memory of tensors on a device"), ("reserved", "Memory that the model process holds on a device"),
+        ("total", "All memory of a device"),
+    ):  # fmt: skip
+        family = GaugeMetricFamily(f"inweave_device_memory_{name}_bytes", text, labels=["device"])
+        for number, device in enumerate(devices):
+            if device.memory is not None:
+                family.add_metric([str(number)], getattr(device.memory, name))
+        if family.samples:
+            yield family
 
 
 def memory_by_process() -> dict[str, int]:

@@ -44,6 +44,9 @@ class Task(Protocol):
     def loss(self, inputs: Tensors) -> torch.Tensor:
         """Return a scalar that is a function of the tensors alone."""
 
+    # A task may have `weight(inputs)`: how much a batch counts in the mean loss of an update, such as the number of its
+    # trained tokens; `loss` is then the mean over that weight. Without it all micro-batches count alike.
+
     def fingerprint(self) -> str:
         """Return a digest that changes when the data, or its processing, changes."""
 

@@ -18,6 +18,7 @@ from torch import nn
 from inweave.adapter import Adapter, Entry, Factors, Full, Ref, Tensor
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
+from inweave.formats.dialects.base import BASE_MODEL, TASK_TYPE
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, networks, sites
 from inweave.layers.state import lora_layers, require_in_place
@@ -25,6 +26,12 @@ from inweave.layers.training import trained_leaves
 from inweave.layers.whole import all_wholes, wholes_in
 from inweave.ops.kinds.offloaded import numbers
 from inweave.ops.tensors.decode import encode
+
+#: the end of the name of a class of transformers -> the task that PEFT knows it by
+TASKS = {
+    "ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS", "ForQuestionAnswering": "QUESTION_ANS",
+}  # fmt: skip
 
 
 def collect(model: object, name: str = "default", *, component: str = "") -> Adapter:
@@ -72,7 +79,18 @@ def collect(model: object, name: str = "default", *, component: str = "") -> Ada
     if not entries:
         known = ", ".join(adapter_names(model)) or "none"
         raise ConfigError(f"no adapter is named {name!r}; the model has {known}")
-    return Adapter(entries=tuple(entries), tensors=tensors)
+    return Adapter(entries=tuple(entries), tensors=tensors, metadata=_origin(model))
+
+
+def _origin(model: nn.Module) -> dict[str, str]:
+    """Return what a PEFT folder says about a model of transformers: its name, and the task of its class."""
+    name, config = getattr(model, "name_or_path", None), getattr(model, "config", None)
+    if not isinstance(name, str) or not hasattr(config, "model_type"):
+        return {}
+    encodes = bool(getattr(config, "is_encoder_decoder", False))
+    endings = {**TASKS, **({"ForConditionalGeneration": "SEQ_2_SEQ_LM"} if encodes else {})}
+    task = next((task for ending, task in endings.items() if type(model).__name__.endswith(ending)), None)
+    return {key: value for key, value in ((BASE_MODEL, name), (TASK_TYPE, task)) if value}
 
 
 def _of_pipeline(model: object, name: str, component: str) -> Adapter:

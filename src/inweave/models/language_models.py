@@ -3,8 +3,10 @@
     config.json ──► the settings its class declares (`inweave.models.configuration`)
     weights     ──► `FileSource`: the header gate, shards next to their index; the library only gets tensors
     tokenizer   ──► `inweave.models.tokenizers`
+    template    ──► for conversations: chat_template.jinja, or chat_template in tokenizer_config.json
 
-Nothing else in the folder is opened: no adapter next to the model, no code, no other way to store weights.
+Nothing else in the folder is opened: no adapter next to the model, no code, no other way to store weights. A template
+is a program in Jinja, which the library runs in Jinja's sandbox, and only for a dataset that has conversations.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from typing import Any
 
 import torch
 
+from inweave.checked import for_message
 from inweave.errors import FormatError
+from inweave.files.documents import read_json
+from inweave.files.paths import is_file
+from inweave.files.reading import read_text
 from inweave.formats.files import network_file
 from inweave.models.configuration import bounded, library_errors, read_config, transformers_config
 from inweave.models.tokenizers import make_tokenizer
 from inweave.weights.source import FileSource
+
+MAX_TEMPLATE = 2**20  # bytes
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -32,7 +40,26 @@ def load_tokenizer(folder: Path) -> Any:
     kind = class_name if isinstance(class_name, str) else None
     with _unreadable(folder):
         options = {"config": _config(folder, document), "trust_remote_code": False}
-        return make_tokenizer(folder, AutoTokenizer, tokenizer_class=kind, **options)
+        tokenizer = make_tokenizer(folder, AutoTokenizer, tokenizer_class=kind, **options)
+        tokenizer.chat_template = _chat_template(folder)
+    return tokenizer
+
+
+def _chat_template(folder: Path) -> str | dict[str, str] | None:
+    """Return the template of a folder, or several by name; None if there is none."""
+    if is_file(folder / "chat_template.jinja"):
+        return read_text(folder / "chat_template.jinja", MAX_TEMPLATE)
+    settings = folder / "tokenizer_config.json"
+    template: Any = read_json(settings).get("chat_template") if is_file(settings) else None
+    if isinstance(template, list):  # as older versions of the library write several
+        try:
+            template = {each["name"]: each["template"] for each in template}
+        except (KeyError, TypeError):
+            template = {"": None}
+    texts = list(template.values()) if isinstance(template, dict) else [template or ""]
+    if not all(isinstance(text, str) and len(text) <= MAX_TEMPLATE for text in texts):
+        raise FormatError(f"{settings}: chat_template cannot be {for_message(template)}")
+    return template or None
 
 
 def blank_language_model(folder: Path, dtype: torch.dtype) -> Any:

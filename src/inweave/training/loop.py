@@ -49,7 +49,7 @@ from inweave.training.output.result import DONE, STOPPED, TrainResult
 from inweave.training.output.trackers import wandb_run
 from inweave.training.step import DROPOUT, Step
 from inweave.training.tasks.base import Task, generators_for, no_validation
-from inweave.training.tasks.evaluation import Sample, evaluation_mode, sample_events, weighted_mean
+from inweave.training.tasks.evaluation import Sample, evaluation_mode, sample_events
 
 VALIDATION = -2  # in place of the epoch number
 #: precision -> why losses or gradients are probably not finite
@@ -327,15 +327,16 @@ class Run:
     def validate(self) -> float:
         """Return the mean loss of the validation batches, always with the same random numbers."""
         batches = self.task.held_out
-        losses = torch.zeros(len(batches), device=self.task.device)
+        losses, weights = torch.zeros(2, len(batches), device=self.task.device)
         with self._evaluation():
             for number, counts in self.world.turns(len(batches), together=self.config.shard):
                 inputs = self._sample_batch([(VALIDATION, example, 0) for example in batches[number]])
                 loss = self.step.eval_loss(inputs)
                 if counts:
-                    losses[number] = loss
-        self.world.add_up(losses)  # the other processes' entries are zero, so the result is that of one process
-        return weighted_mean(losses, [len(batch) for batch in batches])
+                    losses[number], weights[number] = loss, self.step.weight(inputs)
+        for each in (losses, weights):  # the other processes' entries are zero, so the result is that of one process
+            self.world.add_up(each)
+        return float((losses * weights).sum() / weights.sum())
 
     def _validate(self, write: OnRecord) -> None:
         loss = self.validate()

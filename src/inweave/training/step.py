@@ -2,7 +2,8 @@
 
     for each micro-batch   copy its tensors, with the dropout seeds of its rows, into static buffers, then `micro_step`:
                            loss = task.loss(inputs);  (loss_scale * share * loss).backward()
-                           share = 1 / all micro-batches
+                           share = 1 / all micro-batches, or where the task weighs its batches (by the tokens
+                           that are trained) weight / the weight of all micro-batches
     all processes          sum gradients and losses
     text encoders          have no gradient, and keep their values, after the update at which they stop
     once                   `apply_gradients`: norm, clipping, optimizer, weight norms, loss scale, EMA; the update is
@@ -79,6 +80,8 @@ class Step:
         self.ema = Ema(flat, config.ema_decay) if config.ema_decay else None
         self._dtype: torch.dtype = getattr(task, "dtype", torch.float32)
         self.scaler = LossScaler(device) if self._dtype == torch.float16 else None
+        #: the weight of a batch; None: all micro-batches of an update count alike, and their parts by rows
+        self._weigh: Callable[[Tensors], float] | None = getattr(task, "weight", None)
         self.inputs = StaticInputs(task.device)
         self.rate = torch.zeros((), device=device)
         self.share = torch.zeros((), device=device)  # of the loss, for the micro-batch being computed
@@ -150,7 +153,8 @@ class Step:
     def run(self, number: int, rate: float, batches: Sequence[Tensors]) -> None:
         """Do update ``number`` at this learning rate, on this process's micro-batches."""
         self.rate.fill_(rate)
-        self._retry_split(lambda: self._accumulate(number, batches), batches)
+        total = self._total_weight(batches)  # of all processes, so not again if one of them splits its batches
+        self._retry_split(lambda: self._accumulate(number, batches, total), batches)
         with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no retry
             self.world.add_up(self.flat.grads)
             self.world.add_up(self.loss)
@@ -214,7 +218,7 @@ class Step:
 
         def evaluate() -> None:
             total.zero_()
-            for part, share in split_batch(batch, self.split):
+            for part, share in split_batch(batch, self.split, self._weigh or row_count):
                 inputs = {name: value for name, value in self.inputs.stage(part).items() if name != DROPOUT}
                 with self.kernels(), self.rounded_factors():
                     total.add_(self.task.loss(inputs), alpha=share)
@@ -256,13 +260,29 @@ class Step:
 
     # decisions of the host
 
-    def _accumulate(self, number: int, batches: Sequence[Tensors]) -> None:
+    def weight(self, batch: Tensors) -> float:
+        """Return how much a batch counts in the mean of several."""
+        return self._weigh(batch) if self._weigh is not None else row_count(batch)
+
+    def _total_weight(self, batches: Sequence[Tensors]) -> float | torch.Tensor:
+        """Return the weight of all micro-batches of an update, over all processes."""
+        if self._weigh is None:
+            return float(len(batches) * self.world.size)
+        total = sum(map(self._weigh, batches))
+        if self.world.size == 1:
+            return total
+        shared = torch.tensor(total, dtype=torch.float64, device=self.loss.device)
+        self.world.add_up(shared)
+        return shared
+
+    def _accumulate(self, number: int, batches: Sequence[Tensors], total: float | torch.Tensor | None = None) -> None:
         self.flat.zero_grads()
         self.loss.zero_()
-        share = 1.0 / (len(batches) * self.world.size)
+        total = self._total_weight(batches) if total is None else total
         for micro, batch in enumerate(batches):
             position = micro * self.world.size + self.world.rank
-            for count, (part, fraction) in enumerate(split_batch(batch, self.split)):
+            share = (1.0 if self._weigh is None else self._weigh(batch)) / total
+            for count, (part, fraction) in enumerate(split_batch(batch, self.split, self._weigh or row_count)):
                 inputs = dict(self.inputs.stage(part))
                 self._seed_dropout(inputs.pop(DROPOUT, None))
                 self.share.fill_(share * fraction)

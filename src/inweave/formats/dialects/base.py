@@ -27,6 +27,9 @@ STORED_ALPHA = "inweave.alpha"
 CANDLE_ALPHA = "inweave.candle_alpha"
 CANDLE_MODULES = "inweave.candle_modules"
 PEFT_CONFIG = "inweave.adapter_config"
+#: metadata of an adapter for adapter_config.json: where PEFT finds the base model, and the class that it makes of it
+BASE_MODEL = "inweave.base_model_name_or_path"
+TASK_TYPE = "inweave.task_type"
 DIFFUSERS_CONFIG = "inweave.lora_adapter_metadata"
 
 
@@ -193,9 +196,8 @@ def carried_metadata(adapter: Adapter) -> dict[str, str]:
         metadata[DIFFUSERS_CONFIG] = packed
     if adapter.config is not None:
         metadata[PEFT_CONFIG] = json.dumps(adapter.config, separators=(",", ":"), sort_keys=True)
-    metadata.pop(STORED_ALPHA, None)
-    metadata.pop(CANDLE_ALPHA, None)
-    metadata.pop(CANDLE_MODULES, None)
+    for name in (STORED_ALPHA, CANDLE_ALPHA, CANDLE_MODULES, BASE_MODEL, TASK_TYPE):
+        metadata.pop(name, None)
     return metadata
 
 

@@ -10,7 +10,16 @@ from typing import ClassVar
 
 from inweave.adapter import ALGORITHMS, Adapter, Entry, Form, Full, TokenRows
 from inweave.formats.config import from_adapter_config, json_object
-from inweave.formats.dialects.base import PEFT_CONFIG, Dialect, Lost, ModelNames, Written, alpha_record
+from inweave.formats.dialects.base import (
+    BASE_MODEL,
+    PEFT_CONFIG,
+    TASK_TYPE,
+    Dialect,
+    Lost,
+    ModelNames,
+    Written,
+    alpha_record,
+)
 from inweave.formats.dialects.peft_config import lora_config, patterns, still_describes
 
 
@@ -52,6 +61,8 @@ class Peft(Dialect):
         else:
             kind = self.form_of(adapter).peft_type
             written.config = _lora_directory(entries) if kind == "LORA" else _directory(kind, entries)
+            written.config["base_model_name_or_path"] = adapter.metadata.get(BASE_MODEL)
+            written.config["task_type"] = adapter.metadata.get(TASK_TYPE)
         written.metadata |= alpha_record(entries)
 
 

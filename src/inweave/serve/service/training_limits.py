@@ -23,8 +23,8 @@ ITEMS = {"sample_prompts": 100, "optimizer_args": 50}
 LIMITS: dict[str, float] = {
     "rank": 1024, "conv_rank": 1024, "lokr_factor": 1024, "batch_size": 1024, "gradient_accumulation": 65_536,
     "resolution": 4096, "bucket_step": 1024, "min_bucket": 8192, "max_bucket": 8192, "caption_variants": 100,
-    "max_token_length": 7500, "multires_noise_iterations": 100, "cosine_cycles": 10_000, "epochs": 1_000_000,
-    "sample_steps": 1000, "seed": 2**63 - 1, "sample_seed": 2**63 - 1,
+    "max_token_length": 7500, "max_length": 262_144, "multires_noise_iterations": 100, "cosine_cycles": 10_000,
+    "epochs": 1_000_000, "sample_steps": 1000, "seed": 2**63 - 1, "sample_seed": 2**63 - 1,
 }  # fmt: skip
 
 

@@ -288,7 +288,7 @@ ALIASES: Final[dict[str, SettingRow]] = {
         "output_dir": "output", "output_name": "name", "save_every_n_steps": "save_every",
         "sample_every_n_steps": "sample_every", "dit": "model", "train_data_dir": "dataset",
         "dataset_config": "dataset", "pretrained_model_name_or_path": "model", "guidance_scale": "guidance",
-        "cache_text_encoder_outputs": "cache_text", "enable_wildcard": "wildcards",
+        "cache_text_encoder_outputs": "cache_text", "enable_wildcard": "wildcards", "max_seq_length": "max_length",
     }),
     "learning_rate": row.custom(_learning_rate), "unet_lr": row.custom(_unet_lr),
     "text_encoder_lr": row.custom(_text_encoder_lr, "train_text_encoders"),

@@ -81,6 +81,9 @@ class TrainSettings(CheckedModel):
     )
     name: str = _dataset("lora", "file name of the adapter, without extension", resume="free", min_length=1)
     trigger: str | None = _dataset(None, "trigger word, put before every caption that lacks it", task="image")
+    max_length: Annotated[int, Field(ge=2)] = _dataset(
+        1024, "language models: tokens of an example, at most; the prompt of a longer one loses its start", task="text"
+    )
 
     network: Network = _adapter(
         "lora", "algorithm: lora, locon (LoRA on convolutions too), dora, loha, lokr, or one of another package"
@@ -168,9 +171,7 @@ class TrainSettings(CheckedModel):
     max_grad_value: NonNegativeFloat = _optimization(
         0.0, "gradient clipping by value: largest magnitude of each element, 0 disables it"
     )
-    ema_decay: FractionBelowOne = _optimization(
-        0.0, "decay of the exponential moving average of the weights; 0 disables it"
-    )
+    ema_decay: FractionBelowOne = _optimization(0.0, "decay of the moving average (EMA) of the weights; 0: none")
     seed: Seed = _optimization(0, "random seed: the same seed on the same machine trains the same adapter")
 
     resolution: Annotated[int | tuple[int, int] | None, PlainValidator(checked_resolution)] = _images(

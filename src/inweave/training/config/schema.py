@@ -20,7 +20,7 @@ from pydantic import PrivateAttr, model_validator
 from inweave.checked import did_you_mean, for_message
 from inweave.errors import ConfigError
 from inweave.training.config.aliases import ALIASES, translate_aliases
-from inweave.training.config.fields import CLEARED_BY_NONE, TrainSettings
+from inweave.training.config.fields import CLEARED_BY_NONE, TrainSettings, names_where
 from inweave.training.config.presets import ADAPTIVE, OPTIMIZER_PRESETS, preset_objective, presets
 from inweave.training.config.toml import (
     at_most,
@@ -248,6 +248,16 @@ class TrainConfig(TrainSettings):
             Steps, at least 1; None if the text encoders are trained to the end.
         """
         return max(1, warmup_in_steps(self.text_encoder_stop, steps)) if self.text_encoder_stop else None
+
+
+def other_task_settings(config: TrainConfig, task: str) -> list[str]:
+    """Return the settings that the user set to something else than their default, and that are for another task."""
+    fields = TrainConfig.model_fields
+    return [
+        name
+        for name in sorted(names_where(task=task) & config.model_fields_set)
+        if getattr(config, name) != fields[name].get_default(call_default_factory=True)
+    ]
 
 
 _OWN_NAMES = frozenset(TrainConfig.model_fields)

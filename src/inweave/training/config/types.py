@@ -74,7 +74,7 @@ def setting(
     default: Any,
     description: str,
     *,
-    task: Literal["image", "both"] = "both",
+    task: Literal["image", "text", "both"] = "both",
     resume: Resume = "same",
     private: bool = False,
     min_length: int | None = None,

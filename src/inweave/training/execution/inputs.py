@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from inweave.models.families.base import Tensors
@@ -39,10 +41,12 @@ def row_count(batch: Tensors) -> int:
     return len(next(iter(batch.values())))
 
 
-def split_batch(batch: Tensors, parts: int) -> list[tuple[Tensors, float]]:
-    """Split a batch along its first axis; return each part with its fraction of the batch."""
+def split_batch(
+    batch: Tensors, parts: int, weigh: Callable[[Tensors], float] = row_count
+) -> list[tuple[Tensors, float]]:
+    """Split a batch along its first axis; return each part with its fraction of the batch's weight."""
     if parts == 1:
         return [(batch, 1.0)]
     chunks = {name: value.chunk(parts) for name, value in batch.items()}
     split = [{name: rows[i] for name, rows in chunks.items()} for i in range(len(next(iter(chunks.values()))))]
-    return [(part, row_count(part) / row_count(batch)) for part in split]
+    return [(part, weigh(part) / weigh(batch)) for part in split]

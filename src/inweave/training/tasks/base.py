@@ -47,6 +47,9 @@ class Task(Protocol):
     def new_notes(self) -> list[str]:
         """Return lines for the log about the data of the steps since the last call."""
 
+    # A task may have `weight(inputs)`: how much a batch counts in the mean loss of an update, such as the number of its
+    # trained tokens; `loss` is then the mean over that weight. Without it all micro-batches count alike.
+
     def fingerprint(self) -> str:
         """Return a digest that changes when the data, or its processing, changes."""
 

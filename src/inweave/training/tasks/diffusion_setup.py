@@ -24,7 +24,7 @@ from inweave.models.open import open_model
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.targets import check_selection, trained_networks
-from inweave.training.config.schema import TrainConfig
+from inweave.training.config.schema import TrainConfig, other_task_settings
 from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
@@ -50,6 +50,8 @@ class DiffusionSetup:
     """The dataset, the model without weights, and ``config`` with every open setting filled in."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        if others := other_task_settings(config, "text"):
+            raise ConfigError([f"{name}: only applies to language models; leave it out" for name in others])
         self.dataset = read(config)
         self.device = device
         self._blueprint = open_model(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from inweave.training.output.samples import SampleImage
@@ -29,12 +28,6 @@ def evaluation_mode(networks: Mapping[str, nn.Module], weights: AbstractContextM
         finally:
             for module, mode in modes:
                 module.training = mode
-
-
-def weighted_mean(losses: torch.Tensor, sizes: list[int]) -> float:
-    """Return the mean loss per example of batches of these sizes."""
-    rows = torch.tensor([float(size) for size in sizes], device=losses.device)
-    return float((losses * rows).sum() / rows.sum())
 
 
 def sample_events(

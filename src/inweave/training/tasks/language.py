@@ -1,8 +1,10 @@
 """Texts as a task: a causal language model, the same loop.
 
-A text begins with the tokenizer's begin-of-text token, if it adds one, and ends with its end-of-text token, which is
-trained. A text longer than the model's context is split. Rows of a batch are padded on the right, and padding does not
-count; the loss is the mean over rows of the mean over their trained tokens.
+`inweave.training.data.token_rows` makes examples of texts. Rows of a batch are padded on the right, and padding does
+not count. The loss of an update is the mean over the tokens that the loss covers, in all of its micro-batches on all
+processes: how examples are divided into batches changes rounding only, and a short answer counts by its length.
+
+    loss(batch) = sum of -log p(token) / tokens        weight(batch) = tokens, that the loss covers
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.files.paths import exists, expand_home
+from inweave.formats.dialects.base import BASE_MODEL, TASK_TYPE
 from inweave.models.families.base import Tensors
+from inweave.models.open import hub_id
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
+from inweave.training.data.texts import Text
+from inweave.training.data.token_rows import token_rows
 
-LENGTH = 1024  # tokens of an example, at most
 _IGNORED = -100
 
 
@@ -34,7 +40,7 @@ class LanguageTask:
         self,
         network: Any,
         tokenizer: Any,
-        texts: list[tuple[str, str]],
+        texts: Sequence[Text],
         config: TrainConfig,
         device: torch.device | None = None,
     ) -> None:
@@ -44,8 +50,7 @@ class LanguageTask:
         self.texts = len(texts)
         candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self._padding = next(token for token in candidates if token is not None)
-        length = min(LENGTH, getattr(network.config, "max_position_embeddings", LENGTH) or LENGTH)
-        self.examples = [example for prompt, text in texts for example in _tokenize(tokenizer, prompt, text, length)]
+        self.examples, self.cuts = token_rows(tokenizer, texts, _length(network, config))
         if not self.examples:
             raise ConfigError(f"{config.dataset}: no text in it is longer than one token")
         count = min(round(len(self.examples) * config.validation_split), len(self.examples) - 1)
@@ -77,30 +82,32 @@ class LanguageTask:
     def new_notes(self) -> list[str]:
         return []
 
+    def weight(self, inputs: Tensors) -> float:
+        """Return the number of tokens that the loss covers; the first of a row is predicted from nothing."""
+        return float((inputs["labels"][:, 1:] != _IGNORED).sum())
+
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.examples).encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        return {"inweave.texts": str(self.texts)}
+        """Return the data's metadata, and what PEFT needs to open the base: its name, a path if it is a folder."""
+        folder = expand_home(self.config.model)
+        base = str(folder.resolve()) if exists(folder) else hub_id(self.config.model)
+        return {"inweave.texts": str(self.texts), BASE_MODEL: base, TASK_TYPE: "CAUSAL_LM"}
 
 
 def token_loss(network: nn.Module, inputs: Tensors) -> torch.Tensor:
-    """Return the mean over rows of the mean cross-entropy over the tokens that count."""
+    """Return the mean cross-entropy over the tokens that the loss covers."""
     mask = inputs.get("attention_mask")
     predictions = network(input_ids=inputs["input_ids"], attention_mask=mask, use_cache=False).logits
     logits, labels = predictions[:, :-1].float(), inputs["labels"][:, 1:]
     losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none")
-    counted = labels != _IGNORED
-    rows = (losses * counted).sum(1) / counted.sum(1).clamp_min(1)
-    return rows.mean()
+    return losses.sum() / (labels != _IGNORED).sum().clamp_min(1)
 
 
-def _tokenize(tokenizer: Any, prompt: str, text: str, length: int) -> list[tuple[list[int], list[bool]]]:
-    """Return the examples from a text: (token ids, which of them count), each of ``length`` at most."""
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    start = [bos] if bos is not None and tokenizer("a").input_ids[:1] == [bos] else []
-    before = [*start, *(tokenizer(prompt, add_special_tokens=False).input_ids if prompt else [])]
-    after = [*tokenizer(text, add_special_tokens=False).input_ids, *([eos] if eos is not None else [])]
-    tokens, counts = [*before, *after], [False] * len(before) + [True] * len(after)
-    rows = [(tokens[i : i + length], counts[i : i + length]) for i in range(0, len(tokens), length)]
-    return [row for row in rows if len(row[0]) > 1 and any(row[1][1:])]
+def _length(network: Any, config: TrainConfig) -> int:
+    """Return the tokens of an example, at most: `max_length`, within the context of the model."""
+    context = getattr(network.config, "max_position_embeddings", None) or config.max_length
+    if context < config.max_length and "max_length" in config.explicit_fields:
+        raise ConfigError(f"max_length: this model reads {context} tokens, and {config.max_length} are set; lower it")
+    return min(config.max_length, context)

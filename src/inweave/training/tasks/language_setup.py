@@ -17,8 +17,7 @@ from inweave.models.open import hub_folder, hub_id
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
-from inweave.training.config.fields import names_where
-from inweave.training.config.schema import TrainConfig
+from inweave.training.config.schema import TrainConfig, other_task_settings
 from inweave.training.data.batches import epoch_length, total_steps
 from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import shard_base
@@ -92,7 +91,7 @@ class LanguageSetup:
         micro_batches = config.gradient_accumulation * processes
         epoch = epoch_length(batches, micro_batches, config.epoch_steps)
         total = total_steps(epoch, micro_batches, steps=config.steps, epochs=config.epochs)
-        return TextReport(task.texts, len(counts), tokens, trained, held_out, batches, total), []
+        return TextReport(task.texts, len(counts), tokens, trained, held_out, batches, total, task.cuts), []
 
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedLanguageModel:
         where = torch.device("cpu") if config.shard else self.device
@@ -126,7 +125,7 @@ class LoadedLanguageModel:
         """Do nothing: these blocks do little besides products and attention."""
 
     def notes(self) -> list[str]:
-        return []
+        return [text] if (text := self.task.cuts.text()) else []
 
     def sampler(self) -> Callable[[int], list[SampleImage]] | None:
         return None
@@ -144,11 +143,9 @@ def _check_settings(config: TrainConfig) -> None:
             problems.append(f"{name}: samples are images, and a language model generates none; leave it out")
     if config.train_text_encoders:
         problems.append("train_text_encoders: a language model has none; leave it out")
-    defaults = TrainConfig.model_fields
     problems += [
         f"{name}: only applies to image models, and this is a language model; leave it out"
-        for name in sorted(names_where(task="image") & explicit)
-        if getattr(config, name) != defaults[name].get_default(call_default_factory=True)
+        for name in other_task_settings(config, "image")
     ]
     if problems:
         raise ConfigError(problems)

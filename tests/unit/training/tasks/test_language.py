@@ -123,13 +123,14 @@ def test_only_the_completion_and_its_end_count_in_the_loss(kind: str, folders: d
     trained_labels = labels.clone()
     trained_labels[0, 1] = ids[0, 1]
     assert task.loss({**batch, "labels": trained_labels}) != loss
-    by_hand = []
+    total, tokens = 0.0, 0
     with torch.no_grad():
         logits = network(input_ids=ids, attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
     for row in range(2):
         positions = [n for n in range(1, ids.shape[1]) if labels[row, n] >= 0]
-        by_hand.append(-sum(float(logits[row, n - 1, ids[row, n]]) for n in positions) / len(positions))
-    assert float(loss) == pytest.approx(sum(by_hand) / 2, rel=1e-5)
+        total -= sum(float(logits[row, n - 1, ids[row, n]]) for n in positions)
+        tokens += len(positions)
+    assert float(loss) == pytest.approx(total / tokens, rel=1e-5) and task.weight(batch) == tokens
 
 
 def test_long_texts_are_truncated_and_padding_does_not_count(folders: dict[str, Path], tmp_path: Path) -> None:

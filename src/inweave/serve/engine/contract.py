@@ -57,8 +57,8 @@ class RunnerSettings:
     memory_bytes: int | None = None
     parts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> components from other files
     folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
-    threads: int | None = None  # of the CPU, which runners on one machine share
     private: tuple[str, ...] = ()  # other folders whose paths clients must not see
+    threads: int | None = None  # of the CPU, which runners on one machine share
 
 
 @dataclass(frozen=True, slots=True)

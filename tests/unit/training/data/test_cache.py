@@ -168,7 +168,7 @@ def test_foreign_files_are_encoded_again(contents: bytes, tmp_path: Path) -> Non
 
 
 def test_types_that_torch_lacks_are_encoded_again(tmp_path: Path) -> None:
-    """A valid file of another program, at the place of one of ours."""
+    """A valid file of another program in the place of a cache file."""
     TensorCache(tmp_path).get("x", two)
     (path,) = files(tmp_path)
     for dtype, size in (("F4", 4), ("F6_E2M3", 6), ("F8_E8M0", 8), ("C64", 64), ("BOOL", 8)):

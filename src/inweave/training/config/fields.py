@@ -81,7 +81,7 @@ class TrainSettings(CheckedModel):
     )
     name: str = _dataset("lora", "file name of the adapter, without extension", resume="free", min_length=1)
     trigger: str | None = _dataset(None, "trigger word, put before every caption that lacks it", task="image")
-    max_length: Annotated[int, Field(ge=2)] = _dataset(1024, "the most tokens of an example; prompts are cut", task="text")
+    max_length: Annotated[int, Field(ge=2)] = _dataset(1024, "tokens of an example, at most", task="text")
 
     network: Network = _adapter(
         "lora", "algorithm: lora, locon (LoRA on convolutions too), dora, loha, lokr, or one of another package"

@@ -64,16 +64,16 @@ def test_the_completion_is_kept_first_and_the_prompt_loses_only_what_must_go(tok
     ((whole, flags),), none = token_rows(tokenizer, [(prompt, completion)], 1000)
     ((tokens, covered),), cuts = token_rows(tokenizer, [(prompt, completion)], length)
     begin = [0] if whole[0] == 0 else []
-    completion = sum(flags)
+    trained = sum(flags)
     context = max(len(begin), 1)
     assert none.longer == 0 and none.text() == "" and len(tokens) == min(length, len(whole))
     assert tokens[: len(begin)] == begin
-    assert sum(covered) == min(completion, length - context), "as much of the completion as there is room for"
+    assert sum(covered) == min(trained, length - context), "as much of the completion as there is room for"
     first = covered.index(True)
     assert tokens[first:] == whole[flags.index(True) :][: length - first]
     assert tokens[len(begin) : first] == whole[len(begin) : flags.index(True)][-(first - len(begin)) or len(whole) :]
     assert (cuts.longer, cuts.prompts, cuts.completions) == (
-        int(length < len(whole)), int(length < len(whole)), int(completion > length - context)
+        int(length < len(whole)), int(length < len(whole)), int(trained > length - context)
     )  # fmt: skip
     assert cuts.prompt_tokens + cuts.completion_tokens == len(whole) - len(tokens)
 

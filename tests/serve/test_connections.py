@@ -40,7 +40,10 @@ async def server() -> AsyncIterator[tuple[int, set[Any]]]:
     """The application behind the real layers: its port, and its connections."""
     listener = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
-        Security(application, ServeSettings()), http=connections.TimedProtocol, log_level="error", lifespan="off"
+        Security(application, ServeSettings(), lambda scope, status, failure: {"error": failure.as_dict()}),
+        http=connections.TimedProtocol,
+        log_level="error",
+        lifespan="off",
     )
     running = uvicorn.Server(settings)
     with contextlib.suppress(asyncio.CancelledError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema_rs
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inweave.serve.api.native.metrics import device_memory
@@ -50,6 +53,53 @@ def test_every_operation_says_what_it_reads_and_how_it_refuses() -> None:
                 assert operation["responses"][status]["content"]["application/json"]["schema"], path
             if method in ("post", "put", "patch") and not any(word in path for word in silent):
                 assert operation["requestBody"]["content"], path
+
+
+def test_operations_document_full_queues_and_refused_bodies() -> None:
+    operations = {
+        f"{method} {path}": operation
+        for path, each in document()["paths"].items()
+        for method, operation in each.items()
+    }
+    busy = {route for route, operation in operations.items() if "429" in operation["responses"]}
+    images = {f"post /v1/images/{name}" for name in ("generations", "edits")}
+    images |= {f"post /sdapi/v1/{name}" for name in ("txt2img", "img2img")}
+    training = {"post /v1/train/check", "post /v1/datasets/{dataset}/crops", "post /v1/jobs/{job_id}/extend"}
+    assert busy == images | training | {"post /v1/jobs", "post /v1/jobs/{job_id}/retry"}
+    for route, operation in operations.items():
+        answers = operation["responses"]
+        assert answers.keys() >= {"408", "413"} or "requestBody" not in operation, route
+        for status in answers.keys() & {"408", "413", "429"}:
+            assert answers[status]["content"] == answers["4XX"]["content"], route
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/sdapi/v1/txt2img", "SdError"), ("/sdapi/v1/nosuch", "SdError"), ("/internal/nosuch", "SdError"),
+        ("/v1/images/generations", "OpenAIError"), ("/v1/images/nosuch/x", "OpenAIError"), ("/v1/jobs", "Error"),
+        ("/v1/jobs/a/nosuch", "Error"), ("/v1/nosuch", "Error"), ("/nosuch", "Error"),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_the_shape_of_its_api(path: str, shape: str) -> None:
+    """Of a route, of a path without one, and of what is refused before any route: the token, the size."""
+    application = create_app(ServeSettings(data=Path("/nonexistent"), token="long enough", body_bytes=1024))
+    described = document()
+    schema = {"components": described["components"], "$ref": f"#/components/schemas/{shape}"}
+    token = {"Authorization": "Bearer long enough"}
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(application, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7870") as client:
+            for status, answer in (
+                ((401,), await client.delete(path)),
+                ((404, 405), await client.delete(path, headers=token)),
+                ((413,), await client.post(path, headers=token, content=b" " * 2000)),
+            ):
+                assert answer.status_code in status
+                jsonschema_rs.validate(schema, answer.json())
+
+    asyncio.run(story())
 
 
 def fields_of(schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:

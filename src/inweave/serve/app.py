@@ -24,7 +24,7 @@ from inweave.serve.settings import ServeSettings, model_name
 from inweave.version import __version__
 
 log = logging.getLogger("inweave.serve")
-APIS = (OPENAI, A1111, NATIVE)  # the native API owns all paths that no other one does
+APIS = (OPENAI, A1111, NATIVE)  # errors of a path that is like no route have the shape of the last one
 
 
 def create_app(
@@ -56,7 +56,8 @@ def create_app(
     for api in APIS:
         api.include_in(app)
     app.include_router(page_files.router)
-    ErrorHandlers(APIS).install(app)
+    errors = ErrorHandlers(APIS)
+    errors.install(app)
 
     def record(scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unknown" if status == 404 else "refused")
@@ -64,4 +65,4 @@ def create_app(
         if app.state.service is not None:
             app.state.service.figures.answered(scope["method"], route, status, seconds)
 
-    return Security(app, settings, record)
+    return Security(app, settings, errors.document, record)

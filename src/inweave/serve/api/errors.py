@@ -6,14 +6,17 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from inweave.errors import BusyError, ConfigError, InweaveError, Problem
 from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow
@@ -29,13 +32,12 @@ RETRY_AFTER = 5
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One HTTP API: its routers, the paths that it owns, and its errors.
+    """One HTTP API: its routers, and the errors of their routes.
 
     ``error`` documents the body that ``render`` returns for a status, a failure and further details of it.
     """
 
     routers: tuple[APIRouter, ...]
-    prefixes: tuple[str, ...]
     error: type[BaseModel]
     render: Callable[[int, Failure, dict[str, Any]], dict[str, Any]]
 
@@ -49,12 +51,32 @@ class Api:
         for router in self.routers:
             app.include_router(router, responses=refused)
 
+    @property
+    def routes(self) -> list[APIRoute]:
+        """The routes of all routers."""
+        return [route for router in self.routers for route in router.routes if isinstance(route, APIRoute)]
+
+    def likeness(self, path: str) -> int:
+        """Return how many leading parts of a path are those of a route."""
+        routes = [zip(path.split("/"), route.path.split("/"), strict=False) for route in self.routes]
+        return max(len([*takewhile(lambda parts: parts[0] == parts[1], pairs)]) for pairs in routes)
+
 
 class ErrorHandlers:
-    """Renders errors in the shape of the API that owns the path; the last API owns all other paths."""
+    """Renders errors in the shape of the API whose route was called.
+
+    A path without a route has the shape of the API with the most similar route; the last one, if several are.
+    """
 
     def __init__(self, apis: Sequence[Api]) -> None:
-        self._apis = apis
+        self._apis = tuple(reversed(apis))
+        self._owners = {route.endpoint: api for api in apis for route in api.routes}
+
+    def document(self, scope: Scope, status: int, failure: Failure, **more: Any) -> dict[str, Any]:
+        """Return the body of an answer that is an error; ``more``: further details."""
+        owner = self._owners.get(scope.get("endpoint"))
+        api = owner or max(self._apis, key=lambda api: api.likeness(scope["path"]))
+        return api.render(status, failure, more)
 
     def install(self, app: FastAPI) -> None:
         """Handle every error of an application."""
@@ -70,9 +92,7 @@ class ErrorHandlers:
     def _response(
         self, request: Request, status: int, failure: Failure, more: dict[str, Any], headers: dict[str, str]
     ) -> JSONResponse:
-        path = request.url.path
-        api = next((each for each in self._apis if path.startswith(each.prefixes)), self._apis[-1])
-        return JSONResponse(api.render(status, failure, more), status, headers)
+        return JSONResponse(self.document(request.scope, status, failure, **more), status, headers)
 
     async def _inweave_error(self, request: Request, error: Exception) -> JSONResponse:
         more: dict[str, Any] = {}

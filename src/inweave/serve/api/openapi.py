@@ -1,7 +1,8 @@
 """The OpenAPI document, made of the models that routes declare.
 
 FastAPI collects the models of parameters and answers. Routes that read their body themselves, because they are more
-lenient or stricter than FastAPI, declare it with `json_body_of`, `binary_body` or `form_body_of`.
+lenient or stricter than FastAPI, declare it with `json_body_of`, `binary_body` or `form_body_of`. Refusals that only
+some routes have, `MAY_BE_BUSY` and those of bodies, have the content that the router documents for any refusal.
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from pydantic import BaseModel, TypeAdapter
 
 ABOUT = "Images with LoRAs: a durable queue, events that can be rejoined; also the APIs of AUTOMATIC1111 and OpenAI."
 _REF = "#/components/schemas/{model}"
+#: responses of routes that put something into a queue
+MAY_BE_BUSY: dict[int | str, dict[str, Any]] = {
+    429: {"description": "the queue is full; Retry-After says when to ask again"}
+}
+#: status of a body that is refused while it arrives -> why
+_BODIES = {408: "the body arrives too slowly", 413: "the body is larger than the worker accepts"}
 _BINARY = {"type": "string", "contentMediaType": "application/octet-stream", "format": "binary"}
 Documented = dict[str, Any]
 
@@ -66,5 +73,10 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
                 schema = dict(described["schema"])
                 schemas |= schema.pop("$defs", {})
                 operation["requestBody"]["content"][media] = {**described, "schema": schema}
+            answers = operation["responses"]
+            if "requestBody" in operation:
+                answers |= {str(status): {"description": reason} for status, reason in _BODIES.items()}
+            for status in answers.keys() & {"408", "413", "429"} if "4XX" in answers else ():
+                answers[status] |= {"content": answers["4XX"]["content"]}
         app.openapi_schema = document
     return app.openapi_schema

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,6 +16,7 @@ from inweave.serve.http.forwarded import as_forwarded
 from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow, LimitedBody
 from inweave.serve.http.origin import PREFLIGHT, host_allowed, origin_allowed, sharing_headers
 from inweave.serve.http.tokens import authorized, challenge
+from inweave.serve.jobs.job import Failure
 from inweave.serve.settings import ServeSettings
 
 CSP = (
@@ -30,15 +32,16 @@ HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 Refusal = tuple[int, str, str]
+Document = Callable[[Scope, int, Failure], dict[str, Any]]
 Record = Callable[[Scope, int, float], None]
 
 
 class Security:
     """ASGI middleware; the outermost one, so that no route is reached around it."""
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, record: Record | None = None) -> None:
-        """Wrap ``app``; ``record`` gets every request, its status and its seconds."""
-        self._app, self._settings, self._record = app, settings, record
+    def __init__(self, app: ASGIApp, settings: ServeSettings, document: Document, record: Record | None = None) -> None:
+        """Wrap ``app``; ``document`` makes the body of a refusal, ``record`` gets each request, status and seconds."""
+        self._app, self._settings, self._document, self._record = app, settings, document, record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +74,7 @@ class Security:
             await respond({"type": "http.response.body", "body": b""})
             return
         if (refusal := self._refusal(scope, headers)) is not None:
-            await _refuse(respond, refusal, challenge(headers))
+            await self._refuse(scope, respond, refusal, challenge(headers))
             return
         upload = scope["method"] == "POST" and scope["path"] == "/v1/loras"  # goes to the disk as it comes
         body = LimitedBody(receive, self._settings.lora_bytes if upload else self._settings.body_bytes)
@@ -95,7 +98,7 @@ class Security:
                 if not complete:
                     raise
         if body.refusal is not None and not started:
-            await _refuse(respond, body.refusal, discard=body.discard)
+            await self._refuse(scope, respond, body.refusal, discard=body.discard)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> Refusal | None:
         if not host_allowed(self._settings, headers):
@@ -105,6 +108,28 @@ class Security:
         if not origin_allowed(self._settings, scope["method"], headers):
             return 403, "wrong_origin", "requests from pages of other origins are not accepted"
         return None
+
+    async def _refuse(
+        self,
+        scope: Scope,
+        respond: Send,
+        refusal: Refusal,
+        challenge: bytes = b"",
+        discard: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Answer with a refusal; ``discard`` reads the rest of the request before the connection is closed."""
+        status, code, text = refusal
+        body = json.dumps(self._document(scope, status, Failure(code, text))).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if status == 401:
+            headers.append((b"www-authenticate", challenge))
+        if status in (408, 413):
+            headers.append((b"connection", b"close"))
+        await respond({"type": "http.response.start", "status": status, "headers": headers})
+        await respond({"type": "http.response.body", "body": body, "more_body": True})
+        if status == 413 and discard is not None:
+            await discard()
+        await respond({"type": "http.response.body", "body": b""})
 
 
 def _with_headers(headers: list[tuple[bytes, bytes]], shared: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -116,21 +141,3 @@ def _with_headers(headers: list[tuple[bytes, bytes]], shared: list[tuple[bytes, 
     if b"cache-control" not in present:
         extra.append((b"cache-control", b"no-store"))
     return [*headers, *extra]
-
-
-async def _refuse(
-    respond: Send, refusal: Refusal, challenge: bytes = b"", discard: Callable[[], Awaitable[None]] | None = None
-) -> None:
-    """Answer with a refusal; ``discard`` reads the rest of the request before the connection is closed."""
-    status, code, text = refusal
-    body = json.dumps({"error": {"code": code, "message": text}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", challenge))
-    if status in (408, 413):
-        headers.append((b"connection", b"close"))
-    await respond({"type": "http.response.start", "status": status, "headers": headers})
-    await respond({"type": "http.response.body", "body": body, "more_body": True})
-    if status == 413 and discard is not None:
-        await discard()
-    await respond({"type": "http.response.body", "body": b""})

@@ -27,4 +27,4 @@ def render(status: int, failure: Failure, more: dict[str, Any]) -> dict[str, Any
     return {"error": failure.code, "detail": failure.message, "body": "", "errors": failure.message, **more}
 
 
-API = Api((generate.router, lists.router, options.router, progress.router), ("/sdapi/", "/internal/"), SdError, render)
+API = Api((generate.router, lists.router, options.router, progress.router), SdError, render)

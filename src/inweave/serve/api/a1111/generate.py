@@ -37,7 +37,7 @@ from inweave.serve.api.a1111.options import SdOptions
 from inweave.serve.api.a1111.progress import remember_task, sdapi_client
 from inweave.serve.api.a1111.requests import Img2Img, Txt2Img, image_body
 from inweave.serve.api.context import service_of
-from inweave.serve.api.openapi import json_body_of
+from inweave.serve.api.openapi import MAY_BE_BUSY, json_body_of
 from inweave.serve.api.resize import MAX_SIDE, resize_input
 from inweave.serve.api.waiting import wait_or_cancel
 from inweave.serve.jobs.image_request import ImageRequest
@@ -50,13 +50,13 @@ _TXT2IMG = {"prompt": "a red apple <lora:pixel:0.8>", "steps": 8}
 _IMG2IMG = {"prompt": "a pear", "init_images": ["iVBORw0KGgo..."]}
 
 
-@router.post("/txt2img", openapi_extra=json_body_of(Txt2Img, _TXT2IMG))
+@router.post("/txt2img", responses=MAY_BE_BUSY, openapi_extra=json_body_of(Txt2Img, _TXT2IMG))
 async def txt2img(request: Request) -> JSONResponse:
     body = await image_body(request)
     return await _generate(request, body, {"operation": "image_generation"}, [])
 
 
-@router.post("/img2img", openapi_extra=json_body_of(Img2Img, _IMG2IMG))
+@router.post("/img2img", responses=MAY_BE_BUSY, openapi_extra=json_body_of(Img2Img, _IMG2IMG))
 async def img2img(request: Request) -> JSONResponse:
     body = await image_body(request)
     service = service_of(request)

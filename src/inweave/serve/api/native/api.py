@@ -38,5 +38,5 @@ API = Api(
         jobs.router, queue.router, loras.router, loras.conversions, datasets.router, training.router, images.router,
         uploads.router, status.router, rbee.router, sessions.router,
     ),
-    ("/",), Error, render,
+    Error, render,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from inweave.serve.api.context import service_of
 from inweave.serve.api.json_body import JsonRoute
-from inweave.serve.api.openapi import answer_of, binary_body
+from inweave.serve.api.openapi import MAY_BE_BUSY, answer_of, binary_body
 from inweave.serve.service.datasets import MAX_CAPTION, MAX_IMAGES
 
 
@@ -110,7 +110,7 @@ async def put_captions(request: Request, dataset: DatasetId, change: Captions) -
     return {"changed": len(before), "before": before}
 
 
-@router.post("/{dataset:dataset}/crops")
+@router.post("/{dataset:dataset}/crops", responses=MAY_BE_BUSY)
 async def crops(request: Request, dataset: DatasetId, question: CropQuestion) -> dict[str, Any]:
     training = service_of(request).training
     return await training.crops(model=question.model, dataset=dataset, settings=question.settings)

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, Field, create_model
 
 from inweave.generate.config import GenerateConfig
+from inweave.serve.api.openapi import MAY_BE_BUSY
 from inweave.serve.jobs.image_request import ImageRequest
 from inweave.serve.jobs.job import State
 
@@ -72,5 +73,5 @@ class JobDocument(BaseModel):
     run: str | None = Field(default=None, description="of a train job")
 
 
-ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": JobAccepted}}
+ACCEPTED: dict[int | str, dict[str, Any]] = {202: {"model": JobAccepted}, **MAY_BE_BUSY}
 JOB: dict[int | str, dict[str, Any]] = {200: {"model": JobDocument}}

@@ -22,6 +22,7 @@ from inweave.serve.api.json_body import JsonRoute
 from inweave.serve.api.native.documents import ACCEPTED
 from inweave.serve.api.native.training_options import own_settings, purposes, setting_table
 from inweave.serve.api.native.training_requests import TrainCheck
+from inweave.serve.api.openapi import MAY_BE_BUSY
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Steps = Annotated[int, Field(ge=1, lt=2**31)]
@@ -43,7 +44,7 @@ async def options(request: Request, model: Annotated[str | None, Query(max_lengt
     return {"model": name, "base": base, "own": own, "presets": purposes(own), "settings": setting_table(own)}
 
 
-@router.post("/train/check")
+@router.post("/train/check", responses=MAY_BE_BUSY)
 async def check(request: Request, question: TrainCheck) -> dict[str, Any]:
     training = service_of(request).training
     training.ensure_allowed()

@@ -9,4 +9,4 @@ from inweave.serve.api.errors import Api
 from inweave.serve.api.openai import images, models
 from inweave.serve.api.openai.errors import OpenAIError, render
 
-API = Api((images.router, models.router), ("/v1/images", "/v1/models"), OpenAIError, render)
+API = Api((images.router, models.router), OpenAIError, render)

@@ -35,7 +35,7 @@ from inweave.serve.api.openai.requests import (
     image_request,
     partial_images,
 )
-from inweave.serve.api.openapi import form_body_of, json_body_of
+from inweave.serve.api.openapi import MAY_BE_BUSY, form_body_of, json_body_of
 from inweave.serve.api.resize import MAX_SIDE, resize_input
 from inweave.serve.api.waiting import wait_or_cancel
 from inweave.serve.jobs.image_request import Operation, fingerprint, png_size
@@ -48,7 +48,7 @@ _USAGE = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0,
 _EXAMPLE = {"prompt": "a red apple", "size": "128x128"}
 
 
-@router.post("/generations", openapi_extra=json_body_of(ImagesGeneration, _EXAMPLE))
+@router.post("/generations", responses=MAY_BE_BUSY, openapi_extra=json_body_of(ImagesGeneration, _EXAMPLE))
 async def generations(request: Request) -> Response:
     body = await json_body(request)
     if not isinstance(body, Mapping):
@@ -56,7 +56,7 @@ async def generations(request: Request) -> Response:
     return await _run(request, dict(body), "image_generation")
 
 
-@router.post("/edits", openapi_extra=form_body_of(ImagesEdit))
+@router.post("/edits", responses=MAY_BE_BUSY, openapi_extra=form_body_of(ImagesEdit))
 async def edits(request: Request) -> Response:
     service = service_of(request)
     async with request.form(max_files=20, max_fields=500, max_part_size=service.settings.body_bytes) as form:

@@ -5,7 +5,7 @@
 
 In the block the name is an empty module. Its first attribute access, then or later and in any thread, imports the
 real one; after the block other imports find the real one, as if the name had never been imported. A statement
-`from module import function` is such an access, unless the function is listed: it is a stand-in that imports the module
+`from module import function` is such an access, unless the function is listed: then its substitute imports the module
 when it is called.
 """
 
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-#: module -> the functions with stand-ins: what diffusers and transformers import wherever scipy is installed
+#: module -> the functions with substitutes: what diffusers and transformers import wherever scipy is installed
 RARELY_USED: Mapping[str, Collection[str]] = {
     "scipy.stats": (),  # schedulers: the beta schedule
     "scipy.integrate": (),  # schedulers: LMS
@@ -26,7 +26,7 @@ RARELY_USED: Mapping[str, Collection[str]] = {
 }
 
 
-def _stand_in(module: str, name: str) -> Callable[..., Any]:
+def _substitute(module: str, name: str) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         return getattr(importlib.import_module(module), name)(*arguments, **options)
 
@@ -34,9 +34,9 @@ def _stand_in(module: str, name: str) -> Callable[..., Any]:
 
 
 class _Deferred(ModuleType):
-    def __init__(self, name: str, stand_ins: Collection[str]) -> None:
+    def __init__(self, name: str, substitutes: Collection[str]) -> None:
         super().__init__(name)
-        self.__dict__.update({each: _stand_in(name, each) for each in stand_ins})
+        self.__dict__.update({each: _substitute(name, each) for each in substitutes})
         # every statement `from module import name` looks for the path, and does not read it
         self.__dict__["__path__"] = _Folders(self)
 
@@ -63,7 +63,7 @@ class _Folders:
 @contextmanager
 def defer_imports(modules: Mapping[str, Collection[str]] = RARELY_USED) -> Iterator[None]:
     """Import modules at their first use, not where a statement in the block names them."""
-    stubs = [_Deferred(name, stand_ins) for name, stand_ins in modules.items() if name not in sys.modules]
+    stubs = [_Deferred(name, substitutes) for name, substitutes in modules.items() if name not in sys.modules]
     sys.modules.update({stub.__name__: stub for stub in stubs})
     try:
         yield

@@ -59,7 +59,7 @@ def test_a_library_that_is_missing_is_missing() -> None:
     assert "no_such_library.part" not in sys.modules
 
 
-def test_a_stand_in_imports_the_module_when_it_is_called() -> None:
+def test_a_substitute_imports_the_module_when_it_is_called() -> None:
     with defer_imports({NAME: ["escape"]}):
         from xml.sax.saxutils import escape
     assert NAME not in sys.modules
@@ -81,6 +81,6 @@ def test_a_submodule_of_a_deferred_package_is_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_deferred_name_is_of_its_module() -> None:
-    for module, stand_ins in RARELY_USED.items():
+    for module, substitutes in RARELY_USED.items():
         library = pytest.importorskip(module)
-        assert all(callable(getattr(library, name)) for name in stand_ins), module
+        assert all(callable(getattr(library, name)) for name in substitutes), module

@@ -66,15 +66,38 @@ def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
     assert all(Path(image["path"]).is_file() for image in report["images"])
 
 
+#: what the embedded model's libraries could import, and what inweave needs for other commands
+NEEDLESS = {
+    "scipy.stats",
+    "scipy.integrate",
+    "scipy.optimize",
+    "torchvision",
+    "fastapi",
+    "uvicorn",
+    "diffusers.pipelines",
+}
+NEEDLESS_ROOMS = (
+    "inweave.training", "inweave.serve", "inweave.layers", "inweave.bench", "inweave.models.fused",
+    "transformers.models.t5", "transformers.models.qwen", "transformers.trainer",
+)  # fmt: skip
+
+
 def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
-    """A real process: standard input is the prompt, standard output the image, no progress bar on standard error."""
+    """A real process: standard input is the prompt, standard output the image, no progress bar on standard error.
+
+    Python itself prints there what is imported: nothing of training, of serving, or of other models.
+    """
     result = subprocess.run(
-        [sys.executable, "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1", "-o", "-"],
-        input=b"red apple\n", capture_output=True, check=True, cwd=tmp_path,
+        [sys.executable, "-X", "importtime", "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1",
+         "-o", "-"], input=b"red apple\n", capture_output=True, check=True, cwd=tmp_path,
     )  # fmt: skip
     with Image.open(io.BytesIO(result.stdout)) as image:
         assert image.size == (128, 128) and "inweave" in image.text  # type: ignore[attr-defined]
-    assert not result.stderr.strip()
+    lines = result.stderr.decode().splitlines()
+    assert [line for line in lines if not line.startswith("import time:")] == []
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert {"torch", "diffusers", "transformers.modeling_utils"} <= imported
+    assert not sorted(name for name in imported if name in NEEDLESS or name.startswith(NEEDLESS_ROOMS))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from inweave.errors import ConfigError
 from inweave.models.families import families, family_named
 from inweave.models.families.base import Variant
+from inweave.models.lazy_imports import defer_imports
 from inweave.models.variants import find_variant
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def tokenizer(variant: str | Variant, folder: str = "tokenizer") -> PreTrainedTo
         raise ConfigError(f"{folder!r} is a {class_name}, not a tokenizer; component_config has its configuration")
     with tempfile.TemporaryDirectory(prefix="inweave-tokenizer-") as temporary:
         _write_tokenizer(Path(temporary), class_name, config)
-        made: PreTrainedTokenizerBase = getattr(transformers, class_name).from_pretrained(temporary)
+        with defer_imports():
+            made: PreTrainedTokenizerBase = getattr(transformers, class_name).from_pretrained(temporary)
     made.name_or_path = _variant(variant).repo  # not the folder that is gone
     return made
 

@@ -24,6 +24,7 @@ from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
 from inweave.models.configuration import read_config
 from inweave.models.families import family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import ENCODERS, Family, Variant
+from inweave.models.lazy_imports import defer_imports
 from inweave.models.samplers import checked_scheduler
 from inweave.models.tokenizers import make_tokenizer
 from inweave.models.variants import find_variant
@@ -131,7 +132,8 @@ def tokenizer_at(folder: Path, class_name: str) -> Callable[[], Any]:
 def _tokenizer(folder: Path, class_name: str) -> Any:
     import transformers
 
-    return make_tokenizer(folder, getattr(transformers, class_name))
+    with defer_imports():
+        return make_tokenizer(folder, getattr(transformers, class_name))
 
 
 def _variant(folder: Path, index: Mapping[str, Any], denoiser: NetworkBlueprint, family: Family) -> Variant | None:

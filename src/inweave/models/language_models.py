@@ -25,6 +25,7 @@ from inweave.files.paths import is_file
 from inweave.files.reading import read_text
 from inweave.formats.files import network_file
 from inweave.models.configuration import bounded, library_errors, read_config, transformers_config
+from inweave.models.lazy_imports import defer_imports
 from inweave.models.tokenizers import make_tokenizer
 from inweave.weights.source import FileSource
 
@@ -33,7 +34,8 @@ MAX_TEMPLATE = 2**20  # bytes
 
 def load_tokenizer(folder: Path) -> Any:
     """Return the tokenizer of a folder."""
-    from transformers import AutoTokenizer
+    with defer_imports():
+        from transformers import AutoTokenizer
 
     document = _document(folder)
     class_name = document.get("tokenizer_class")
@@ -98,10 +100,11 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
 
 
 def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
-    from transformers import AutoModelForCausalLM
+    with defer_imports():
+        from transformers import AutoModelForCausalLM
 
     config = _config(folder, _document(folder))
-    with torch.device("meta"), bounded(str(folder), len(source.names())):
+    with torch.device("meta"), bounded(str(folder), len(source.names())), defer_imports():
         kind: Any = AutoModelForCausalLM
         network: Any = kind.from_config(config, dtype=dtype, trust_remote_code=False)
     return network.eval().requires_grad_(False)

@@ -30,6 +30,7 @@ from inweave.models.blueprint import Blueprint, NetworkBlueprint
 from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
 from inweave.models.families import network_classes
 from inweave.models.families.base import ENCODERS, Family
+from inweave.models.lazy_imports import defer_imports
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
@@ -273,7 +274,7 @@ def on_meta(part: NetworkBlueprint) -> nn.Module:
     """Build a network on the meta device, without weights."""
     declared = network_classes()[part.class_name]
     label = f"{part.folder}: its configuration cannot be used for a {part.class_name}"
-    with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label):
+    with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label), defer_imports():
         library = import_module(declared.library)
         kind = getattr(library, part.class_name)
         if hasattr(kind, "config_class"):  # a model of transformers

@@ -322,10 +322,10 @@ def _supports(sampler: str, schedule: str, flow: bool) -> bool:
 def _class(name: str) -> Any:
     import diffusers
 
-    with defer_imports("scipy.stats", "scipy.integrate"):
+    with defer_imports():
         return getattr(diffusers, name)
 
 
 def _from_config(kind: Any, config: Mapping[str, Any], **options: Any) -> Any:
-    with defer_imports("scipy.stats", "scipy.integrate"):  # it imports every scheduler that takes the same settings
+    with defer_imports():  # it imports every scheduler that takes the same settings
         return kind.from_config(dict(config), **options)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inweave.models.lazy_imports import defer_imports
+from inweave.models.lazy_imports import RARELY_USED, defer_imports
 
 NAME = "xml.sax.saxutils"  # of the standard library; any module of a package that does not import it
 
@@ -22,7 +22,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_statement_in_the_block_imports_nothing() -> None:
-    with defer_imports(NAME):
+    with defer_imports({NAME: ()}):
         import xml.sax.saxutils
 
         assert not hasattr(sys.modules[NAME], "__file__")
@@ -32,7 +32,7 @@ def test_a_statement_in_the_block_imports_nothing() -> None:
 
 
 def test_an_attribute_imports_the_real_module_at_once() -> None:
-    with defer_imports(NAME):
+    with defer_imports({NAME: ()}):
         from xml.sax.saxutils import escape
 
         real = sys.modules[NAME]
@@ -42,18 +42,45 @@ def test_an_attribute_imports_the_real_module_at_once() -> None:
 
 def test_a_module_that_is_there_stays() -> None:
     real = importlib.import_module(NAME)
-    with defer_imports(NAME):
+    with defer_imports({NAME: ()}):
         assert sys.modules[NAME] is real
     assert sys.modules[NAME] is real
 
 
 def test_an_error_leaves_nothing_behind() -> None:
-    with pytest.raises(ZeroDivisionError), defer_imports(NAME):
+    with pytest.raises(ZeroDivisionError), defer_imports({NAME: ()}):
         1 / 0  # noqa: B018
     assert NAME not in sys.modules
 
 
 def test_a_library_that_is_missing_is_missing() -> None:
-    with defer_imports("no_such_library.part"), pytest.raises(ImportError):
+    with defer_imports({"no_such_library.part": ()}), pytest.raises(ImportError):
         sys.modules["no_such_library.part"].anything  # noqa: B018
     assert "no_such_library.part" not in sys.modules
+
+
+def test_a_substitute_imports_the_module_when_it_is_called() -> None:
+    with defer_imports({NAME: ["escape"]}):
+        from xml.sax.saxutils import escape
+    assert NAME not in sys.modules
+    assert escape("<", entities={"l": "m"}) == "&mt;"
+    assert NAME in sys.modules
+
+
+def test_a_submodule_of_a_deferred_package_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[:2] == ["xml", "sax"]]:
+        monkeypatch.delitem(sys.modules, name)
+    with defer_imports({"xml.sax": ["parse"]}):
+        from xml.sax import parse
+
+        assert "xml.sax.handler" not in sys.modules
+        from xml.sax.expatreader import ExpatParser
+
+        assert parse is not sys.modules["xml.sax"].parse and ExpatParser is not None
+    assert hasattr(sys.modules["xml.sax"], "__file__")
+
+
+def test_every_deferred_name_is_of_its_module() -> None:
+    for module, substitutes in RARELY_USED.items():
+        library = pytest.importorskip(module)
+        assert all(callable(getattr(library, name)) for name in substitutes), module

@@ -1,11 +1,15 @@
 """Claims on modules: two Weavers that share a module would both merge into its weights.
 
+Also those of two modules that share a parameter, or its memory.
+
     claim      one per Weaver: the state of its weights and the originals it holds; it refers to no module
-    claims     those on one module, kept in its `__dict__`: they end with the module
-    turn       one Weaver at a time writes to the modules that it shares with others
+    claims     those on one module, kept in its `__dict__`, and those on one tensor: they end with what they are on
+    shared     the same place (module, attribute), or two places whose tensors are the same memory
+    turn       one Weaver at a time writes to the weights that it shares with others
 
     another Weaver has adapters merged in       refused by name
     it was deleted meanwhile                    its originals are written back first
+    overlapping memory of another layout        refused by name: a view, a slice or a transpose
     a copy of a module with adapters            refused by name, since its originals were not copied
 
 A claim with adapters merged in outlives its Weaver, or the next one would take these weights for the base.
@@ -15,13 +19,17 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from inweave.errors import MergeStateError
+from inweave.ops.tensors.overlaps import address, overlaps
 from inweave.weights.live import Home, LiveModel
 from inweave.weights.marks import Marks
 from inweave.weights.pristine import Pristine
@@ -29,28 +37,36 @@ from inweave.weights.stack import TensorKey
 from inweave.weights.stack_state import StackState
 
 _ATTRIBUTE = "_inweave_claims"
-_turn = threading.Condition()
+_lock = threading.RLock()  # entered itself: an interrupt inside of `Condition.__enter__` would leave it locked
+_turn = threading.Condition(_lock)
 _all: weakref.WeakSet[Claim] = weakref.WeakSet()
+_on_tensors: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> the claims on it
+_next_collection = 0.0
 
 
 class Claim:
     """What a Weaver did to the modules that carry this claim."""
 
     def __init__(self, owner: object, lock: threading.RLock) -> None:
-        self.owner, self._lock = weakref.ref(owner), lock
+        self.owner, self._lock = weakref.ref(owner, self._release_tensors), lock
         self.state = StackState()
         self._originals: tuple[Mapping[str, Pristine], Marks] | None = None
         self.homes: Mapping[Home, TensorKey] = {}  # the names of the places, in its own model
+        self.tensors: dict[TensorKey, weakref.ref[torch.Tensor]] = {}
+        self.memory: frozenset[int] = frozenset()  # identities and addresses that may be those of another's tensors
         self.writing = False
         self._copied = ""  # a module that was copied with adapters merged in
-        with _turn:
+        with _lock:
             _all.add(self)
 
     def enter(self, live: LiveModel) -> None:
-        """Leave the claim on every module with weights."""
+        """Leave the claim on every module with weights, and on every weight."""
         self.homes, self._copied = live.first, ""
         modules = {id(slot.module): (slot.module, key) for key, slot in live.slots.items()}
-        with _turn:
+        tensors = {key: live.visible(key) for key in live.first.values()}
+        self.tensors = {key: weakref.ref(tensor) for key, tensor in tensors.items()}
+        self.memory = frozenset(place for tensor in tensors.values() for place in _places(tensor))
+        with _lock:
             for module, key in modules.values():
                 claims = module.__dict__.get(_ATTRIBUTE)
                 if claims is True:
@@ -60,6 +76,16 @@ class Claim:
                         claims[:] = [claim for claim in claims if claim.owner() or claim.woven] + [self]
                 else:
                     module.__dict__[_ATTRIBUTE] = Claims(module, [self])
+            for tensor in tensors.values():
+                claims = _on_tensors.get(tensor, ())  # type: ignore[no-untyped-call]
+                if self not in claims:
+                    _on_tensors[tensor] = [claim for claim in claims if claim.owner() or claim.woven] + [self]
+
+    def _release_tensors(self, owner: object) -> None:
+        """Refer to no live tensor once the Weaver is deleted, or the claims on tensors would keep them alive."""
+        if self._originals is not None:
+            self._originals[1].release()
+            self.state = StackState((), dict.fromkeys(self.state.changed(), ()))
 
     @property
     def woven(self) -> bool:
@@ -68,7 +94,7 @@ class Claim:
 
     def is_alone(self) -> bool:
         """Return whether no other Weaver has adapters merged in, in any model."""
-        with _turn:
+        with _lock:
             return not any(claim.woven for claim in _all if claim is not self)
 
     def hold(self, state: StackState, pristine: Mapping[str, Pristine], marks: Marks) -> None:
@@ -92,8 +118,8 @@ class Claim:
         Raises:
             MergeStateError: Another Weaver has adapters merged into one of them, or they are copies of such modules.
         """
-        with _turn:
-            while any(claim._writes() and _shared(claim, live) for claim in _all if claim is not self):
+        with _lock:
+            while any(claim._writes() and self._shared(claim, live) for claim in _all if claim is not self):
                 _turn.wait(0.1)
             if self._copied:
                 raise MergeStateError(
@@ -105,13 +131,50 @@ class Claim:
             self.writing = True
         try:
             for claim in others:
-                if shared := _shared(claim, live):
+                if shared := self._shared(claim, live):
                     self._settle(claim, live, shared, force)
             yield
         finally:
-            with _turn:
+            with _lock:
                 self.writing = False
                 _turn.notify_all()
+
+    def _shared(self, other: Claim, live: LiveModel) -> dict[TensorKey, TensorKey]:
+        """Return the tensors of ``live`` that another Weaver can write too: their names here and there.
+
+        Raises:
+            MergeStateError: It has adapters merged into memory that a tensor of ``live`` overlaps in another layout.
+        """
+        shared: dict[TensorKey, TensorKey] = {}
+        if not other.homes.keys().isdisjoint(live.first):
+            for home, mine in live.first.items():
+                theirs = other.homes.get(home)
+                if theirs is not None:
+                    claims = live.slots[mine].module.__dict__.get(_ATTRIBUTE)
+                    if isinstance(claims, Claims) and other in claims:
+                        shared[mine] = theirs
+        if not other.memory.isdisjoint(self.memory):
+            self._add_same_memory(shared, other)
+        return shared
+
+    def _add_same_memory(self, shared: dict[TensorKey, TensorKey], other: Claim) -> None:
+        """Add the tensors that are the memory of another's tensors, at other places."""
+        by_place: dict[int, list[tuple[TensorKey, torch.Tensor]]] = {}
+        for mine, reference in self.tensors.items():
+            if mine not in shared and (tensor := reference()) is not None:
+                for place in _places(tensor):
+                    by_place.setdefault(place, []).append((mine, tensor))
+        for theirs in other.state.changed():
+            if (known := other.tensors.get(theirs)) is None or (tensor := known()) is None:
+                continue
+            for mine, own in (pair for place in _places(tensor) for pair in by_place.get(place, ())):
+                if own is tensor or _layout(own) == _layout(tensor):
+                    shared[mine] = theirs
+                elif overlaps({0: own, 1: tensor}):
+                    raise MergeStateError(
+                        f"{mine[1]}: it shares its memory with {theirs[1]} of another Weaver, which has adapters "
+                        "merged into it; call apply([]) on that first, or give one of them memory of its own"
+                    )
 
     def _writes(self) -> bool:
         """Return whether a thread is writing; after an interrupt that left the mark, none holds the lock."""
@@ -128,11 +191,13 @@ class Claim:
         if not woven:
             return
         if other.owner() is not None:
-            gc.collect()  # in a cycle, perhaps
+            _collect()  # in a cycle, perhaps
         if other.owner() is not None:
+            name, theirs = next((mine[1], theirs[1]) for mine, theirs in woven.items())
+            alias = "" if name == theirs else f", as its {theirs}"
             raise MergeStateError(
-                f"{next(iter(woven))[1]}: another Weaver has adapters merged into this module; call apply([]) on it "
-                "first, or use one Weaver for all models that share the module"
+                f"{name}: another Weaver has adapters merged into this module or parameter{alias}; call apply([]) on "
+                "it first, or use one Weaver for all models that share it"
             )
         assert other._originals is not None
         (originals, marks), homes = other._originals, {mine: live.home(mine) for mine in woven}
@@ -165,15 +230,18 @@ class Claims(list[Claim]):
         return bool, (module is None or any(True for claim in self for _ in claim.merged_into(module)),)
 
 
-def _shared(claim: Claim, live: LiveModel) -> dict[TensorKey, TensorKey]:
-    """Return the tensors of ``live`` that another Weaver can write too: their names here and there."""
-    shared: dict[TensorKey, TensorKey] = {}
-    if claim.homes.keys().isdisjoint(live.first):
-        return shared
-    for home, mine in live.first.items():
-        theirs = claim.homes.get(home)
-        if theirs is not None:
-            claims = live.slots[mine].module.__dict__.get(_ATTRIBUTE)
-            if isinstance(claims, Claims) and claim in claims:
-                shared[mine] = theirs
-    return shared
+def _places(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return numbers of which two tensors with common memory share one, unless one of them was moved meanwhile."""
+    return (id(tensor), tensor.untyped_storage().data_ptr()) if address(tensor) else (id(tensor),)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return address(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _collect() -> None:
+    """Collect garbage, for half of the time at most: Weavers that take turns would do nothing else."""
+    global _next_collection
+    if (start := time.monotonic()) >= _next_collection:
+        gc.collect()
+        _next_collection = 2 * time.monotonic() - start

@@ -242,7 +242,7 @@ class LiveModel:
 
     def _overlaps(self) -> dict[TensorKey, list[TensorKey]]:
         """Return every place with those of other modules whose memory overlaps its own."""
-        tensors = {key: self._visible(key) for key in self.first.values()}
+        tensors = {key: self.visible(key) for key in self.first.values()}
         for (
             component,
             network,
@@ -254,7 +254,8 @@ class LiveModel:
                         tensors[key] = buffer
         return overlaps(tensors)
 
-    def _visible(self, key: TensorKey) -> torch.Tensor:
+    def visible(self, key: TensorKey) -> torch.Tensor:
+        """Return the tensor that holds a place's numbers, or the one on the meta device if they are on disk."""
         tensor = self.slots[key].tensor
         if not tensor.is_meta:
             return tensor

@@ -80,6 +80,11 @@ class Marks:
         """Return whether no tensor was moved or changed since it was recorded."""
         return self._at == self._live.looks and list(map(_version, self._owners)) == self._versions
 
+    def release(self) -> None:
+        """Refer to no tensor any more; only `get` is asked from now on."""
+        self._catch_up()
+        self._owners, self._versions = [], []
+
     def _catch_up(self) -> None:
         if self._late:
             versions = zip(self._marks.items(), self._versions, strict=True)

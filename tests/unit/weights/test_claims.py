@@ -72,6 +72,68 @@ def test_a_shared_submodule_is_known_and_separate_ones_are_free() -> None:
     assert first.apply([(lin(), 1.0)]) == 3
 
 
+def tied_to(one: Net, how: str) -> Net:
+    """Return another model, whose `lin` is another module over the same numbers."""
+    other = Net()
+    if how == "parameter":
+        other.lin.weight = one.lin.weight
+    elif how == "data":
+        other.lin.weight = nn.Parameter(one.lin.weight.data)
+    else:
+        other.lin.weight = nn.Parameter(one.lin.weight.data.T)
+    return other
+
+
+@pytest.mark.parametrize("how", ["parameter", "data"])
+def test_weavers_of_two_modules_over_one_parameter_do_not_add_up(how: str) -> None:
+    one, base = Net(), bits(Net())
+    two = tied_to(one, how)
+    first, second = inweave.Weaver(one), inweave.Weaver(two)
+    first.apply([(lin(), 0.5)])
+    woven = bits(one)
+    for stack in ([(lin(), 0.5)], [(HEAD, 1.0)], []):
+        with pytest.raises(MergeStateError, match=r"lin\.weight: another Weaver has .* module or parameter"):
+            second.apply(stack)
+    assert bits(one) == woven
+    first.apply([])
+    assert bits(one) == base and second.apply([(lin(), 0.5)]) == 2
+    with pytest.raises(MergeStateError, match="another Weaver"):
+        first.apply([(lin(), 0.5)])
+    second.apply([])
+    assert bits(one) == bits(two) == base
+
+
+def test_another_layout_of_the_same_memory_is_refused_by_name() -> None:
+    one = Net()
+    two, base = tied_to(one, "transposed"), bits(one)
+    first, second = inweave.Weaver(one), inweave.Weaver(two)
+    first.apply([(HEAD, 1.0)])  # not the shared memory
+    assert second.apply([(lin(), 0.5)]) == 2
+    with pytest.raises(MergeStateError, match=r"lin\.weight: it shares its memory with lin\.weight of another Weaver"):
+        first.apply([(lin(), 0.5)])
+    second.apply([])
+    assert first.apply([]) == 1 and bits(one) == base
+
+
+@pytest.mark.parametrize("how", ["parameter", "data"])
+def test_what_a_deleted_weaver_merged_is_restored_through_the_other_module(how: str) -> None:
+    one, base = Net(), bits(Net())
+    two = tied_to(one, "parameter")
+    inweave.Weaver(one).apply([(lin(), 0.5)])
+    if how == "data":
+        two.lin.weight = nn.Parameter(one.lin.weight.data)
+    else:
+        one.lin = nn.Linear(8, 8)  # nothing is left of the model but the parameter
+    second = inweave.Weaver(two)
+    if how == "data":  # another tensor, of which nobody knows whether it was written meanwhile
+        with pytest.raises(MergeStateError, match=r"lin\.weight: modified after .* restore\(\) puts"):
+            second.apply([(lin(3), 1.0)])
+        second.restore()
+    assert second.apply([(lin(3), 1.0)]) == 2
+    second.apply([])
+    assert bits(two) == base
+
+
 @pytest.mark.parametrize("adapter", [HEAD, lin()], ids=["another module", "this module"])
 def test_a_module_that_is_shared_only_later_is_restored(adapter: inweave.Adapter) -> None:
     one, two = Net(), Net()
@@ -149,6 +211,21 @@ def test_a_copy_of_a_woven_model_is_not_taken_for_a_base(copied: Callable[[Any],
     fresh = Net()
     fresh.load_state_dict(woven.state_dict())  # the way out that the message names
     assert inweave.Weaver(fresh).apply([(lin(), 0.5)]) == inweave.Weaver(free).apply([(lin(), 0.5)]) == 2
+
+
+def test_refusals_do_not_collect_garbage_each_time() -> None:
+    """A collection takes seconds in a process with many objects, and Weavers that take turns are refused often."""
+    net, passes = Net(), list[str]()
+    one, two = inweave.Weaver(net), inweave.Weaver(net)
+    one.apply([(lin(), 0.5)])
+    gc.callbacks.append(lambda phase, info: passes.append(phase))
+    try:
+        for _ in range(40):
+            with pytest.raises(MergeStateError, match="another Weaver"):
+                two.apply([(lin(), 0.5)])
+    finally:
+        gc.callbacks.pop()
+    assert 0 < passes.count("start") < 40
 
 
 def test_weavers_in_threads_never_add_up() -> None:

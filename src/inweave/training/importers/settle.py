@@ -105,8 +105,9 @@ def settle(out: Translation, overrides: Mapping[str, Any]) -> None:
         if setting_facts(name)["group"] in _WRITTEN and name not in {*open_fields, *overrides}:
             fields.setdefault(name, info.get_default(call_default_factory=True))
     side, step = fields.get("resolution"), fields.get("bucket_step", 64)
-    if fields.get("buckets") is False and isinstance(side, int) and isinstance(step, int) and gcd(side, step) >= 8:
-        fields["bucket_step"] = gcd(side, step)  # the other trainers crop images to the resolution itself
+    sides = [each for each in (side if isinstance(side, list | tuple) else [side]) if isinstance(each, int)]
+    if fields.get("buckets") is False and sides and isinstance(step, int) and gcd(*sides, step) >= 8:
+        fields["bucket_step"] = gcd(*sides, step)  # the other trainers crop images to the resolution itself
     if fields.get("network") != "lokr":
         fields["lokr_factor"] = -1
     if fields.get("network") == "lora":

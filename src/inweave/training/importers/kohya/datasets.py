@@ -1,7 +1,7 @@
 """The dataset of kohya's scripts: its folders, or the file that dataset_config names, as tables of a dataset.
 
     train_data_dir, reg_data_dir     folders of numbered folders
-    in_json                          a list of the images in train_data_dir, with their captions
+    in_json                          a list of the images in train_data_dir, with their captions: a metadata_file
     dataset_config                   [general] < [[datasets]] < [[datasets.subsets]], paths from the current folder;
                                      what it leaves out is what the command says, or kohya's default
 
@@ -59,10 +59,17 @@ def _tables_of_file(out: Translation, table: Any, general: dict[str, Any]) -> di
 
 def _tables_of_folders(out: Translation, general: dict[str, Any]) -> tuple[dict[str, Any] | None, frozenset[str]]:
     folder, regular = out.get("train_data_dir"), out.get("reg_data_dir")
-    used = frozenset({*_SUBSET, "reg_data_dir"})
-    if not folder or not (regular or general):
+    metadata = out.get("in_json")
+    used = frozenset({*_SUBSET, "reg_data_dir", *(("in_json",) if folder else ())})
+    if not folder or not (regular or general or metadata):
         return None, used
     subsets: list[dict[str, Any]] = [{"image_dir": folder, "numbered_folders": True}]
+    if metadata:  # the images of the folder itself
+        if regular:
+            out.note("reg_data_dir", "in_json is used")
+        subsets, regular = [{"image_dir": folder, "metadata_file": str(metadata)}], None
+        general |= {"num_repeats": parse_int(out.get("dataset_repeats"))} if out.is_on("dataset_repeats") else {}
+        out.mapping["in_json"] = "dataset"
     out.mapping["train_data_dir"] = "dataset"
     if regular:
         general["balance_regularization"] = True

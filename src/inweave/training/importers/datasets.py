@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import PureWindowsPath
 from typing import Any
 
-from inweave.checked import for_message
-from inweave.files.paths import is_folder
 from inweave.training.config.translate import Translation
 
 #: key of a dataset file -> setting of a run
@@ -66,13 +64,7 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
         out.fields |= {"dataset": first.path} if first.path else {}
     else:
         out.fields["dataset"] = folder_tables(folders)
-    for folder in folders:
-        out.mapping[folder.where] = "dataset"
-        if is_absolute(folder.path) and not is_folder(folder.path):
-            why = (
-                f"{for_message(folder.path)}: there is no such folder on this machine; change it in `dataset`, or name"
-            )
-            out.unsupported(folder.where, f"{why} one with --dataset")
+    out.mapping |= {folder.where: "dataset" for folder in folders}
 
 
 def folder_tables(folders: Sequence[Folder], *, open_resolution: bool = False) -> dict[str, Any]:

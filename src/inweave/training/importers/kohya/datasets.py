@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inweave.checked import for_message
 from inweave.training.config.toml import parse_json, parse_toml
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import parse_bool, parse_int
+from inweave.training.importers.datasets import is_absolute
 from inweave.training.importers.kohya.flow import MUSUBI
 from inweave.training.importers.musubi.datasets import is_musubi_dataset, musubi_tables
 from inweave.training.importers.source import Source
@@ -37,6 +39,11 @@ def kohya_dataset(out: Translation, source: Source) -> tuple[dict[str, Any] | No
             out.note(name, "dataset_config is used")
         parse = parse_json if str(config).endswith(".json") else parse_toml
         table = config if isinstance(config, Mapping) else source.read_file(str(config), parse)
+        if table is None and is_absolute(str(config)):  # its folders are not known, so that no run could read them
+            why = f"{for_message(config)}: is not on this machine; put it next to this file, or name a folder of images"
+            out.unsupported("dataset_config", f"{why} with --dataset")
+            out.mapping["dataset_config"] = "dataset"
+            return None, frozenset({*_FOLDERS, "dataset_config", *general})
         return _tables_of_file(out, table, general), frozenset({*_FOLDERS, *general})
     return _tables_of_folders(out, general)
 

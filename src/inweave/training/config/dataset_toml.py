@@ -62,7 +62,7 @@ KINDS = {
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "color_aug": (False,), "face_crop_aug_range": (None, "", 0), "token_warmup_min": (0, 1), "token_warmup_step": (0,),
     "secondary_separator": ("",), "caption_dropout_every_n_epochs": (0,), "validation_split": (0,),
-    "network_multiplier": (1,), "custom_attributes": ({},), "skip_image_resolution": ("", 0), "metadata_file": ("",),
+    "network_multiplier": (1,), "custom_attributes": ({},), "skip_image_resolution": ("", 0),
     "conditioning_data_dir": ("",), "in_json": ("",),
 }  # fmt: skip
 #: kohya's settings that do not affect training
@@ -83,6 +83,8 @@ class Subset:
     balance: bool = toml_field("balance_regularization", False, "flag", "gd")  # as many regularization images as others
     class_tokens: str = toml_field("class_tokens", "", "text", "s")
     numbered: bool = toml_field("numbered_folders", False, "flag", "s")  # image_dir holds folders such as 10_name
+    subfolders: bool = toml_field("include_subfolders", False, "flag")
+    metadata: str = toml_field("metadata_file", "", "text", "s")  # lists the images of image_dir
     caption_extensions: tuple[str, ...] = toml_field("caption_extension", (".txt", ".caption"), "extension")
     shuffle_tags: bool | None = toml_field("shuffle_caption", None, "flag")
     keep_tokens: int | None = toml_field("keep_tokens", None, "natural")

@@ -76,9 +76,7 @@ class TrainSettings(CheckedModel):
         resume="content",
         min_length=1,
     )
-    output: str = _dataset(
-        "out", "folder for adapters, checkpoints, logs and sample images", resume="free", private=True
-    )
+    output: str = _dataset("out", "folder of adapters, checkpoints, logs and samples", resume="free", private=True)
     name: str = _dataset("lora", "file name of the adapter, without extension", resume="free", min_length=1)
     trigger: str | None = _dataset(None, "trigger word, put before every caption that lacks it", task="image")
     max_length: Annotated[int, Field(ge=2)] = _dataset(1024, "tokens of an example, at most", task="text")
@@ -221,9 +219,7 @@ class TrainSettings(CheckedModel):
     timestep_weighting: Literal["none", "ai-toolkit"] = _loss(
         "none", 'flow models: weight of each image\'s loss by its timestep; ai-toolkit: the curve of its "weighted"'
     )
-    noise_offset: NonNegativeFloat = _loss(
-        0.0, "noise offset, for darker darks and brighter lights; not for flow models"
-    )
+    noise_offset: NonNegativeFloat = _loss(0.0, "noise offset, for darker darks, brighter lights; not for flow models")
     noise_offset_random: bool = _loss(False, "noise_offset of each example: at random, from 0 to noise_offset")
     adaptive_noise_scale: float = _loss(0.0, "added to noise_offset, times the size of each channel's mean")
     input_perturbation: NonNegativeFloat = _loss(0.0, "noise of the input that the target lacks: ip_noise_gamma")
@@ -284,9 +280,7 @@ class TrainSettings(CheckedModel):
     )
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
-    cache_text: bool = _memory(
-        True, "encode captions once and cache the embeddings; off while text encoders are trained"
-    )
+    cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
 
@@ -330,9 +324,7 @@ class TrainSettings(CheckedModel):
     max_skipped_steps: PositiveInt = _validation(
         20, "consecutive steps with a non-finite loss or gradient before the run stops", resume="free"
     )
-    tensorboard: bool = _validation(
-        False, "write TensorBoard logs into output: curves and sample images", resume="free"
-    )
+    tensorboard: bool = _validation(False, "write TensorBoard logs into output: curves and samples", resume="free")
     wandb: bool = _validation(
         False,
         "log curves and sample images to Weights & Biases, with its own login; WANDB_MODE=offline keeps them here",

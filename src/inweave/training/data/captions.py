@@ -2,8 +2,7 @@
 
     a.txt or a.png.txt next to a.png     one caption per line; empty lines do not count
                                          in UTF-8; other encodings are recognized, and reported
-    metadata.jsonl                       {"file_name": "a.png", "text": "..."}; "caption" is the same as "text"; the
-                                         image is in the folder of the file or below it
+    metadata.jsonl and its relatives     in `metadata`
 
     prefix [trigger] tag, tag ||| tag, tag ||| tag suffix
            kept in front          shuffled     kept at the end
@@ -26,19 +25,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
-from inweave.files.documents import parse_json
 from inweave.files.reading import read_foreign_text
 from inweave.training.config.dataset_toml import Subset
-from inweave.training.config.toml import SURROGATE
 from inweave.training.data.types import Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has_wildcards
 
 TOGETHER, TRIGGER = ";;;", "[trigger]"
 MAX_CAPTION = 2**20  # bytes of a caption file; real ones have a few hundred
 MAX_CAPTIONS = 1000  # of one image
-MAX_METADATA, MAX_LINE = 2**28, 2**20  # bytes of metadata.jsonl, and characters in a line of it
 
 
 class CaptionFile(NamedTuple):
@@ -56,8 +51,8 @@ def caption_file(image: Path, names: Mapping[str, Path], extensions: Iterable[st
             file = names.get(name) or names.get(name.lower())
             if not file:
                 continue
-            text, encoding = _text(file, MAX_CAPTION)
-            lines = _lines(text)
+            text, encoding = foreign_text(file, MAX_CAPTION)
+            lines = caption_lines(text)
             if len(lines) > MAX_CAPTIONS:
                 raise FormatError(
                     f"{file.name}: has {len(lines)} captions, one per line; at most {MAX_CAPTIONS} are read"
@@ -67,72 +62,14 @@ def caption_file(image: Path, names: Mapping[str, Path], extensions: Iterable[st
     return CaptionFile()
 
 
-def read_metadata(file: Path, encodings: dict[Path, str] | None = None) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Return ({file name: its captions}, problems by line); ``encodings`` receives the encoding of the file."""
-    rows: dict[str, tuple[str, ...]] = {}
-    problems = []
-    allowed = _roots(file.parent)
-    text, encoding = _text(file, MAX_METADATA)
-    if encodings is not None:
-        encodings[file] = encoding
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        if len(line) > MAX_LINE:
-            problems.append(f"line {number} has {len(line)} characters; at most {MAX_LINE} are read")
-            continue
-        try:
-            row = parse_json(line, f"line {number}")
-        except FormatError as error:
-            problems.append(str(error))
-            continue
-        name = row.get("file_name") if isinstance(row, dict) else None
-        if not isinstance(name, str) or not Path(name).name or "\0" in name:
-            problems.append(f'line {number} names no image, expected {{"file_name": "a.png", "text": "..."}}')
-            continue
-        if not _is_inside(file.parent / name, allowed):
-            problems.append(f"line {number}: {for_message(name)} is outside of the folder; move the image into it")
-            continue
-        value = row.get("text", row.get("caption"))
-        texts = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(text, str) for text in texts):
-            problems.append(
-                f"line {number}: the caption of {name} is {for_message(value)}, expected text or a list of texts"
-            )
-        elif SURROGATE.search("".join((name, *texts))):
-            problems.append(f"line {number} has half of a surrogate pair, which is not text; write the whole character")
-        elif len(texts) > MAX_CAPTIONS:
-            problems.append(f"line {number}: {name} has {len(texts)} captions; at most {MAX_CAPTIONS} are read")
-        elif name in rows:
-            problems.append(f"line {number}: {name} was listed before; put all its captions into one list")
-        else:
-            rows[name] = tuple(text for each in texts for text in _lines(each))
-    return rows, problems
-
-
-def _roots(folder: Path) -> tuple[Path, ...]:
-    """Return where images of a folder may be: in it, or in the blobs of the Hub's cache that it links to."""
-    root = folder.resolve()
-    blobs = (parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")
-    return (root, *blobs)
-
-
-def _is_inside(path: Path, roots: tuple[Path, ...]) -> bool:
-    """Return whether a path, with its links resolved, is in one of these folders."""
-    try:
-        return any(path.resolve().is_relative_to(root) for root in roots)
-    except (OSError, RuntimeError, ValueError):  # a circle of links, or a name that no file can have
-        return False
-
-
-def _text(file: Path, limit: int) -> tuple[str, str]:
+def foreign_text(file: Path, limit: int) -> tuple[str, str]:
     """Return (text, its encoding)."""
     return read_foreign_text(
         file, limit, error=lambda text: FormatError(f"{file.name}: captions must be readable text: {text}")
     )
 
 
-def _lines(text: str) -> tuple[str, ...]:
+def caption_lines(text: str) -> tuple[str, ...]:
     return tuple(line for each in text.splitlines() if (line := each.strip()))
 
 

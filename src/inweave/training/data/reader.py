@@ -2,7 +2,9 @@
 
     folder/  a.png  a.txt  a-masklabel.png   images; captions next to them, one variant per line; masks
     folder/  10_name class/  a.png           10 repeats; "name class" is the caption if no file has one
-    folder/  metadata.jsonl                  {"file_name": "a.png", "text": "..."} per line; only listed images are read
+    folder/  metadata.jsonl, or .csv         {"file_name": "a.png", "text": "..."} per line; only listed images are read
+    folder/metadata.jsonl, meta.json         such a file itself, and kohya's (`metadata`)
+    folder/  cats/  dogs/old/  a.png         folders of images, where the outer one has none
     folder/  train/  a.png                   the root of an imagefolder, which has no images itself
     folder/  reg/                            regularization images, in any of these forms
     folder/  img/10_name/  reg/1_class/      a project of kohya_ss: reg/ is balanced as its scripts do (`balance`)
@@ -28,11 +30,13 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, amount
 from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
 from inweave.training.config.dataset_toml import Subset, TableFolder, normalize_extension, read_tables
-from inweave.training.config.toml import parse_toml, read_text_file
+from inweave.training.config.toml import parse_json, parse_toml, read_text_file
 from inweave.training.data.balance import balanced
-from inweave.training.data.captions import caption_file, read_metadata
+from inweave.training.data.captions import caption_file
 from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
+from inweave.training.data.metadata import LISTED, LISTS, is_list, is_listing, read_metadata, refuse_parquet
 from inweave.training.data.types import Dataset, Example, ReadReport
+from inweave.training.importers.folder_lists import tables_of_list
 
 IMAGES = (
     ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".tif", ".tiff", ".gif", ".heic", ".heif", ".hif", ".jfif",
@@ -43,7 +47,7 @@ UNSUPPORTED = (
     ".nef", ".arw", ".raf", ".xcf", ".kra",
 )  # fmt: skip
 MASK = "-masklabel.png"
-METADATA = "metadata.jsonl"
+METADATA = LISTS[0]
 
 
 def read_dataset(
@@ -66,10 +70,18 @@ def read_dataset(
         scanner.scan_tree(_split_folder(path), base)
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
+    elif path.suffix.lower() == ".parquet":
+        raise refuse_parquet(path)
+    elif path.suffix.lower() == ".json" and is_list(path):
+        listed = parse_json(read_text_file(path), printable_path(path))
+        scanner.scan_tables(tables_of_list(listed, path), path.parent, base, printable_path(path))
+    elif path.suffix.lower() in LISTED and is_file(path):
+        scanner.scan_folder(path.parent, base, path)
     else:
         problem = "is neither" if exists(path) else "does not exist"
         raise ConfigError(
-            f"dataset {printable_path(path)}: expected a folder of images or a dataset .toml; this {problem}"
+            f"dataset {printable_path(path)}: expected a folder of images or a dataset .toml, or a metadata file "
+            f"(.jsonl, .csv, .json); this {problem}"
         )
     scanner.note_unread_folders()
     masks = {each.mask for each in scanner.examples if isinstance(each.mask, Path)}
@@ -193,20 +205,33 @@ class _Scanner:
                 continue  # the metadata file lists the images of subfolders too
             elif numbered and int(numbered[1]):
                 self.scan_folder(sub, replace(subset, repeats=int(numbered[1]), class_tokens=numbered[2].strip()))
+        if len(self.examples) + len(self.unreadable) == before and not (
+            listed or subset.numbered or subset.regularization
+        ):
+            self.scan_below(folder, subset)
         if project:
             self.examples[before:], left_out = balanced(self.examples[before:])
             self.ignored += [example.path for example in left_out]
 
-    def scan_folder(self, folder: Path, subset: Subset) -> bool:
+    def scan_below(self, folder: Path, subset: Subset) -> None:
+        """Add the images of all folders below one, but for those that were read."""
+        for here, folders, _ in os.walk(folder, onerror=lambda error: self.ignored.append(Path(error.filename))):
+            folders[:] = sorted(name for name in folders if name[0] != "." and Path(here, name) not in self.folders)
+            for sub in list(folders):
+                if not _numbered(Path(sub)) and self.scan_folder(Path(here, sub), subset):
+                    folders.remove(sub)  # its metadata lists the images below it
+
+    def scan_folder(self, folder: Path, subset: Subset, metadata: Path | None = None) -> bool:
         """Add the images of one folder; returns whether a metadata file lists them."""
         files, folder_name = _entries(folder)[0], folder.resolve().name
         names = {path.name.lower(): path for path in files} | {path.name: path for path in files}
         rows: dict[Path, tuple[str, ...] | None] = {path: None for path in files if _is_image(path)}
         masks = {path for path in files if path.name.lower().endswith(MASK)}
-        listed = self.folders[folder] = METADATA in names
-        if listed:
-            entries, problems = read_metadata(names[METADATA], self.encodings)
-            self.unreadable += [(names[METADATA], "; ".join(problems))] if problems else []
+        metadata = metadata or next((names[each] for each in LISTS if each in names and is_listing(names[each])), None)
+        listed = self.folders[folder] = metadata is not None
+        if metadata is not None:
+            entries, problems = read_metadata(metadata, self.encodings, folder)
+            self.unreadable += [(metadata, "; ".join(problems))] if problems else []
             chosen = {folder / name: captions for name, captions in entries.items()}
             self.ignored += [path for path in rows if path not in chosen]
             rows = dict(chosen)
@@ -214,7 +239,7 @@ class _Scanner:
         self.unsupported_formats += unsupported
         if not listed:
             self.orphan_captions += _orphan_captions(files, [*rows, *unsupported], subset.caption_extensions)
-        read = {*rows, *masks, *unsupported, *self.orphan_captions, *self.ignored, names.get(METADATA)}
+        read = {*rows, *masks, *unsupported, *self.orphan_captions, *self.ignored, metadata}
         endings = () if listed else tuple(each.lower() for each in subset.caption_extensions)
         self.other_files += [path for path in files if path not in read and not path.name.lower().endswith(endings)]
         for path, row in rows.items():
@@ -285,11 +310,25 @@ class _Scanner:
             problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(entry.image_dir)}")
             return
         before = len(self.examples) + len(self.unreadable)
-        (self.scan_tree if subset.numbered else self.scan_folder)(folder, subset)
+        if subset.numbered:
+            self.scan_tree(folder, subset)
+        elif not self.scan_folder(folder, subset, self._listing(root, entry, problems)) and subset.subfolders:
+            self.scan_below(folder, subset)
         if len(self.examples) + len(self.unreadable) == before:
             subs = ", ".join(sub.name for sub in _entries(folder)[1][:3])
             hint = f"; it has subfolders ({subs}), and each needs a table of its own" if subs else ""
             problems.append(f"{where}.image_dir: no {', '.join(IMAGES)} in {printable_path(folder)}{hint}")
+
+    def _listing(self, root: Path, entry: TableFolder, problems: list[str]) -> Path | None:
+        """Return the file that lists the images of a subset, if it names one."""
+        if not entry.subset.metadata:
+            return None
+        file = root / expand_home(entry.subset.metadata)
+        if file.suffix.lower() in LISTED and is_file(file):
+            return file
+        expected = f"expected the path of a {', '.join(LISTED)} file"
+        problems.append(f"{entry.where}.metadata_file: {expected}, got {for_message(entry.subset.metadata)}")
+        return None
 
 
 def _numbered(folder: Path) -> re.Match[str] | None:
@@ -300,7 +339,7 @@ def _numbered(folder: Path) -> re.Match[str] | None:
 def _split_folder(folder: Path) -> Path:
     """Return the train/ of an imagefolder's root, which has no images itself; else the folder."""
     files, folders = _entries(folder)
-    plain = any(_is_image(path) or path.name == METADATA for path in files)
+    plain = any(_is_image(path) or path.name in LISTS for path in files)
     known = {sub.name: sub for sub in folders}
     numbered = any(re.fullmatch(r"[0-9]{1,6}_.*", name, re.DOTALL) for name in known)
     return folder if plain or numbered else known.get("train", folder)

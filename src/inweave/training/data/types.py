@@ -28,7 +28,8 @@ def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
 def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a subset, with the run's filled in, for a fingerprint of the data."""
     fields = asdict(with_defaults(subset, defaults))
-    del fields["numbered"], fields["balance"]  # the place of images and their repeats, not their content
+    for name in ("numbered", "balance", "subfolders", "metadata"):
+        del fields[name]  # the place of images and their repeats, not their content
     return fields
 
 

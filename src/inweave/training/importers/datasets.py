@@ -9,13 +9,11 @@ have the names of a dataset .toml.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PureWindowsPath
 from typing import Any
 
-from inweave.checked import for_message
-from inweave.files.paths import is_folder
 from inweave.training.config.translate import Translation
 
 #: key of a dataset file -> setting of a run
@@ -44,7 +42,7 @@ class Folder:
 
     where: str
     path: str
-    resolutions: list[int]
+    resolutions: Sequence[int | list[int]]
     repeats: int = 1
     regularization: bool = False
     options: dict[str, Any] = field(default_factory=dict)
@@ -65,15 +63,16 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
     if len(folders) == 1 and len(first.resolutions) == 1 and first.repeats == 1 and plain and not first.regularization:
         out.fields |= {"dataset": first.path} if first.path else {}
     else:
-        tables = [_table(folder, side) for folder in folders for side in folder.resolutions]
-        out.fields["dataset"] = {"datasets": tables}
-    for folder in folders:
-        out.mapping[folder.where] = "dataset"
-        if is_absolute(folder.path) and not is_folder(folder.path):
-            why = (
-                f"{for_message(folder.path)}: there is no such folder on this machine; change it in `dataset`, or name"
-            )
-            out.unsupported(folder.where, f"{why} one with --dataset")
+        out.fields["dataset"] = folder_tables(folders)
+    out.mapping |= {folder.where: "dataset" for folder in folders}
+
+
+def folder_tables(folders: Sequence[Folder], *, open_resolution: bool = False) -> dict[str, Any]:
+    """Return folders as the tables of a dataset; with ``open_resolution`` the run's own counts."""
+    if open_resolution:
+        tables = [_table(folder, folder.resolutions[0]) for folder in folders]
+        return {"datasets": [{key: value for key, value in each.items() if key != "resolution"} for each in tables]}
+    return {"datasets": [_table(folder, side) for folder in folders for side in folder.resolutions]}
 
 
 def put_options(out: Translation, folder: Folder) -> None:
@@ -109,7 +108,7 @@ def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None
     return {**tables, "datasets": replaced}
 
 
-def _table(folder: Folder, side: int) -> dict[str, Any]:
+def _table(folder: Folder, side: int | list[int]) -> dict[str, Any]:
     options = folder.options
     subset = {"image_dir": folder.path, "num_repeats": folder.repeats}
     if folder.regularization:

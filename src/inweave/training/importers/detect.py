@@ -34,7 +34,15 @@ from inweave.training.importers.kohya import easy as kohya_easy
 from inweave.training.importers.kohya import gui as kohya_gui
 from inweave.training.importers.kohya import importer as kohya
 from inweave.training.importers.onetrainer import settings as onetrainer
-from inweave.training.importers.settle import base_model, differences, refuse, settle, unset_variables, with_tables
+from inweave.training.importers.settle import (
+    base_model,
+    differences,
+    foreign_paths,
+    refuse,
+    settle,
+    unset_variables,
+    with_tables,
+)
 from inweave.training.importers.shell import COMMANDS
 from inweave.training.importers.simpletuner import settings as simpletuner
 from inweave.training.importers.source import Importer, Source
@@ -220,6 +228,8 @@ def _checked(kind: str, settings: Mapping[str, Any], out: Translation, overrides
     refuse(out, overrides, dict.fromkeys(implied, kind))
     fields = {name: value for name, value in out.fields.items() if name not in replaced} | overrides
     config = TrainConfig.from_fields(fields, out.mapping, out.problems)
+    if kind != INWEAVE.name:
+        out.no_equivalent += foreign_paths(fields)
     notes = [
         *dict.fromkeys(out.notes),
         *(f"{name}: not in the file; {kind}'s default, {for_message(v)}, is used" for name, v in implied.items()),

@@ -14,6 +14,7 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.training.config.toml import ensure_plain, parse_json, parse_toml
 from inweave.training.importers.shell import is_command, parse_command
+from inweave.training.importers.simpletuner.env import is_env, parse_env
 
 MAX_LEAVES = 20_000
 MAX_YAML = 2**16  # bytes; real ones have a few thousand, and the parser is slow
@@ -29,6 +30,8 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
     suffix = path.suffix.lower()
     if text.lstrip()[:1] == "{":
         table = _json(text, path)
+    elif suffix not in (".toml", ".yaml", ".yml") and is_env(text):
+        table = parse_env(text)
     elif suffix in SCRIPTS or (suffix not in (".toml", ".yaml", ".yml") and is_command(text)):
         table = parse_command(text)
     elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and suffix not in (".yaml", ".yml"):

@@ -9,11 +9,12 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
+from inweave.files.paths import exists
 from inweave.training.config.fields import setting_facts
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off
-from inweave.training.importers.datasets import folders_in, with_folder
+from inweave.training.importers.datasets import folders_in, is_absolute, with_folder
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.shell_script import UNSET_VARIABLE
 
@@ -41,6 +42,23 @@ def with_tables(out: Translation, overrides: dict[str, Any]) -> dict[str, Any]:
     if "dataset" not in overrides and isinstance(tables, Mapping) and "" in folders_in(tables):
         out.fields.pop("dataset")  # some of its images are not in a folder
     return overrides
+
+
+def foreign_paths(fields: Mapping[str, Any]) -> list[str]:
+    """Return a line for every absolute path that does not exist on this machine, and what to pass instead."""
+    dataset = fields.get("dataset")
+    folders = sorted(folders_in(dataset)) if isinstance(dataset, Mapping) else [dataset]
+    lines = []
+    for name, path, what in (
+        *(("dataset", folder, "folder") for folder in folders), ("model", fields.get("model"), "model"),
+        *((f"parts.{part}", path, "file") for part, path in (fields.get("parts") or {}).items()),
+        ("start_from", fields.get("start_from"), "file"),
+    ):  # fmt: skip
+        if isinstance(path, str) and is_absolute(path) and not exists(path):
+            option = f"--set {name}=..." if name == "start_from" else f"--{name}"
+            how = f"change it in the file, or name another with {option}" if "." not in name else "change it there"
+            lines.append(f"{name}: {for_message(path)}: there is no such {what} on this machine; {how}")
+    return lines
 
 
 def unset_variables(settings: Mapping[str, Any]) -> list[str]:
@@ -105,8 +123,9 @@ def settle(out: Translation, overrides: Mapping[str, Any]) -> None:
         if setting_facts(name)["group"] in _WRITTEN and name not in {*open_fields, *overrides}:
             fields.setdefault(name, info.get_default(call_default_factory=True))
     side, step = fields.get("resolution"), fields.get("bucket_step", 64)
-    if fields.get("buckets") is False and isinstance(side, int) and isinstance(step, int) and gcd(side, step) >= 8:
-        fields["bucket_step"] = gcd(side, step)  # the other trainers crop images to the resolution itself
+    sides = [each for each in (side if isinstance(side, list | tuple) else [side]) if isinstance(each, int)]
+    if fields.get("buckets") is False and sides and isinstance(step, int) and gcd(*sides, step) >= 8:
+        fields["bucket_step"] = gcd(*sides, step)  # the other trainers crop images to the resolution itself
     if fields.get("network") != "lokr":
         fields["lokr_factor"] = -1
     if fields.get("network") == "lora":

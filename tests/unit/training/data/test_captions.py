@@ -21,9 +21,9 @@ from inweave.training.data.captions import (
     caption_variants,
     choose_caption,
     example_variants,
-    read_metadata,
     tag_frequency,
 )
+from inweave.training.data.metadata import read_metadata
 from inweave.training.data.types import Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards
 from tests.support import stopwatch

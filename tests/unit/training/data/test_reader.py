@@ -485,7 +485,7 @@ def test_an_empty_dataset_reports_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder of images or a dataset \.toml"):
         read_dataset(tmp_path / "nowhere")
     (tmp_path / "a.psd").write_bytes(b"")
-    write_image(tmp_path / "deep" / "a.png")
+    write_image(tmp_path / "0_deep" / "a.png")
     with pytest.raises(ConfigError, match=r"no images.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
         read_dataset(tmp_path)
     write_image(tmp_path / "a.png").with_suffix(".caption").write_text("x")

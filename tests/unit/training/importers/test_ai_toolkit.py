@@ -46,7 +46,7 @@ def test_ai_toolkit(tmp_path: Path) -> None:
         "h4rbour at dawn --w 1024 --h 1024 --d 7", "a lighthouse, h4rbour --w 1024 --h 1024 --d 8",
     )  # fmt: skip
     assert [each.split(":")[0] for each in result.no_equivalent] == [
-        "model.quantize", "datasets.0.folder_path", "datasets.1.folder_path",
+        "model.quantize", "dataset", "dataset",
     ]  # fmt: skip
     for name in leaves_of(yaml.safe_load(AI_TOOLKIT)):
         assert accounted(result, name.removeprefix("config.process.0.")), name

@@ -137,3 +137,21 @@ def test_tables_of_a_dataset_file_are_trained_with_kohyas_buckets(tmp_path: Path
     assert bucket("", "--enable_bucket --bucket_no_upscale") == "512x384"
     assert bucket("", "") == bucket("enable_bucket = false", "--enable_bucket") == "512x512"
     assert bucket("enable_bucket = true\nmin_bucket_reso = 64", "--bucket_reso_steps 64") == "576x448"
+
+
+def test_paths_of_another_machine_are_named_with_what_to_pass(tmp_path: Path) -> None:
+    command = f"{SHELL} --train_data_dir 'D:\\photos\\train' --reg_data_dir /home/nobody/reg"
+    lines = [line for line in import_text(command, "a.sh").no_equivalent if "there is no such folder" in line]
+    assert len(lines) == 2 and all("name another with --dataset" in line for line in lines)
+    result = import_text(f"{SHELL}/home/nobody/m.safetensors", "a.sh", dataset="photos")
+    assert not any("there is no such folder" in line for line in result.no_equivalent)
+
+
+@pytest.mark.parametrize("path", ["/home/nobody/set.toml", "C:\\\\data\\\\set.toml"])
+def test_a_dataset_file_of_another_machine_is_not_written_as_a_path(path: str, tmp_path: Path) -> None:
+    command = f"{SHELL.rstrip()} --dataset_config '{path}'"
+    with pytest.raises(ConfigError, match=r"dataset_config \(dataset\): is required"):
+        import_text(command, "train.sh")
+    result = import_text(command, "train.sh", dataset="photos")
+    assert result.config.dataset == "photos"
+    assert any("put it next to this file, or name a folder of images with --dataset" in s for s in result.no_equivalent)

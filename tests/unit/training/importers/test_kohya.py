@@ -154,3 +154,10 @@ def test_dropout_of_kohyas_own_networks(tmp_path: Path) -> None:
     assert (c.network, c.dropout, c.hidden_dropout) == ("locon", 0, 0)
     with pytest.raises(ConfigError, match="loha has dropout on the adapter's inputs only"):
         import_config(write_text(tmp_path, text.replace("networks.lora", "networks.loha")))
+
+
+def test_a_list_of_images_becomes_a_metadata_file(tmp_path: Path) -> None:
+    command = "train_network.py --network_module networks.lora --pretrained_model_name_or_path m --train_data_dir x "
+    c = import_config(write_text(tmp_path, f"{command} --in_json meta.json --dataset_repeats 3", "a.sh")).config
+    subset = {"image_dir": "x", "metadata_file": "meta.json"}
+    assert c.dataset == {"general": {"num_repeats": 3}, "datasets": [{"subsets": [subset]}]}

@@ -193,7 +193,7 @@ def test_steps_are_batches(tmp_path: Path) -> None:
          "a range of noise levels before the shift"),
         ({"learning_rate_scheduler": "COSINE_WITH_RESTARTS"}, "is a wave here, without restarts"),
         ({"learning_rate_scheduler": "CUSTOM", "custom_learning_rate_scheduler": "mine.Curve"}, "is not a scheduler"),
-        ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
+        ({"k_noise_sampling": 4}, "noise is sampled without it"),
         ({"dropout_probability": 0.1, "lora_decompose": True}, "dora has dropout on the adapter's inputs only"),
         ({"dropout_probability": 0.1, "peft_type": "LOHA"}, "loha has dropout on the adapter's inputs only"),
     ],
@@ -278,3 +278,10 @@ def test_concepts_of_prior_predictions_are_refused_by_name(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"concepts\.0\.type: 'PRIOR_PREDICTION': .*the base model's own prediction"):
         import_config(file)
     assert import_config(file, without=["concepts.0.type"]).config.dataset == "a"
+
+
+def test_an_exact_size_is_trained_as_such(tmp_path: Path) -> None:
+    c = imported(tmp_path, {**ONE, "resolution": "1024x768"}).config
+    assert c.resolution == (1024, 768) and not c.buckets and c.bucket_step == 64
+    c = imported(tmp_path, {**ONE, "resolution": "1000x760", "concepts": [{"path": "a", "balancing": 2}]}).config
+    assert c.resolution == (1000, 760) and c.bucket_step == 8

@@ -14,6 +14,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import import_config
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.sample_prompts import sample_requests
+from tests.unit.training.importers.other_trainers import write_text
 from tests.unit.training.importers.small_imports import TUNER, imported
 
 
@@ -242,3 +243,41 @@ def test_paths_of_another_machine_are_named(tmp_path: Path) -> None:
     (tmp_path / "theirs.json").write_text(json.dumps({**table, "data_backend_config": "C:\\none.json"}), "utf-8")
     with pytest.raises(ConfigError, match=r"data_backend_config \(dataset\): is required"):
         import_config(tmp_path / "theirs.json")
+
+
+ENV = """# a comment
+export MODEL_TYPE='lora'
+export MODEL_FAMILY="sdxl"
+export MODEL_NAME="base.safetensors"
+export DATALOADER_CONFIG='config/backends.json'
+export MAX_NUM_STEPS=300   # of the optimizer
+export NUM_EPOCHS=0
+export LEARNING_RATE=8e-5
+export LR_SCHEDULE="polynomial"
+export USE_GRADIENT_CHECKPOINTING=true
+export VALIDATION_PROMPT="a photo in 'Paris'"
+export TRAINING_NUM_PROCESSES=1
+export TRAINER_EXTRA_ARGS="--lora_rank=8 --snr_gamma 5"
+TRAINER_EXTRA_ARGS="${TRAINER_EXTRA_ARGS} --lr_end 8e-6"
+TRAINER_EXTRA_ARGS+=" --disable_benchmark"
+"""
+
+
+def test_variables_of_a_config_env_are_the_flags(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    backend = {"id": "a", "type": "local", "instance_data_dir": "photos", "caption_strategy": "textfile"}
+    (tmp_path / "config" / "backends.json").write_text(json.dumps([backend]), "utf-8")
+    result = import_config(write_text(tmp_path, ENV, "config.env"))
+    c = result.config
+    assert (result.kind, c.model, c.dataset, c.rank, c.steps, c.learning_rate) == (
+        "SimpleTuner", "base.safetensors", "photos", 8, 300, 8e-5,
+    )  # fmt: skip
+    assert (c.lr_scheduler, c.lr_min_ratio, c.min_snr_gamma) == ("polynomial", pytest.approx(0.1), 5)
+    assert c.sample_prompts == ("a photo in 'Paris' --n blurry, cropped, ugly --w 256 --h 256",)
+    assert not any("is not known here" in line for line in result.no_equivalent)
+
+
+def test_older_names_of_the_flow_settings_count(tmp_path: Path) -> None:
+    flux = {**TUNER, "model_family": "flux", "disable_assistant_lora": True, "pretrained_model_name_or_path": "m"}
+    c = imported(tmp_path, {**flux, "flux_schedule_auto_shift": True}).config
+    assert (c.timestep_sampling, c.timestep_shift) == ("shift", None)

@@ -12,7 +12,6 @@ them, so that with n resolutions an epoch is n times as long, and a run has n ti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +24,7 @@ from inweave.training.config.values import (
     parse_bool,
     parse_int,
     parse_number,
+    parse_sizes,
     with_setting_name,
 )
 from inweave.training.importers.datasets import Folder, put_folders, put_options
@@ -38,6 +38,7 @@ _HARMLESS = names(
     image.enable_crop_jitter image.enable_random_flip text.prompt_source text.keep_tags_count text.tag_delimiter
     text.enable_tag_shuffling text.tag_dropout_enable text.tag_dropout_probability text.tag_dropout_mode
     text.prompt_path balancing repeats resolution_override image.resolution_override type validation_concept
+    include_subdirectories
     text.tag_dropout_special_tags text.tag_dropout_special_tags_mode text.tag_dropout_special_tags_regex
     text.caps_randomize_mode text.caps_randomize_probability text.caps_randomize_lowercase
     """
@@ -47,11 +48,35 @@ _HARMLESS = names(
 def put_concepts(out: Translation) -> None:
     """Set the dataset, and count the epochs of several resolutions."""
     concepts = entries_by_index(out.settings, "concepts")
-    resolutions = parse_resolutions(out.get("resolution") or "512")
-    if "x" in str(out.get("resolution")):
-        out.refuse("resolution", f"{for_message(out.get('resolution'))} is a fixed size, and not an area", "resolution")
+    resolutions = _resolutions(out)
+    folders = concept_folders(out)
+    if variations := [parse_int(each["text_variations"]) for each in concepts.values() if each.get("text_variations")]:
+        out.fields["caption_variants"] = max(variations)
+    put_folders(out, folders)
+    if not folders:  # of a preset, which has none
+        usual = {**defaults("onetrainer", "concept"), "path": "-"}
+        if (folder := _folder("concepts", {}, usual, resolutions, out)) is not None:
+            put_options(out, folder)
+    count = len(resolutions)
+    if count > 1:
+        epochs = parse_int(out.fields.get("epochs") or out.get("epochs") or 100)
+        out.fields["epochs"] = -(-epochs // count)
+        how = f"an epoch trains all {count} of them here, so that {epochs} epochs are {out.fields['epochs']}"
+        out.unsupported("resolution", how) if epochs % count else out.note("resolution", how)
+
+
+def _resolutions(out: Translation) -> list[int | list[int]]:
+    """Return the resolutions of a run: sides of areas, or one exact size as 512x768."""
+    text = str(out.get("resolution") or "512")
+    exact = parse_sizes(text) if "x" in text and "," not in text else []
+    return [exact] if len(exact) == 2 else [*parse_resolutions(text)]
+
+
+def concept_folders(out: Translation) -> list[Folder]:
+    """Return the folders of the concepts that are trained on."""
+    resolutions = _resolutions(out)
     folders: list[Folder] = []
-    for index, entries in concepts.items():
+    for index, entries in entries_by_index(out.settings, "concepts").items():
         at, values = f"concepts.{index}", {key: value for key, value in entries.items() if value is not None}
         concept = {**defaults("onetrainer", "concept"), **values}
         if not parse_bool(concept.get("enabled", True)):
@@ -74,20 +99,7 @@ def put_concepts(out: Translation) -> None:
             out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
             continue
         folders += [folder] if folder else []
-    if variations := [parse_int(each["text_variations"]) for each in concepts.values() if each.get("text_variations")]:
-        out.fields["caption_variants"] = max(variations)
-    bucketing = {"enable_bucket": parse_bool(out.get("aspect_ratio_bucketing", True))}
-    put_folders(out, [replace(folder, options={**folder.options, **bucketing}) for folder in folders])
-    if not folders:  # of a preset, which has none
-        usual = {**defaults("onetrainer", "concept"), "path": "-"}
-        if (folder := _folder("concepts", {}, usual, resolutions, out)) is not None:
-            put_options(out, replace(folder, options={**folder.options, **bucketing}))
-    count = len(resolutions)
-    if count > 1:
-        epochs = parse_int(out.fields.get("epochs") or out.get("epochs") or 100)
-        out.fields["epochs"] = -(-epochs // count)
-        how = f"an epoch trains all {count} of them here, so that {epochs} epochs are {out.fields['epochs']}"
-        out.unsupported("resolution", how) if epochs % count else out.note("resolution", how)
+    return folders
 
 
 def _kind(concept: Mapping[str, Any]) -> str:
@@ -98,7 +110,11 @@ def _kind(concept: Mapping[str, Any]) -> str:
 
 
 def _folder(
-    at: str, entries: Mapping[str, Any], concept: Mapping[str, Any], resolutions: list[int], out: Translation
+    at: str,
+    entries: Mapping[str, Any],
+    concept: Mapping[str, Any],
+    resolutions: list[int | list[int]],
+    out: Translation,
 ) -> Folder | None:
     path = concept.get("path")
     if not isinstance(path, str) or not path:
@@ -112,13 +128,17 @@ def _folder(
         source = for_message(concept["text.prompt_source"])
         out.refuse(f"{at}.text.prompt_source", f"{source}: captions are files next to images")
     if parse_bool(concept.get("image.enable_resolution_override", False)):
-        resolutions = parse_resolutions(concept.get("image.resolution_override") or resolutions)
+        resolutions = [*parse_resolutions(concept.get("image.resolution_override") or 512)]
+    bucketing = parse_bool(out.get("aspect_ratio_bucketing", True)) and not isinstance(resolutions[0], list)
     options: dict[str, Any] = {
+        "enable_bucket": bucketing,
         "caption_extension": ".txt", "flip_aug": parse_bool(concept["image.enable_random_flip"]),
         "random_crop": parse_bool(concept["image.enable_crop_jitter"]),
         "shuffle_caption": parse_bool(concept.get("text.enable_tag_shuffling", False)),
         "caption_separator": str(concept["text.tag_delimiter"]) or ",",
     }  # fmt: skip
+    if not is_off(concept.get("include_subdirectories")):
+        options["include_subfolders"] = True
     options["keep_tokens"] = parse_int(concept["text.keep_tags_count"]) if options["shuffle_caption"] else 0
     if parse_bool(concept.get("text.tag_dropout_enable", False)):
         options["caption_tag_dropout_rate"] = parse_number(concept.get("text.tag_dropout_probability", 0))

@@ -47,23 +47,31 @@ def put_backends(out: Translation, source: Source) -> None:
             out.mapping["data_backend_config"] = "dataset"
         put_options(out, _folder("data_backend_config", {**usual, "caption_strategy": "textfile"}, {}, out))
         return
+    folders = backend_folders(out, backends)
+    put_folders(out, folders)
+    if len(folders) > 1:
+        why = "SimpleTuner chooses backends at random; here each image is seen as often as its repeats say"
+        out.unsupported("data_backend_config", why)
+    trained = [backends[int(folder.where.rpartition(".")[2])] for folder in folders]
+    for name in ("resolution", "resolution_type", "caption_strategy"):
+        if trained and all(backend.get(name) is not None for backend in trained):
+            out.forget_default(name)
+    out.mapping["data_backend_config"] = "dataset"
+
+
+def backend_folders(out: Translation, backends: list[Any]) -> list[Folder]:
+    """Return the folders of the backends with images, which have no path if they are somewhere else."""
+    usual = {**defaults("simpletuner", "backend"), **out.settings}
     folders = []
     for index, backend in enumerate(backends):
         if not isinstance(backend, Mapping) or not is_off(backend.get("disabled", backend.get("disable"))):
             continue
         kind, at = str(backend.get("dataset_type", "image")), f"data_backend_config.{index}"
         if kind == "image":
-            folders.append((backend, _folder(at, {**usual, **backend}, backend, out)))
+            folders.append(_folder(at, {**usual, **backend}, backend, out))
         elif kind not in ("text_embeds", "image_embeds", "eval"):
             out.refuse(f"{at}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported")
-    put_folders(out, [folder for _, folder in folders])
-    if len(folders) > 1:
-        why = "SimpleTuner chooses backends at random; here each image is seen as often as its repeats say"
-        out.unsupported("data_backend_config", why)
-    for name in ("resolution", "resolution_type", "caption_strategy"):
-        if folders and all(backend.get(name) is not None for backend, _ in folders):
-            out.forget_default(name)
-    out.mapping["data_backend_config"] = "dataset"
+    return folders
 
 
 def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: Translation) -> Folder:

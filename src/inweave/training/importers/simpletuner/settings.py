@@ -1,4 +1,4 @@
-"""SimpleTuner's config.json: the flags of its script, with or without their dashes.
+"""SimpleTuner's config.json: the flags of its script, with or without their dashes; or config.env, as variables.
 
     model_family + model_type = lora   the family, and that an adapter is trained
     lora_type standard                 PEFT: attention, or the modules of flux_lora_target
@@ -58,7 +58,8 @@ def _recognize(table: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _prepare(source: Source) -> Translation:
-    entries = {name.lstrip("-").replace("-", "_"): value for name, value in source.settings.items()}
+    named = {name.lstrip("-").replace("-", "_"): value for name, value in source.settings.items()}
+    entries = {re.sub(r"^flux_(?=schedule_|use_|beta_)", "flow_", name): value for name, value in named.items()}
     kind = str(entries.get("model_type") or defaults("simpletuner", "values")["model_type"])
     if kind != "lora":
         raise refuse_method("model_type", f"{for_message(kind)}: a full fine-tune trains the whole model")

@@ -1,0 +1,107 @@
+"""Datasets as other trainers lay them out on disk: lists of images in several formats, folders of folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from inweave.errors import ConfigError, FormatError
+from inweave.training.data.reader import read_dataset
+from inweave.training.data.types import Dataset
+
+
+def image(path: Path, caption: str | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16), (len(path.parts), sum(str(path).encode()) % 251, 7)).save(path)
+    if caption is not None:
+        path.with_suffix(".txt").write_text(caption, "utf-8")
+    return path
+
+
+def captions(dataset: Dataset) -> dict[str, tuple[str, ...]]:
+    return {example.path.name: example.captions for example in dataset.examples}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("metadata.jsonl", '{"file_name": "a.png", "text": "A, b"}\n{"file_name": "in/c.png", "caption": "C"}\n'),
+        ("metadata.csv", 'file_name,text\na.png,"A, b"\nin/c.png,C\n'),
+        ("list.jsonl", '{"image_path": "a.png", "caption": "A, b"}\n{"image_path": "/other/in/c.png", "caption": "C"}'),
+        ("meta.json", '{"a": {"caption": "A", "tags": "b"}, "in/c": {"caption": "C", "train_resolution": [8, 8]}}'),
+        ("meta.json", '{"C:\\\\data\\\\a.png": {"tags": "A, b"}, "in/c.png": {"caption": "C", "tags": ""}}'),
+    ],
+)
+def test_a_file_that_lists_images_is_a_dataset(name: str, text: str, tmp_path: Path) -> None:
+    """By its path, as the metadata_file of a subset, and, under its usual name, in its folder."""
+    for each in ("a.png", "b.png", "in/c.png"):
+        image(tmp_path / each)
+    if "/other/" in text:
+        image(tmp_path / "c.png")
+    (tmp_path / name).write_text(text, "utf-8")
+    tables = {"datasets": [{"subsets": [{"image_dir": str(tmp_path), "metadata_file": str(tmp_path / name)}]}]}
+    sources = [tmp_path / name, tables, *([tmp_path] if name.startswith("metadata.") else [])]
+    for source in sources:
+        assert captions(read_dataset(source)) == {"a.png": ("A, b",), "c.png": ("C",)}
+
+
+def test_a_csv_about_something_else_lists_no_images(tmp_path: Path) -> None:
+    image(tmp_path / "a.png", "a cat")
+    (tmp_path / "metadata.csv").write_text("id,score\n1,2\n", "utf-8")
+    assert captions(read_dataset(tmp_path)) == {"a.png": ("a cat",)}
+
+
+def test_lists_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
+    image(tmp_path / "a.png", "a cat")
+    for name, text, message in (
+        ("metadata.parquet", "PAR1", r"Parquet files are not read; write a metadata\.jsonl"),
+        ("m.json", '{"a": 1}', r"expected \{\"a\.png\""),
+        ("m.json", "[1, 2]", "expected concepts of OneTrainer or data backends of SimpleTuner"),
+        ("m.json", '{"../../etc/x.png": {"caption": "x"}}', "outside of the folder"),
+        ("m.csv", "file_name,text\n,x\n", "line 2 names no image"),
+    ):
+        (tmp_path / name).write_text(text, "utf-8")
+        with pytest.raises((ConfigError, FormatError), match=message):
+            read_dataset(tmp_path / name)
+
+
+def test_folders_in_a_folder_without_images_are_read(tmp_path: Path) -> None:
+    image(tmp_path / "cats" / "a.png", "a cat")
+    image(tmp_path / "dogs" / "old" / "b.png", "a dog")
+    image(tmp_path / ".cache" / "c.png", "hidden")
+    assert captions(read_dataset(tmp_path)) == {"a.png": ("a cat",), "b.png": ("a dog",)}
+    assert {example.folder for example in read_dataset(tmp_path).examples} == {"cats", "old"}
+    image(tmp_path / "d.png", "outer")
+    dataset = read_dataset(tmp_path)
+    assert list(captions(dataset)) == ["d.png"] and len(dataset.report.ignored) == 2
+
+
+def test_subfolders_of_a_subset_are_read_on_request(tmp_path: Path) -> None:
+    image(tmp_path / "a.png", "outer")
+    image(tmp_path / "in" / "b.png", "inner")
+    subset = {"image_dir": str(tmp_path)}
+    for extra, names in (({}, ["a.png"]), ({"include_subfolders": True}, ["a.png", "b.png"])):
+        assert list(captions(read_dataset({"datasets": [{"subsets": [subset | extra]}]}))) == names
+
+
+def test_lists_of_folders_of_onetrainer_and_simpletuner_are_datasets(tmp_path: Path) -> None:
+    image(tmp_path / "photos" / "a.png", "a cat")
+    image(tmp_path / "photos" / "in" / "b.png", "a dog")
+    concepts = [{"path": "photos", "balancing": 3, "include_subdirectories": True}, {"path": "no", "enabled": False}]
+    (tmp_path / "concepts.json").write_text(json.dumps(concepts), "utf-8")
+    dataset = read_dataset(tmp_path / "concepts.json")
+    assert captions(dataset) == {"a.png": ("a cat",), "b.png": ("a dog",)}
+    assert [example.repeats for example in dataset.examples] == [3, 3]
+    backends = [
+        {"id": "a", "type": "local", "instance_data_dir": "photos", "caption_strategy": "textfile", "repeats": 1},
+        {"id": "t", "dataset_type": "text_embeds", "cache_dir": "c"},
+    ]
+    (tmp_path / "multidatabackend.json").write_text(json.dumps(backends), "utf-8")
+    dataset = read_dataset(tmp_path / "multidatabackend.json")
+    assert captions(dataset) == {"a.png": ("a cat",)} and dataset.examples[0].repeats == 2
+    (tmp_path / "concepts.json").write_text('[{"path": "photos", "type": "PRIOR_PREDICTION"}]', "utf-8")
+    with pytest.raises(ConfigError, match=r"concepts\.json: .*concepts\.0\.type"):
+        read_dataset(tmp_path / "concepts.json")

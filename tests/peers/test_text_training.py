@@ -1,4 +1,4 @@
-"""Texts beside PEFT and transformers: the folder that names its base, the documented recipe, and the loss of a Trainer."""
+"""Texts beside PEFT, transformers and plain torch: folders that name their base, the recipe, and the loss per token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import inweave
+from inweave.training.distributed.world import World
 from inweave.training.session import prepare, train
 from tests.unit.training.tasks.test_language import configured, write_language_model
 
@@ -99,7 +100,7 @@ def test_folders_of_other_heads_name_their_task(kind: str, task: str, tmp_path: 
 
 @pytest.mark.parametrize(("batch_size", "accumulation"), [(3, 1), (1, 3), (2, 2)])
 def test_an_update_is_that_of_the_mean_over_all_of_its_tokens(
-    model: Path, batch_size: int, accumulation: int, tmp_path: Path
+    model: Path, batch_size: int, accumulation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against plain torch: all completions' -log p, added and divided by their number, whatever the batches are.
 
@@ -119,6 +120,7 @@ def test_an_update_is_that_of_the_mean_over_all_of_its_tokens(
     for split in (1, 2):
         run.step.split = split
         run.step._accumulate(0, batches)
+        together = run.flat.grads.clone()
         losses, means = [], []
         run.model.zero_grad()
         for tokens, covered in examples:
@@ -126,16 +128,24 @@ def test_an_update_is_that_of_the_mean_over_all_of_its_tokens(
             targets = torch.tensor(tokens[1:])
             each = -logits.gather(1, targets[:, None])[:, 0][torch.tensor(covered[1:])]
             losses.append(each)
-            means.append(float(each.mean()))
+            means.append(float(each.detach().mean()))
         reference = torch.cat(losses).mean()
         parameters = list(run.trainable.parameters.values())
         gradients = torch.autograd.grad(reference, parameters)
-        assert float(run.step.loss) == pytest.approx(float(reference), rel=1e-5)
-        assert abs(sum(means) / len(means) - float(reference)) > 0.01 * float(reference), "the comparison can fail"
+        assert float(run.step.loss) == pytest.approx(float(reference.detach()), rel=1e-5)
+        assert abs(sum(means) / len(means) - float(reference.detach())) > 0.01 * float(reference.detach()), (
+            "the comparison can fail"
+        )
         actual = {name: run.flat.grads[place.place] for name, place in run.flat.segments.items()}
         for (name, gradient), expected in zip(actual.items(), gradients, strict=True):
             assert torch.allclose(gradient.flatten(), expected.flatten(), rtol=1e-3, atol=1e-6), name
-    held_out = torch.cat(
-        [torch.full((int(run.step.weight(batch)),), float(run.step.eval_loss(batch))) for batch in batches]
-    )
-    assert float(held_out.mean()) == pytest.approx(float(reference), rel=1e-5)
+    weights = [run.step.weight(batch) for batch in batches]
+    validation = sum(weight * float(run.step.eval_loss(batch)) for weight, batch in zip(weights, batches, strict=True))
+    assert validation / sum(weights) == pytest.approx(float(reference.detach()), rel=1e-5)
+    monkeypatch.setattr(World, "add_up", lambda self, tensor: tensor.fill_(sum(weights)))
+    of_all = torch.zeros_like(run.flat.grads)
+    for rank, batch in enumerate(batches):  # one micro-batch in each process
+        monkeypatch.setattr(run.step, "world", World(len(batches), rank))
+        run.step._accumulate(0, [batch])
+        of_all += run.flat.grads
+    torch.testing.assert_close(of_all, together, rtol=1e-4, atol=1e-6)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConflictError
+from inweave.serve.jobs.clock import AgeClock
 from inweave.serve.jobs.files import JobFiles, own_folder
 from inweave.serve.jobs.job import Event, Failure, Job
 
@@ -56,11 +57,12 @@ VERSION = 1
 class JobDatabase:
     """The database in a folder that one process owns. Safe to call from several threads."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, *, clock: Callable[[], float] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.files = JobFiles(folder / "files")
-        self._clock = clock
+        #: for stamps, and for ages; one that is given is used for both
+        self._clock, self._age_clock = clock or time.time, clock or AgeClock()
         self._lock = threading.RLock()
         self._ownership = own_folder(folder)
         self._db = sqlite3.connect(folder / "jobs.sqlite3", isolation_level=None, check_same_thread=False)

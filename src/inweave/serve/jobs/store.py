@@ -14,7 +14,6 @@ expired job says so, without events, request or files.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ class JobStore(JobQueries):
         queue_limit: int = 1000,
         keep_seconds: float = 24 * 3600,
         keep_bytes: int = 4 * 1024**3,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(folder, clock=clock)
         self.queue_limit = queue_limit
@@ -234,9 +233,9 @@ class JobStore(JobQueries):
         ended = f"state IN ({', '.join(repr(state) for state in FINAL)}) AND expired = 0"
         with self._lock:
             rows = self._db.execute(
-                f"SELECT id, finished, bytes FROM jobs WHERE {ended} ORDER BY finished DESC"
+                f"SELECT id, finished, bytes FROM jobs WHERE {ended} ORDER BY number DESC"
             ).fetchall()
-            limit, total, gone = self._clock() - self.keep_seconds, 0, []
+            limit, total, gone = self._age_clock() - self.keep_seconds, 0, []
             for job, finished, size in rows:
                 total += size
                 if finished < limit or total > self.keep_bytes:

@@ -106,7 +106,7 @@ class Service:
         self.images = Images(settings, self._uploads, self._sandbox)
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
-        self.started = time.time()
+        self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
         self._assignments = Assignments(self.store)
         names, threads = device_names(settings.devices), threads_each(settings.devices)

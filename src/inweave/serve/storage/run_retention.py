@@ -28,9 +28,10 @@ def expire_runs(store: JobStore, folder: Path, keep_bytes: int) -> None:
         if jobs is None:
             shutil.rmtree(path, ignore_errors=True)
         elif all(job.final for job in jobs):
-            ended.append((max(job.finished or 0.0 for job in jobs), path))
+            ended.append(path)
     total = 0
-    for place, (_, path) in enumerate(sorted(ended, reverse=True)):
+    newest = list(runs)  # the latest first, in the order of submission: the system's clock may have gone back
+    for place, path in enumerate(sorted(ended, key=lambda path: newest.index(path.name))):
         total += sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
         if total > keep_bytes and place > 0:
             shutil.rmtree(path, ignore_errors=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 from inweave.errors import MissingError, RequestError
 from inweave.files.writing import write_atomic
+from inweave.serve.jobs.clock import AgeClock
 from inweave.serve.jobs.errors import GoneError, StorageError
 from inweave.serve.jobs.image_request import png_size
 
@@ -71,11 +72,12 @@ class UploadStore:
         keep_seconds: float,
         max_count: int,
         max_bytes: int,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._files = folder / "uploads"
         self._files.mkdir(parents=True, exist_ok=True)
-        self._keep_seconds, self._max_count, self._max_bytes, self._clock = keep_seconds, max_count, max_bytes, clock
+        self._keep_seconds, self._max_count, self._max_bytes = keep_seconds, max_count, max_bytes
+        self._clock, self._age_clock = clock or time.time, clock or AgeClock()
         self._lock = threading.Lock()
         self._db = sqlite3.connect(folder / "uploads.sqlite3", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -95,9 +97,10 @@ class UploadStore:
         """Store an image from the sandbox; the ones used longest ago make room."""
         if len(png) > self._max_bytes:
             raise RequestError(f"the image takes {len(png):,} bytes; all uploads together may take {self._max_bytes:,}")
-        name, now = f"{PREFIX}{secrets.token_hex(12)}", self._clock()
+        name = f"{PREFIX}{secrets.token_hex(12)}"
         width, height = png_size(png)
         with self._lock:
+            now = self._now()
             write_atomic(self._file(name), [png], error=StorageError)
             try:
                 self._db.execute(
@@ -119,7 +122,7 @@ class UploadStore:
         """Return the image as PNG and restart its time."""
         with self._lock:
             self._find(name)
-            self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", (self._clock(), name))
+            self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", (self._now(), name))
             try:
                 return self._file(name).read_bytes()
             except FileNotFoundError:
@@ -137,9 +140,14 @@ class UploadStore:
         with self._lock:
             self._expire()
 
+    def _now(self) -> float:
+        """Return the time of a use: later than every other, also after the system's clock went back."""
+        (latest,) = self._db.execute("SELECT max(used) FROM uploads WHERE expired = 0").fetchone()
+        return max(self._clock(), (latest or 0.0) + 1e-3)
+
     def _expire(self) -> None:
         query = "SELECT id, used, bytes FROM uploads WHERE expired = 0 ORDER BY used DESC, number DESC"
-        limit, total = self._clock() - self._keep_seconds, 0
+        limit, total = self._age_clock() - self._keep_seconds, 0
         for place, (name, used, size) in enumerate(self._db.execute(query).fetchall()):
             total += size
             if used < limit or total > self._max_bytes or place >= self._max_count:
@@ -160,7 +168,7 @@ class UploadStore:
         if row is None:
             raise MissingError(f"there is no upload {name[:100]}; upload the image first")
         _, width, height, size, created, used, expired = row
-        if expired or used < self._clock() - self._keep_seconds:
+        if expired or used < self._age_clock() - self._keep_seconds:
             raise GoneError(f"upload {name} has expired; send the image again")
         return Upload(name, width, height, size, created, used + self._keep_seconds)
 

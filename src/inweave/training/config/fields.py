@@ -66,9 +66,7 @@ class TrainSettings(CheckedModel):
         "auto", "compute precision; trained weights keep fp32 master copies"
     )
 
-    allow_download: bool = _model(
-        False, "download the base model from the Hub if it is not on this machine", resume="free"
-    )
+    allow_download: bool = _model(False, "download the base model from the Hub if it is not here", resume="free")
 
     dataset: str | dict[str, Any] = _dataset(
         ...,

@@ -64,16 +64,16 @@ def test_the_completion_is_kept_first_and_the_prompt_loses_only_what_must_go(tok
     ((whole, flags),), none = token_rows(tokenizer, [(prompt, completion)], 1000)
     ((tokens, covered),), cuts = token_rows(tokenizer, [(prompt, completion)], length)
     begin = [0] if whole[0] == 0 else []
-    trained = sum(flags)
+    goal = sum(flags)
     context = max(len(begin), 1)
     assert none.longer == 0 and none.text() == "" and len(tokens) == min(length, len(whole))
     assert tokens[: len(begin)] == begin
-    assert sum(covered) == min(trained, length - context), "as much of the completion as there is room for"
+    assert sum(covered) == min(goal, length - context), "as much of the completion as there is room for"
     first = covered.index(True)
     assert tokens[first:] == whole[flags.index(True) :][: length - first]
     assert tokens[len(begin) : first] == whole[len(begin) : flags.index(True)][-(first - len(begin)) or len(whole) :]
     assert (cuts.longer, cuts.prompts, cuts.completions) == (
-        int(length < len(whole)), int(length < len(whole)), int(trained > length - context)
+        int(length < len(whole)), int(length < len(whole)), int(goal > length - context)
     )  # fmt: skip
     assert cuts.prompt_tokens + cuts.completion_tokens == len(whole) - len(tokens)
 
@@ -141,8 +141,8 @@ def test_templates_of_a_folder_and_rows_with_messages_are_read(folders: dict[str
     folder = Path(shutil.copytree(folders["llama"], tmp_path / "model"))
     assert load_tokenizer(folder).chat_template is None
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    templates = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": MARKED}]
-    for form, expected in ((CHATML, CHATML), (templates, {"default": CHATML, "tool_use": MARKED})):
+    several = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": MARKED}]
+    for form, expected in ((CHATML, CHATML), (several, {"default": CHATML, "tool_use": MARKED})):
         (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": form}))
         assert load_tokenizer(folder).chat_template == expected
     (folder / "chat_template.jinja").write_text(MARKED)

@@ -38,7 +38,7 @@ class ServiceCollector(Collector):
         yield GaugeMetricFamily("inweave_ready", "Whether a job would run now", value=float(service.readiness[0]))
         yield GaugeMetricFamily("inweave_loras", "LoRA files in the library", value=service.loras.count_now())
         yield GaugeMetricFamily(
-            "inweave_uptime_seconds", "Since the worker started", value=time.time() - service.started
+            "inweave_uptime_seconds", "Since the worker started", value=time.monotonic() - service.started_at
         )
         finished = CounterMetricFamily("inweave_jobs_finished", "Jobs that ended on a device", labels=["device"])
         restarts = CounterMetricFamily("inweave_process_restarts", "Model processes that died", labels=["device"])

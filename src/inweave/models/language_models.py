@@ -1,7 +1,7 @@
 """Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors.
 
     config.json ──► the settings its class declares (`inweave.models.configuration`)
-    weights     ──► `FileSource`: the header gate, shards next to their index; the library only gets tensors
+    weights     ──► `open_source`: the header gate, shards next to their index; the library only gets tensors
     tokenizer   ──► `inweave.models.tokenizers`
 
 Nothing else in the folder is opened: no adapter next to the model, no code, no other way to store weights.
@@ -20,7 +20,8 @@ from inweave.errors import FormatError
 from inweave.formats.files import network_file
 from inweave.models.configuration import bounded, library_errors, read_config, transformers_config
 from inweave.models.tokenizers import make_tokenizer
-from inweave.weights.source import FileSource
+from inweave.weights.packed import open_source
+from inweave.weights.source import WeightSource
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -70,7 +71,7 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
     return model.to(device).eval().requires_grad_(False), tokenizer
 
 
-def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
+def _blank(folder: Path, dtype: torch.dtype, source: WeightSource) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = _config(folder, _document(folder))
@@ -80,12 +81,12 @@ def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
     return network.eval().requires_grad_(False)
 
 
-def _source(folder: Path) -> FileSource:
+def _source(folder: Path) -> WeightSource:
     weights = network_file(folder)
     if weights is None:
         raise FormatError(f"{folder}: no .safetensors weights in this folder")
     with _unreadable(folder):
-        return FileSource(weights)
+        return open_source(weights)
 
 
 def _document(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
 from inweave.models.model import file_index
-from inweave.ops.quantized import fp8
+from inweave.ops.quantized import FORMATS, QuantizedLinear, fp8
 from inweave.ops.quantized.fp8 import Fp8Linear
 from inweave.training.adapters.targets import token_layers
 from inweave.training.checkpoint.resume import ensure_resumable
@@ -122,6 +122,33 @@ def test_a_device_without_such_products_is_refused_before_weights_are_read(tmp_p
             refuse(config)
     assert any("8-bit products" in problem for problem in check(config)[2]["problems"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["int8", "int8-hadamard", "nf4"])
+def test_a_format_that_only_stores_trains_on_any_device(format: str, tmp_path: Path) -> None:
+    """The bundled model, checkpointed; its weights take the bytes that the plan predicts, and fewer than in 16 bits."""
+    settings = {"quantize": format, "targets": "attention-mlp", "gradient_checkpointing": "full"}
+    config = session_config(tmp_path).model_copy(update=settings)
+    _, _, needs = check(config)
+    assert needs["problems"] == []
+    _, _, plain = check(config.model_copy(update={"quantize": "off"}))
+    records: list[Any] = []
+    run, sample = prepare(config)
+    quantized = [layer for layer in run.model.denoiser.modules() if isinstance(layer, QuantizedLinear)]
+    quantized += [layer.base for layer in lora_layers(run.model.denoiser).values()]
+    quantized = [layer for layer in quantized if isinstance(layer, FORMATS[format])]
+    assert quantized and not any("weight" in layer._parameters for layer in quantized)
+    result = run.train(sample=sample, on_record=records.append)
+    (text,) = [record["text"] for record in records if record.get("event") == "quantize"]
+    assert f"are stored in {format}" in text and "differ by" in text
+    assert all(loss == loss for loss in result.losses) and result.skipped_steps == 0
+    trained = {id(p) for layer in lora_layers(run.model.denoiser).values() for p in layer.adapters.parameters()}
+    own = sum(t.nbytes for network in run.model.networks.values() for t in network.parameters() if id(t) not in trained)
+    own += sum(t.nbytes for layer in set(quantized) for t in layer.quantized)
+    assert own == needs["weights_bytes"] < plain["weights_bytes"]
+    shrunk = sum(layer.in_features * layer.out_features for layer in set(quantized))
+    saved = (2 - FORMATS[format].bytes_per_parameter) * shrunk
+    assert plain["weights_bytes"] - needs["weights_bytes"] == pytest.approx(saved, rel=0.05)
 
 
 @pytest.mark.usefixtures("allowed")

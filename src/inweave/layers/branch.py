@@ -29,6 +29,7 @@ from inweave.layers.spec import DROPOUTS, AdapterSpec
 from inweave.ops.kinds import LayerKind
 from inweave.ops.kinds.offloaded import numbers
 from inweave.ops.linear import Rounded
+from inweave.ops.quantized import weight_like
 from inweave.ops.tensors.decode import Reader, encode
 
 
@@ -238,7 +239,7 @@ class Branch(nn.Module, ABC):
 
         ``training`` enables dropout between the factors; the layer itself applies the dropout of ``x``.
         """
-        out, into = kind.shape(module.weight)  # type: ignore[arg-type]
+        out, into = kind.shape(weight_like(module))
         return kind.apply(module, x, self.product().to(dtype).reshape(out, *into))
 
     def extra_repr(self) -> str:

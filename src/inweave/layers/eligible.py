@@ -7,14 +7,13 @@ its first merge.
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from inweave.layers.branch import Geometry
 from inweave.layers.layer import LoraLayer
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, departure, kind_of, registered_kind
+from inweave.ops.quantized import QuantizedLinear, weight_like
 
 _KINDS = "Linear, Conv1d, Conv2d, Conv3d, Embedding, transformers' Conv1D"
 
@@ -30,12 +29,12 @@ def geometry_of(module: nn.Module) -> Geometry:
         return module.geometry
     kind = kind_of(module)
     assert kind is not None
-    return Geometry(*kind.shape(cast("nn.Parameter", module.weight)), kind.groups(module), kind.embedding)
+    return Geometry(*kind.shape(weight_like(module)), kind.groups(module), kind.embedding)
 
 
 def ineligible(module: nn.Module) -> str | None:
     """Return why a module cannot carry adapters, or None if it can."""
-    if isinstance(module, LoraLayer):
+    if isinstance(module, LoraLayer | QuantizedLinear):
         return None
     kind, own = kind_of(module), type(module).__name__
     if kind is None:

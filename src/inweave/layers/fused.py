@@ -45,7 +45,7 @@ def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
         type(kind) is LinearKind
         and not kind.transposed
         and registered_kind(base) is None
-        and type(base).forward is nn.Linear.forward
+        and type(base).forward in (nn.Linear.forward, QuantizedLinear.forward)
     )
 
 

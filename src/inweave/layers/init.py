@@ -25,6 +25,7 @@ from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets, check_patterns, matching
 from inweave.layers.sites import Site
 from inweave.layers.spec import DROPOUTS, AdapterSpec
+from inweave.ops.quantized import weight_like
 from inweave.ops.tensors.subclasses import whole
 
 _MAX_RANK = 2**20
@@ -214,7 +215,7 @@ def _tied_heads(model: nn.Module) -> list[nn.Module]:
 
 def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
     """Return a new adapter's branch for ``layer``; its values are seeded by the module's first name."""
-    name, weight, spec, rules = layer.names[0], layer.weight.detach(), request.spec, request.rules
+    name, weight, spec, rules = layer.names[0], weight_like(layer.base), request.spec, request.rules
     rank = rules.rank_of(name)
     assert rank is not None
     wide = torch.float32 if weight.dtype.itemsize == 1 else torch.promote_types(weight.dtype, torch.float32)

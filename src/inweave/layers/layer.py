@@ -21,7 +21,8 @@ A layer takes its module's place in the model and shares its parameter table: th
 same names (`<module>.weight`), so nothing is copied, and the base's state dict loads and saves as before. Adapter
 parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_a`, ... by role.
 
-    merge    W <- round(W + sum of the changes), computed from the original W in float32; in place, one rounding
+    merge    W <- round(W + sum of the changes), computed from the original W in float32; in place, one rounding;
+             a quantized W is dequantized, and the sum quantized again (`inweave.ops.quantized`)
     unmerge  W <- the saved bits; nothing is ever subtracted
 """
 
@@ -44,6 +45,7 @@ from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 from inweave.ops.kinds.offloaded import ON_DISK, execution_device, in_memory, numbers, weight_maps
 from inweave.ops.merge import all_usable, usable_numbers
+from inweave.ops.quantized import QuantizedLinear, QuantizedWeight, weight_like
 from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, shares, whole
 
 
@@ -83,15 +85,18 @@ class LoraLayer(nn.Module):
         self._off = False
         self._merged = False
         self._pristine: torch.Tensor | None = None
+        self._quantized: QuantizedWeight | None = None  # the original bits of a merged, quantized weight
         self._live: tuple[str, ...] = ()
         self._acting: tuple[tuple[Branch, float], ...] = ()  # the same with branches: saves lookups in forward
-        self.out, self.into = kind.shape(self.weight)
+        self.out, self.into = kind.shape(weight_like(base))
 
     # the wrapped module
 
     @property
     def device(self) -> torch.device:
         """The device for adapters: the weight's; for one on the meta device that of its offload hook, or the CPU."""
+        if isinstance(self.base, QuantizedLinear):
+            return self.base.quantized[0].device  # type: ignore[no-any-return]
         device: torch.device = self.weight.device
         return device if device.type != "meta" else execution_device(self.base) or torch.device("cpu")
 
@@ -302,11 +307,9 @@ class LoraLayer(nn.Module):
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
-        if "weight" not in self._parameters:
-            raise MergeStateError(
-                f"{self.label}: its weight is quantized for training; "
-                "load the model again to merge into the original weight"
-            )
+        if isinstance(self.base, QuantizedLinear):
+            self._merge_quantized(self.base)
+            return
         woven = None
         if self._live:
             if self._custom and not adds_to_output(self.base, self.kind):
@@ -333,12 +336,26 @@ class LoraLayer(nn.Module):
             home.copy_(shares(woven, home))
         self._refresh()
 
+    def _merge_quantized(self, base: QuantizedLinear) -> None:
+        """Quantize the sum again, with new scales; the original bits are kept."""
+        stored = base.quantized
+        woven = self._woven(stored.dequantized(torch.float32))
+        if not woven.isfinite().all():
+            raise TargetError(f"{self.label}: merging {', '.join(self._live)} gives numbers that are not finite")
+        self._quantized = type(stored)(*(tensor.clone() for tensor in stored))
+        self._merged = True  # set first, so that unmerge restores the bits even if the next line raises
+        base.write(type(stored).of(woven))
+        self._refresh()
+
     @torch.no_grad()
     def unmerge(self) -> None:
         """Restore the saved weight, bit for bit."""
         if not self._merged:
             raise NotMerged(f"{self.label}: nothing is merged")
-        if isinstance(self._pristine, nn.Parameter):
+        if isinstance(self.base, QuantizedLinear):
+            self.base.write(cast("QuantizedWeight", self._quantized))
+            self._quantized = None
+        elif isinstance(self._pristine, nn.Parameter):
             self._parameters["weight"] = self._pristine
         elif self._pristine is not None:
             self._home().copy_(self._pristine)
@@ -361,7 +378,11 @@ class LoraLayer(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoraLayer:
         """Convert the parameters: the implementation of `.to`, `.half`, `.cpu` and the like."""
         self._drop_plan()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if isinstance(self.base, QuantizedLinear):  # it knows which of its tensors a conversion may touch
+            self.adapters._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            self.base._apply(fn, recurse)
+        else:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getattr__(self, name: str) -> Any:

@@ -143,7 +143,7 @@ def merge(model: object) -> None:
 
     Raises:
         AlreadyMerged: adapters are merged already.
-        MergeStateError: adapters are disabled, or the weights were quantized for training.
+        MergeStateError: adapters are disabled.
         TargetError: a merged weight would overflow its dtype, a custom layer does not match its registered kind, or a
             weight cannot be written: on disk, on the meta device, or quantized.
         ConfigError: the model has no LoRA layers.

@@ -41,6 +41,7 @@ _UNBOUNDED = ("max_position_embeddings", "original_max_position_embeddings", "ro
 _INFINITE = ("time_step_limit",)  # without an upper end
 _ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # of older files, now `rope_parameters`
 _QUANTIZED = ("quantization_config", "compression_config")
+_UNPACKED = ("bitsandbytes",)  # by the names of stored tensors (`inweave.weights.packed`)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -98,10 +99,13 @@ def _field_names(kind: Any) -> set[str]:
 
 def _refuse_quantized(label: str, document: Mapping[str, Any]) -> None:
     if name := next((name for name in _QUANTIZED if document.get(name)), None):
-        raise FormatError(
-            f"{label}: its weights are quantized ({name}), which inweave does not load; "
-            "use the model in fp32, fp16 or bf16"
-        )
+        settings = document[name]
+        method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+        if method not in _UNPACKED:
+            raise FormatError(
+                f"{label}: its weights are quantized ({name}, {for_message(method)}), which inweave does not load; "
+                "use the model in fp32, fp16, bf16 or fp8, or quantized by bitsandbytes"
+            )
 
 
 def _check_value(label: str, name: str, value: Any, depth: int = 0) -> None:

@@ -29,7 +29,8 @@ from inweave.models.samplers import checked_scheduler
 from inweave.models.tokenizers import make_tokenizer
 from inweave.models.variants import find_variant
 from inweave.targets.index import SINGLE_FILE_PREFIXES, component_from_names
-from inweave.weights.source import FileSource, Renamed, WeightSource
+from inweave.weights.packed import open_source
+from inweave.weights.source import Renamed, WeightSource
 
 NETWORKS = (*FOLDERS, "vae")
 TOKENIZER_FOLDERS = tuple(folder.replace("text_encoder", "tokenizer") for folder in ENCODERS)
@@ -57,7 +58,7 @@ def open_folder(
                 )
             config = (class_name, read_config(folder / part / "config.json"))
             if file is None:
-                networks[part] = NetworkBlueprint(part, *config, FileSource(_weights(folder / part)))
+                networks[part] = NetworkBlueprint(part, *config, open_source(_weights(folder / part)))
             else:
                 networks[part] = part_from_file(Path(file), part, config)
         elif part in TOKENIZER_FOLDERS:
@@ -94,7 +95,7 @@ def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
 
 def part_from_file(path: Path, part: str, config: Config) -> NetworkBlueprint:
     """Return one network of a separate file or folder, or of a whole checkpoint."""
-    source = FileSource(_weights(path) if is_folder(path) else path)
+    source = open_source(_weights(path) if is_folder(path) else path)
     component = "te3" if config[0] == "T5EncoderModel" else FOLDERS.get(part, part)
     names = source.names()
     prefixes = (prefix for prefix, each in SINGLE_FILE_PREFIXES if each == component)
@@ -102,7 +103,7 @@ def part_from_file(path: Path, part: str, config: Config) -> NetworkBlueprint:
     return NetworkBlueprint(part, *config, under_prefix(source, prefix, part))
 
 
-def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
+def under_prefix(source: WeightSource, prefix: str, part: str) -> WeightSource:
     """Return the tensors below ``prefix`` under diffusers' names; without a prefix, those of no other network."""
     others = () if prefix else tuple(other for other, _ in SINGLE_FILE_PREFIXES)
     inside = {

@@ -1,7 +1,7 @@
 """Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors.
 
     config.json ──► the settings its class declares (`inweave.models.configuration`)
-    weights     ──► `FileSource`: the header gate, shards next to their index; the library only gets tensors
+    weights     ──► `open_source`: the header gate, shards next to their index; the library only gets tensors
     tokenizer   ──► `inweave.models.tokenizers`
     template    ──► for conversations: chat_template.jinja, or chat_template in tokenizer_config.json
 
@@ -27,7 +27,8 @@ from inweave.formats.files import network_file
 from inweave.models.configuration import bounded, library_errors, read_config, transformers_config
 from inweave.models.lazy_imports import defer_imports
 from inweave.models.tokenizers import make_tokenizer
-from inweave.weights.source import FileSource
+from inweave.weights.packed import open_source
+from inweave.weights.source import WeightSource
 
 MAX_TEMPLATE = 2**20  # bytes
 
@@ -99,7 +100,7 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
     return model.to(device).eval().requires_grad_(False), tokenizer
 
 
-def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
+def _blank(folder: Path, dtype: torch.dtype, source: WeightSource) -> Any:
     with defer_imports():
         from transformers import AutoModelForCausalLM
 
@@ -110,12 +111,12 @@ def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
     return network.eval().requires_grad_(False)
 
 
-def _source(folder: Path) -> FileSource:
+def _source(folder: Path) -> WeightSource:
     weights = network_file(folder)
     if weights is None:
         raise FormatError(f"{folder}: no .safetensors weights in this folder")
     with _unreadable(folder):
-        return FileSource(weights)
+        return open_source(weights)
 
 
 def _document(folder: Path) -> dict[str, Any]:

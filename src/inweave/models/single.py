@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import open_container
 from inweave.models import bundled
 from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
 from inweave.models.configuration import read_config
@@ -35,7 +34,7 @@ from inweave.models.folder import (
 from inweave.models.identify import identify
 from inweave.models.samplers import checked_scheduler
 from inweave.targets.index import SINGLE_FILE_PREFIXES
-from inweave.weights.source import FileSource
+from inweave.weights.packed import open_source, packed_summary, source_shapes
 
 
 def open_single(
@@ -46,13 +45,13 @@ def open_single(
     parts: PartFiles | None = None,
 ) -> Blueprint:
     """Return the blueprint of a checkpoint; ``variant`` overrides the one identified by its tensors."""
-    container = open_container(path)
-    shapes = {name: tensor.shape for name, tensor in container.tensors.items()}
+    source = open_source(path)
+    shapes = source_shapes(source)
     evidence: tuple[str, ...]
     chosen: Variant | None
     configs: Mapping[str, Config]
     if config is None:
-        identified = identify(shapes, container.metadata)
+        identified = identify(shapes, getattr(source, "metadata", {}))
         known = variant or identified.variant
         chosen, prefixes, evidence = known, identified.parts, identified.evidence
         configs = {folder: bundled.component_config(known, folder) for folder in bundled.folders(known)}
@@ -67,7 +66,8 @@ def open_single(
         configs, tokenizers, settings = _from_folder(Path(config))
         prefixes = _prefixes(shapes, configs)
         evidence = (f"configurations from {config}",)
-    source = FileSource(path)
+    if summary := packed_summary(source):
+        evidence += (summary,)
     networks = {
         folder: NetworkBlueprint(folder, *configs[folder], under_prefix(source, prefix, folder))
         for folder, prefix in prefixes.items()

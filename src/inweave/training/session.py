@@ -32,7 +32,7 @@ from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import sum_up
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.plan import MemoryPlan, enforce, limit_for, plan_run, remove_limit
-from inweave.training.memory.quantization import quantize_denoiser
+from inweave.training.memory.quantization import join_groups
 from inweave.training.memory.speed import speed_of
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
@@ -122,8 +122,9 @@ def prepare(
                 loaded.task, loaded.model, loaded.index, config, world, split=plan.split if plan is not None else 1,
                 meter=meter, base_file=loaded.base_file, checkpoint_seconds=checkpoint_seconds,
             )  # fmt: skip
-            if config.quantize != "off":
-                run.notes.append(("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device)))
+            if loaded.quantized:
+                join_groups(loaded.model.denoiser)
+                run.notes.append(("quantize", loaded.quantized))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)

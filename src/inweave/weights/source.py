@@ -139,6 +139,7 @@ class FileSource:
         self.files = container.files
         self._tensors: Mapping[str, Tensor] = container.tensors
         self._places = container.places
+        self.metadata = container.metadata
         self._stamps = {file: stamp_of(file.stat()) for file in self.files}
 
     def names(self) -> Collection[str]:

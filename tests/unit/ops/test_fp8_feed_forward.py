@@ -23,7 +23,7 @@ from inweave.ops.fp8 import frozen_feed_forward, select
 from inweave.ops.quantized.fp8 import Fp8Linear
 from inweave.training.memory import checkpointing
 
-OPERATORS = ("fp8_product", "fp8_linear", "gelu_rows", "gelu_gradient_rows", "tanh_gelu")
+OPERATORS = ("fp8_product", "fp8_gradient", "fp8_linear", "gelu_rows", "gelu_gradient_rows", "tanh_gelu")
 INPUTS, WIDTH, COLUMNS, OUTPUTS = 32, 64, 16, 48
 
 
@@ -65,15 +65,19 @@ def results(work: Callable[..., torch.Tensor], columns: int, dtype: torch.dtype,
 
 @pytest.mark.parametrize("columns", [0, COLUMNS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_bits_are_those_of_one_after_the_other(dtype: torch.dtype, columns: int) -> None:
+def test_results_are_those_of_one_after_the_other(dtype: torch.dtype, columns: int) -> None:
     mine, theirs = (
         results(work, columns, dtype, "cpu", 1)
         for work in (lambda x, first, second, left: frozen_feed_forward(x, first, second, left), one_after_the_other)
     )
     assert len(mine) == (7 if columns else 2)
     for one, two in zip(mine, theirs, strict=True):
-        assert one.dtype == dtype and one.is_contiguous() and torch.equal(one, two)
+        assert one.dtype == dtype and one.is_contiguous()
         assert float(two.float().abs().max()) > 0
+    per_case = 3 if columns else 2  # the result, and the gradients of both inputs
+    assert torch.equal(mine[0], theirs[0]), "the forward pass: the same bits"
+    for one, two in zip(mine[1:per_case], theirs[1:per_case], strict=True):  # scales are folded in at another place
+        assert float((one - two).float().norm()) <= 0.03 * float(two.float().norm())
 
 
 def test_other_rows_on_the_left_are_refused_and_so_is_a_second_derivative() -> None:
@@ -108,15 +112,15 @@ def test_gradient_checkpointing_and_what_selective_stores(mode: str) -> None:
     with Operations() as seen:
         again = torch.autograd.grad(y.square().mean(), (x, left))
     assert all(map(torch.equal, plain, again))
-    # two of the backward pass; both of the forward pass are recomputed, or those that selective does not store (none)
-    assert seen.total("fp8_product") == 2 + (2 if mode == "full" else 0)
+    # both of the forward pass are recomputed, or those that selective does not store (none)
+    assert (seen.total("fp8_gradient"), seen.total("fp8_product")) == (2, 2 if mode == "full" else 0)
 
 
 def test_selective_stores_the_narrow_product() -> None:
     wide, narrow = torch.empty(4 * INPUTS, INPUTS), torch.empty(INPUTS, 4 * INPUTS)
     operation = torch.ops.inweave.fp8_product.default
     policies = [
-        checkpointing._policy(None, operation, None, None, weight, None, None, torch.float32, True)
+        checkpointing._policy(None, operation, weight[:1], None, weight, None, None, torch.float32, True)
         for weight in (wide, narrow)
     ]
     save, recompute = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
@@ -134,7 +138,7 @@ def test_a_compiler_gets_rows_of_x_and_dy_in_plain_operations() -> None:
     dy = numbers(6, OUTPUTS, seed=2)
     assert all(map(torch.equal, torch.autograd.grad(y, (x, left), dy), torch.autograd.grad(plain, (x, left), dy)))
     counts = {name: count for name in OPERATORS if (count := sum(n.op == "call_function" for n in graphs.calls(name)))}
-    assert counts == {"fp8_product": 4, "gelu_rows": 1, "gelu_gradient_rows": 1}
+    assert counts == {"fp8_product": 2, "fp8_gradient": 2, "gelu_rows": 1, "gelu_gradient_rows": 1}
 
 
 def test_operator_contract() -> None:

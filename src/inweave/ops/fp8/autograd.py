@@ -1,7 +1,10 @@
 """Products with fp8 rows as operators, and x W^T + b for autograd.
 
     forward    y  = x8 W8^T * (scales of x's rows) * (scales of W's rows) + b
-    backward   dx = dy8 V8^T * (scales of dy's rows) * (scales of V's rows)        V = W^T
+    backward   dx = g8 W8 * (scales of g's rows)        g = dy * (scales of W's rows)
+
+W has one copy: its scales are folded into dy before that is quantized. `_scaled_mm` reads only rows, so on a GPU the
+backward pass transposes W8 into memory that it frees again.
 
 `_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not
 fast. The forward pass accumulates in the tensor cores' own precision (fast accumulation), the backward pass in float32.
@@ -23,12 +26,10 @@ from inweave.ops.fp8 import meta, select
 from inweave.ops.fp8.select import Rows, quantize_rows, traced_rows
 
 
-def fp8_linear(
-    x: Tensor, rows: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor, bias: Tensor | None
-) -> Tensor:
+def fp8_linear(x: Tensor, rows: Tensor, row_scales: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b of a matrix x, with gradients of x and of a trained bias."""
     work: Any = _TracedLinear.apply if select.is_traced() else torch.ops.inweave.fp8_linear
-    y: Tensor = work(x, rows, row_scales, columns, column_scales, bias)
+    y: Tensor = work(x, rows, row_scales, bias)
     return y
 
 
@@ -49,14 +50,23 @@ def scaled_product(
     return product.to(dtype)
 
 
-def _forward(
-    x: Tensor, rows: Tensor, row_scales: Tensor, columns: Tensor, column_scales: Tensor, bias: Tensor | None
-) -> Tensor:
+def scaled_gradient(grad_rows: Rows, rows: Tensor, dtype: torch.dtype, column_scales: Tensor | None = None) -> Tensor:
+    """Return the gradient of x from `folded` dy as quantized rows; ``column_scales`` (inputs, 1): of its columns."""
+    scales = rows.new_ones(rows.shape[1], 1, dtype=torch.float32) if column_scales is None else column_scales
+    return scaled_product(grad_rows, rows.t().contiguous(), scales, None, dtype, fast=False)
+
+
+def folded(dy: Tensor, row_scales: Tensor) -> Tensor:
+    """Return dy with the scales of W's rows, in float32."""
+    return dy * row_scales.t()
+
+
+def _forward(x: Tensor, rows: Tensor, row_scales: Tensor, bias: Tensor | None) -> Tensor:
     return scaled_product(quantize_rows(x), rows, row_scales, bias, x.dtype, fast=True)
 
 
-def _backward(dy: Tensor, columns: Tensor, column_scales: Tensor) -> Tensor:
-    return scaled_product(quantize_rows(dy), columns, column_scales, None, dy.dtype, fast=False)
+def _backward(dy: Tensor, rows: Tensor, row_scales: Tensor) -> Tensor:
+    return scaled_gradient(quantize_rows(folded(dy, row_scales)), rows, dy.dtype)
 
 
 def _product(
@@ -65,17 +75,21 @@ def _product(
     return scaled_product((x, scales), rows, row_scales, bias, dtype, fast=fast)
 
 
+def _gradient(dy: Tensor, scales: Tensor, rows: Tensor, column_scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return scaled_gradient((dy, scales), rows, dtype, column_scales)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, _, columns, column_scales, _ = inputs
-    ctx.save_for_backward(columns, column_scales)
+    _, rows, row_scales, _ = inputs
+    ctx.save_for_backward(rows, row_scales)
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return (None,) * 6
+        return (None,) * 4
     dx = torch.ops.inweave.fp8_linear_backward(dy, *ctx.saved_tensors) if ctx.needs_input_grad[0] else None
-    return dx, None, None, None, None, _bias_gradient(dy) if ctx.needs_input_grad[5] else None
+    return dx, None, None, _bias_gradient(dy) if ctx.needs_input_grad[3] else None
 
 
 def _bias_gradient(dy: Tensor) -> Tensor:
@@ -83,15 +97,14 @@ def _bias_gradient(dy: Tensor) -> Tensor:
 
 
 register_operator(
-    "fp8_linear(Tensor x, Tensor rows, Tensor row_scales, Tensor columns, Tensor column_scales, Tensor? bias)"
-    " -> Tensor",
+    "fp8_linear(Tensor x, Tensor rows, Tensor row_scales, Tensor? bias) -> Tensor",
     _forward,
     meta.fp8_linear,
     save=_save,
     gradients=_gradients,
 )
 register_operator(
-    "fp8_linear_backward(Tensor dy, Tensor columns, Tensor column_scales) -> Tensor", _backward, meta.fp8_linear
+    "fp8_linear_backward(Tensor dy, Tensor rows, Tensor row_scales) -> Tensor", _backward, meta.fp8_linear_backward
 )
 register_operator(
     "fp8_product(Tensor x, Tensor scales, Tensor rows, Tensor row_scales, Tensor? bias, ScalarType dtype, bool fast)"
@@ -99,29 +112,26 @@ register_operator(
     _product,
     meta.fp8_product,
 )
+register_operator(
+    "fp8_gradient(Tensor dy, Tensor scales, Tensor rows, Tensor? column_scales, ScalarType dtype) -> Tensor",
+    _gradient,
+    meta.fp8_gradient,
+)
 
 
 class _TracedLinear(torch.autograd.Function):
     """`fp8_linear` for a compiler, which sees how x and dy are quantized, and that nothing else reads the results."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        rows: Tensor,
-        row_scales: Tensor,
-        columns: Tensor,
-        column_scales: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
-        ctx.save_for_backward(columns, column_scales)
+    def forward(ctx: Any, x: Tensor, rows: Tensor, row_scales: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, row_scales)
         y: Tensor = torch.ops.inweave.fp8_product(*traced_rows(x), rows, row_scales, bias, x.dtype, True)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        columns, column_scales = ctx.saved_tensors
+        rows, row_scales = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.ops.inweave.fp8_product(*traced_rows(dy), columns, column_scales, None, dy.dtype, False)
-        return dx, None, None, None, None, _bias_gradient(dy) if ctx.needs_input_grad[5] else None
+            dx = torch.ops.inweave.fp8_gradient(*traced_rows(folded(dy, row_scales)), rows, None, dy.dtype)
+        return dx, None, None, _bias_gradient(dy) if ctx.needs_input_grad[3] else None

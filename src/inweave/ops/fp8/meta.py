@@ -7,8 +7,13 @@ from torch import Tensor
 
 
 def fp8_linear(x: Tensor, rows: Tensor, *others: Tensor | None) -> Tensor:
-    """Allocate x @ rows^T, the result of the forward and of the backward operator."""
+    """Allocate x @ rows^T."""
     return x.new_empty(x.shape[0], rows.shape[0])
+
+
+def fp8_linear_backward(dy: Tensor, rows: Tensor, row_scales: Tensor) -> Tensor:
+    """Allocate dy @ rows."""
+    return dy.new_empty(dy.shape[0], rows.shape[1])
 
 
 def fp8_product(
@@ -16,6 +21,11 @@ def fp8_product(
 ) -> Tensor:
     """Allocate x @ rows^T in a dtype."""
     return x.new_empty(x.shape[0], rows.shape[0], dtype=dtype)
+
+
+def fp8_gradient(dy: Tensor, scales: Tensor, rows: Tensor, column_scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Allocate dy @ rows in a dtype."""
+    return dy.new_empty(dy.shape[0], rows.shape[1], dtype=dtype)
 
 
 def gelu_rows(z: Tensor, left: Tensor | None) -> tuple[Tensor, Tensor]:

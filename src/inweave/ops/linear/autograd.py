@@ -25,7 +25,7 @@ from torch import Tensor
 from inweave.ops.common.gradients import first_derivative_only
 from inweave.ops.common.operators import register_operator
 from inweave.ops.linear import meta
-from inweave.ops.linear.frozen import Weight, parts_of, rows_of, traced_input, weight_of
+from inweave.ops.linear.frozen import Weight, parts_of, rows_of, traced_gradient, traced_input, weight_of
 from inweave.ops.linear.select import backward, forward
 
 
@@ -196,7 +196,7 @@ def _gradients(ctx: Any, grad_out: Tensor | None, _: Tensor | None) -> tuple[Ten
         return (None,) * 14
     x, hidden, down, up, low_down, low_up, first, *parts = ctx.saved_tensors
     of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
-    rows = traced_input(grad_out, weight_of(ctx.format, first, *parts)) if ctx.quantizes and of_x else (None, None)
+    rows = traced_gradient(grad_out, weight_of(ctx.format, first, *parts)) if ctx.quantizes and of_x else (None, None)
     grad_x, grad_down, grad_up = torch.ops.inweave.lora_linear_backward(
         grad_out, x, hidden, first, down, up, ctx.scale, low_down, low_up, *parts, ctx.format, of_x, of_down, of_up,
         *rows,

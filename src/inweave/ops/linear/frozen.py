@@ -45,6 +45,11 @@ def traced_input(x: Tensor, weight: Weight) -> Rows | tuple[None, None]:
     return (None, None) if isinstance(weight, Tensor) else weight.traced_rows(x)
 
 
+def traced_gradient(grad_out: Tensor, weight: Weight) -> Rows | tuple[None, None]:
+    """Return dY as a compiled region quantizes it for a quantized weight; (None, None) if it does not."""
+    return (None, None) if isinstance(weight, Tensor) else weight.traced_gradient_rows(grad_out)
+
+
 def product(x: Tensor, weight: Weight, bias: Tensor | None, rows: Rows | None = None) -> Tensor:
     """Return (M, N) in new memory; ``rows``: x, if it was quantized before."""
     if not isinstance(weight, Tensor):

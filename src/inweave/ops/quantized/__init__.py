@@ -1,12 +1,24 @@
 """Frozen weights in fewer bits: the contract of a format, and the registry of formats.
 
-To add a format (nf4, int8, GGUF): one module of this folder with the classes of its weight and its layer, as in
-`fp8.py`, and one line in `registry.py`. Kernels go into a folder of `ops`, like those of every other operation.
+To add a format: one module of this folder with the classes of its weight and its layer, as in `fp8.py` if it
+multiplies with its numbers, or as in `int8.py` if it dequantizes them, and one line in `registry.py`. Kernels go into a
+folder of `ops`, like those of every other operation.
 `ops.linear` multiplies with the weight, `layers` finds it on a module, and `training.memory.quantization` quantizes a
 model through this contract.
 """
 
-from inweave.ops.quantized.base import QuantizedLinear, QuantizedWeight, Rows, joint_weight
-from inweave.ops.quantized.registry import FORMATS, restore_weight
+from inweave.ops.quantized.base import (
+    QuantizedLinear,
+    QuantizedWeight,
+    Rows,
+    joint_weight,
+    relative_error,
+    restore_weight,
+    weight_like,
+)
+from inweave.ops.quantized.registry import FORMATS
 
-__all__ = ["FORMATS", "QuantizedLinear", "QuantizedWeight", "Rows", "joint_weight", "restore_weight"]
+__all__ = [
+    "FORMATS", "QuantizedLinear", "QuantizedWeight", "Rows", "joint_weight", "relative_error", "restore_weight",
+    "weight_like",
+]  # fmt: skip

@@ -5,6 +5,9 @@
 
 A layer is quantized in place: it remains the same object, with another class, so that references to it stay valid.
 Reading `weight` returns the numbers that the forward pass multiplies with; it cannot be assigned.
+
+A format is stable: `of(dequantized(float32))` has the same bits. So scales have 12 significant bits (`coarse`): their
+products with numbers of up to 12 bits are exact in float32, and the largest of a row gives the scale back.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from torch import Tensor, nn
 
 #: an activation as quantized rows: numbers (M, K) and scales (M, 1)
 Rows = tuple[Tensor, Tensor]
+#: a row whose numbers are all smaller becomes zero: its scale would not be a normal float32 number
+SMALLEST = 2.0**-100
 
 
 class QuantizedWeight(Protocol):
-    """A weight (out, in): a `NamedTuple` of at most four tensors, of which the first has one row per output.
+    """A weight (out, in): a `NamedTuple` of at most four matrices, each with one row per output.
 
     Methods rather than properties: a compiler traces methods of a `NamedTuple`.
     """
@@ -61,12 +66,44 @@ class QuantizedWeight(Protocol):
         ...
 
     def gradient(self, grad_out: Tensor, rows: Rows | None) -> Tensor:
-        """Return dY W in new memory; ``rows``: dY, if `traced_rows` quantized it."""
+        """Return dY W in new memory; ``rows``: dY, if `traced_gradient_rows` quantized it."""
         ...
 
     def traced_rows(self, x: Tensor) -> Rows | tuple[None, None]:
         """Return x as a compiled region quantizes it, in plain operations; (None, None) if only W is quantized."""
         ...
+
+    def traced_gradient_rows(self, grad_out: Tensor) -> Rows | tuple[None, None]:
+        """Return dY as a compiled region quantizes it for `gradient`; (None, None) if only W is quantized."""
+        ...
+
+
+class RowTensors:
+    """`split` and `joined` of weights whose tensors are matrices with one row per output."""
+
+    __slots__ = ()
+
+    def split(self: Any, count: int) -> list[Any]:
+        """Return views for ``count`` layers whose weights are rows of this one."""
+        parts = (torch.split(tensor, tensor.shape[0] // count) for tensor in self)
+        return [type(self)(*each) for each in zip(*parts, strict=True)]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Any]) -> Any:
+        """Return the weight that these are the `split` of, without copying; None if there is none."""
+        count = len(parts)
+        make: Any = cls
+        for tensor in parts[0]:
+            room = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize
+            if room < count * tensor.nbytes:
+                return None
+        whole = make(*(t.as_strided((count * len(t), t.shape[1]), (t.shape[1], 1)) for t in parts[0]))
+        same = (
+            view.data_ptr() == own.data_ptr() and view.stride() == own.stride()
+            for views, part in zip(whole.split(count), parts, strict=True)
+            for view, own in zip(views, part, strict=True)
+        )
+        return whole if all(same) else None
 
 
 class QuantizedLinear(nn.Linear):
@@ -76,6 +113,12 @@ class QuantizedLinear(nn.Linear):
     weights: ClassVar[Any]
     #: bytes of all tensors of the weight for each of its parameters
     bytes_per_parameter: ClassVar[float]
+    #: bytes of temporary memory for each parameter while a product is computed
+    scratch_per_parameter: ClassVar[float]
+    #: precisions of training that the products support
+    precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
+    #: whether products, not memory, are the reason: then only layers that see every token gain by it
+    for_speed: ClassVar[bool] = False
 
     dtype: torch.dtype  # of the original weight
 
@@ -91,16 +134,19 @@ class QuantizedLinear(nn.Linear):
 
     @classmethod
     @torch.no_grad()
-    def quantize(cls, *linears: nn.Linear, device: torch.device | None = None) -> None:
+    def quantize(
+        cls, *linears: nn.Linear, device: torch.device | None = None, store: torch.device | None = None
+    ) -> None:
         """Quantize the weights of layers in place.
 
         Args:
             linears: one layer, or several of one shape and input: these are quantized as one matrix, which
                 `joint_weight` returns.
             device: where to compute, if the weights are on another device.
+            store: where the quantized weights go, by default where the weights are.
         """
         weight = torch.cat([linear.weight.detach().to(device or linear.weight.device) for linear in linears])
-        whole = cls.weights(*(tensor.to(linears[0].weight.device) for tensor in cls.weights.of(weight)))
+        whole = cls.weights(*(tensor.to(store or linears[0].weight.device) for tensor in cls.weights.of(weight)))
         for linear, quantized in zip(linears, whole.split(len(linears)), strict=True):
             dtype = linear.weight.dtype
             del linear._parameters["weight"]
@@ -119,10 +165,38 @@ class QuantizedLinear(nn.Linear):
         weight: QuantizedWeight = self.weights(*(self._buffers[name] for name in self.weights._fields))
         return weight
 
+    @torch.no_grad()
+    def write(self, weight: QuantizedWeight) -> None:
+        """Copy the tensors of a weight of this format to those of the layer."""
+        for own, new in zip(self.quantized, weight, strict=True):
+            own.copy_(new)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the layer; a conversion of its dtype changes `dtype` alone, never the tensors of the weight."""
+        kept = {name: self._buffers.pop(name) for name in self.weights._fields}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        for name, tensor in kept.items():
+            assert tensor is not None
+            device = fn(torch.empty(0, dtype=torch.uint8, device=tensor.device)).device
+            blank = tensor.is_meta or device.type == "meta"
+            self._buffers[name] = torch.empty_like(tensor, device=device) if blank else tensor.to(device)
+        return self
+
     def forward(self, input: Tensor) -> Tensor:
         # a matrix inside: if an autograd function returned a view, it could not be added to in place
         result = self.quantized.linear(input.reshape(-1, self.in_features), self.bias)
         return result.view(*input.shape[:-1], self.out_features)
+
+
+#: format -> its layer; `inweave.ops.quantized.registry` fills it
+FORMATS: dict[str, type[QuantizedLinear]] = {}
+
+
+def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:
+    """Return a weight from its format's name and its tensors, as operators take them: trailing ones may be None."""
+    weight: QuantizedWeight = FORMATS[name].weights(*(tensor for tensor in tensors if tensor is not None))
+    return weight
 
 
 def joint_weight(linears: Sequence[nn.Module]) -> QuantizedWeight | None:
@@ -133,3 +207,22 @@ def joint_weight(linears: Sequence[nn.Module]) -> QuantizedWeight | None:
     kind: Any = kinds.pop()
     joined: QuantizedWeight | None = kind.weights.joined([linear.quantized for linear in linears])
     return joined
+
+
+def weight_like(module: nn.Module) -> Tensor:
+    """Return a module's weight, or for a quantized one a tensor of its shape and dtype without numbers."""
+    if isinstance(module, QuantizedLinear):
+        return torch.empty(module.out_features, module.in_features, dtype=module.dtype, device="meta")
+    weight: Any = module.weight
+    return weight  # type: ignore[no-any-return]
+
+
+def coarse(scales: Tensor) -> Tensor:
+    """Return positive float32 scales rounded to 12 significant bits."""
+    return ((scales.view(torch.int32) + (1 << 11)) & ~((1 << 12) - 1)).view(torch.float32)
+
+
+def relative_error(original: Tensor, weight: QuantizedWeight) -> float:
+    """Return |W - W'| / |W| in Frobenius norms."""
+    wide = original.double()
+    return float((wide - weight.dequantized(torch.float32)).norm() / wide.norm().clamp_min(SMALLEST))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from inweave.ops.quantized.base import QuantizedLinear, QuantizedWeight
+from inweave.ops.quantized.base import FORMATS
 from inweave.ops.quantized.fp8 import Fp8Linear
+from inweave.ops.quantized.int8 import Int8Linear, RotatedInt8Linear
+from inweave.ops.quantized.nf4 import Nf4Linear
 
-FORMATS: dict[str, type[QuantizedLinear]] = {"fp8": Fp8Linear}
+FORMATS |= {"fp8": Fp8Linear, "int8": Int8Linear, "int8-hadamard": RotatedInt8Linear, "nf4": Nf4Linear}
 
-
-def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:
-    """Return a weight from its format's name and its tensors, as operators take them: trailing ones may be None."""
-    weight: QuantizedWeight = FORMATS[name].weights(*(tensor for tensor in tensors if tensor is not None))
-    return weight
+__all__ = ["FORMATS"]

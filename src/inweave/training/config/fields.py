@@ -269,10 +269,10 @@ class TrainSettings(CheckedModel):
         "inweave[deterministic]: the fastest attention kernels add gradients in any order, and attention with a mask "
         "takes more memory",
     )
-    quantize: Literal["off", "fp8"] = _memory(
+    quantize: Literal["off", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
         "off",
-        "fp8: compute the GEMMs with the denoiser's large frozen weights in 8-bit floating point; faster, and less "
-        "exact",
+        "store the denoiser's frozen weights in fewer bits: int8, int8-hadamard (rotated: closer where weights have "
+        "outliers) or nf4 (4 bits) on any device; fp8 also multiplies in 8 bits, faster on a GPU that can, less exact",
         task="image",
         resume="same",
     )

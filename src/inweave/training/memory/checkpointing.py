@@ -24,14 +24,14 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 #: operation that selective checkpointing stores -> the index of its weight, if it has one
 _STORED = {
-    "mm": 1, "addmm": 2, "fp8_linear": 1, "fp8_product": 2, "lora_linear": 1, "bmm": None, "baddbmm": None,
-    "convolution": 1, "_scaled_dot_product_flash_attention": None,
+    "mm": 1, "addmm": 2, "fp8_linear": 1, "fp8_product": 2, "quantized_linear": 1, "lora_linear": 1,
+    "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip
 
-#: operators whose weight is (out, in)
-_OUTPUTS_FIRST = ("lora_linear", "fp8_linear", "fp8_product")
+#: operators whose weight is (out, in), or packed in rows of one output, and whose first argument is the input
+_OUTPUTS_FIRST = ("lora_linear", "fp8_linear", "fp8_product", "quantized_linear")
 
 #: columns of a feed-forward part for each of its inputs: 4, or 8 with a gate
 _WIDENING = 4
@@ -107,16 +107,16 @@ def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> Ch
     name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
     weight = _STORED.get(name)
     # a trainable weight is of low rank: its product is cheap, and as large as the sum it is part of
-    cheap = weight is not None and (arguments[weight].requires_grad or _widens(name, arguments[weight]))
+    cheap = weight is not None and (arguments[weight].requires_grad or _widens(name, arguments[0], arguments[weight]))
     return CheckpointPolicy.MUST_SAVE if name in _STORED and not cheap else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _widens(name: str, weight: torch.Tensor) -> bool:
+def _widens(name: str, x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether a product's result has many times the columns of its input.
 
     Such results are half of SDXL's stored activations, and computing them takes a ninth of a step's operations.
     """
     if weight.dim() != 2:
         return False
-    out, into = weight.shape if name in _OUTPUTS_FIRST else weight.shape[::-1]
+    out, into = (weight.shape[0], x.shape[-1]) if name in _OUTPUTS_FIRST else weight.shape[::-1]
     return out >= _WIDENING * into

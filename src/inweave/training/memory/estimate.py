@@ -1,8 +1,10 @@
 """The memory of a run, and the operations of a step; their time is predicted in `inweave.training.memory.speed`.
 
+    weights     = of the networks, in the precision, or quantized (`quantize`)
     a step      = weights + 8 bytes per trainable parameter (fp32 master weight, gradient) + optimizer state
                   + 2 bytes per trainable parameter on a GPU, for its copy in the model's 16-bit precision
                   + batch size * activation memory of one example
+                  + with `quantize`: the largest weight, dequantized
                   + with `deterministic`, if cuDNN computes attention in a fixed order: 2 bytes per score of the largest
                   attention within `MAX_WORKSPACE`
     caching     = weights + the VAE's memory to encode one image
@@ -115,7 +117,7 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
     copies = choose_device(config.device).type in DEVICES and measurements.dtype(config).itemsize == 2
     per_parameter = 8 + _STATE_BYTES.get(config.optimizer, 8.0) + (4 if config.ema_decay else 0) + (2 if copies else 0)
     trained = int(parameters * per_parameter)
-    activations = measured.activations * config.batch_size
+    activations = measured.activations * config.batch_size + measured.scratch
     if config.deterministic and copies and frontend_version():
         workspaces = (2 * scores * config.batch_size for scores in measured.scores)
         activations += max((size for size in workspaces if size <= MAX_WORKSPACE), default=0)

@@ -24,10 +24,12 @@ from inweave.layers import lora_layers
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
+from inweave.ops.quantized import QuantizedLinear
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.meter import PeakMemory
+from inweave.training.memory.quantization import quantize_layers
 
 _META = torch.device("meta")
 
@@ -37,7 +39,8 @@ class Measured:
     """Bytes; ``activations``: of one example, at the peak; ``encoding``: of one image in the VAE.
 
     ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
-    make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example.
+    make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example;
+    ``scratch``: in which the largest quantized weight is dequantized.
     """
 
     weights: Mapping[str, int]
@@ -47,6 +50,7 @@ class Measured:
     operations: int = 0
     launches: int = 0
     scores: frozenset[int] = frozenset()
+    scratch: int = 0
 
 
 def measure(
@@ -64,6 +68,10 @@ def measure(
     ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU.
     """
     model = blank(blueprint, dtype)
+    scratch = 0
+    if config.quantize != "off":
+        quantize_layers(model.denoiser, config.quantize, _META)
+        scratch = _scratch(model.denoiser)
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
     trained = trained_networks(model, config)
     parameters = _attach(trained, config, checkpoint)
@@ -78,8 +86,9 @@ def measure(
     counter = WorkCounter()
     activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
     return Measured(
-        weights, parameters, activations, encoding, counter.operations, counter.launches, frozenset(counter.scores)
-    )
+        weights, parameters, activations, encoding, counter.operations, counter.launches, frozenset(counter.scores),
+        scratch,
+    )  # fmt: skip
 
 
 def measure_network(
@@ -106,7 +115,16 @@ def measure_network(
 
 
 def _bytes(network: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in network.parameters())
+    quantized = (module for module in network.modules() if isinstance(module, QuantizedLinear))
+    packed = sum(tensor.nbytes for module in quantized for tensor in module.quantized)
+    return packed + sum(parameter.nbytes for parameter in network.parameters())
+
+
+def _scratch(network: nn.Module) -> int:
+    """Return the bytes in which the largest quantized weight is dequantized."""
+    layers = (module for module in network.modules() if isinstance(module, QuantizedLinear))
+    sizes = (int(each.in_features * each.out_features * each.scratch_per_parameter) for each in layers)
+    return max(sizes, default=0)
 
 
 def _attach(

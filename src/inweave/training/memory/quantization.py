@@ -1,25 +1,28 @@
-"""The denoiser's frozen weights in 8-bit floating point (`quantize = "fp8"`).
+"""The denoiser's frozen weights in fewer bits (`quantize`): formats are in `inweave.ops.quantized`.
 
-    which      the linear layers of attention and feed-forward parts, which see every token, if both sides are large
-               enough (`inweave.ops.quantized`); with and without an adapter
-    when       after adapters are attached: their factors start from, and stay in, full precision
-    memory     the two fp8 copies of a weight have the bytes of one in 16 bits, so plans do not change
+    fp8                      the linear layers of attention and feed-forward parts, which see every token, if both sides
+                             are large enough for faster products
+    int8, int8-hadamard, nf4 the linear layers of the repeated blocks; embeddings and the last projection stay exact
 
-The adapter is relative to the original weights, and files do not change. The run itself, with its samples and
-validation, computes with the quantized weights.
+A denoiser is quantized while it is in host memory, layer by layer, before adapters are attached: the device never holds
+it in 16 bits. Each weight is stored once. The adapter is relative to the quantized weights, and files do not change.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import nn
 
-from inweave.ops.quantized import FORMATS
+from inweave.layers import LoraLayer
+from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
 from inweave.training.adapters.order import projections
 from inweave.training.adapters.targets import token_layers
 from inweave.training.config.schema import TrainConfig
+
+_IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
 def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.device) -> list[str]:
@@ -28,7 +31,7 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
         return []
     format = FORMATS[config.quantize]
     problems = format.device_problems(device)
-    if config.precision != "bf16":
+    if config.precision not in format.precisions:
         problems.append(
             f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
         )
@@ -36,24 +39,72 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
         problems.append(
             'network = "dora": it needs the norms of the original weights, which are not kept; train a lora'
         )
-    if not any(map(format.fits, token_layers(denoiser).values())):
-        problems.append(f"no linear layer of {type(denoiser).__name__} is large enough to be faster; leave it out")
+    if not _chosen(denoiser, format):
+        problems.append(
+            f"no linear layer of {type(denoiser).__name__} is large enough to be "
+            f"{'faster' if format.for_speed else 'worth it'}; leave it out"
+        )
     return [f'quantize = "{config.quantize}": {problem}' for problem in problems]
 
 
-def quantize_denoiser(model: Any, format: str, device: torch.device) -> str:
-    """Quantize a loaded model's denoiser in place; returns a note for the log."""
-    kind = FORMATS[format]
+def quantize_denoiser(model: Any, format: str, device: torch.device, store: torch.device | None = None) -> str:
+    """Quantize a loaded model's denoiser in place; returns a note for the log.
+
+    ``device``: where to compute; ``store``: where the quantized weights go, by default where the weights are.
+    """
     model.release_weaver()  # it holds the original weights
-    layers = {name: layer for name, layer in token_layers(model.denoiser).items() if isinstance(layer, nn.Linear)}
-    chosen = {name: layer for name, layer in layers.items() if kind.fits(layer)}
+    return quantize_layers(model.denoiser, format, device, store)
+
+
+def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, store: torch.device | None = None) -> str:
+    """Quantize a denoiser in place; returns a note for the log."""
+    kind = FORMATS[format]
+    layers, chosen = _candidates(denoiser, kind), _chosen(denoiser, kind)
+    error, weights = 0.0, 0
     for names in projections(chosen):
         group = [chosen[name] for name in names]
-        if len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1:
-            kind.quantize(*group, device=device)
-        else:
-            for layer in group:
-                kind.quantize(layer, device=device)
+        alike = len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1
+        for part in [group] if alike else [[layer] for layer in group]:
+            originals = [layer.weight.detach() for layer in part]
+            kind.quantize(*part, device=device, store=store)
+            if not originals[0].is_meta:
+                first: Any = part[0]
+                error += relative_error(originals[0].to(first.quantized[0].device), first.quantized)
+                weights += 1
     rest = "" if len(chosen) == len(layers) else "; the others are small"
-    count = f"{len(chosen)} of the {len(layers)} linear layers that see every token"
-    return f"{count} are multiplied in 8 bits ({format}){rest}"
+    where = "that see every token" if kind.for_speed else "of the blocks"
+    work = f"multiplied in 8 bits ({format})" if kind.for_speed else f"stored in {format}"
+    mean = f"; their weights differ by {error / weights:.1%} on average" if weights else ""
+    return f"{len(chosen)} of the {len(layers)} linear layers {where} are {work}{rest}{mean}"
+
+
+def join_groups(denoiser: nn.Module) -> None:
+    """Put projections of one input, which were quantized as one matrix and then moved, side by side again."""
+    layers = {
+        name: base
+        for name, module in denoiser.named_modules()
+        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, QuantizedLinear)
+    }
+    for names in projections(layers):
+        group = [layers[name] for name in names]
+        shapes = {(type(layer), layer.in_features, layer.out_features) for layer in group}
+        if len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
+            kind: Any = type(group[0])
+            whole = kind.weights(*map(torch.cat, zip(*(layer.quantized for layer in group), strict=True)))
+            for layer, part in zip(group, whole.split(len(group)), strict=True):
+                layer._buffers.update(part._asdict())
+
+
+def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
+    if format.for_speed:
+        return {name: layer for name, layer in token_layers(denoiser).items() if isinstance(layer, nn.Linear)}
+    return {
+        name: base
+        for name, module in denoiser.named_modules()
+        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, nn.Linear)
+        and _IN_BLOCK.search(name)
+    }
+
+
+def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
+    return {name: layer for name, layer in _candidates(denoiser, format).items() if format.fits(layer)}

@@ -38,7 +38,7 @@ from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.meta import blank
-from inweave.training.memory.quantization import quantize_problems
+from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
@@ -101,16 +101,26 @@ class DiffusionSetup:
         """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
         blueprint = self._blueprint
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
-            where = "cpu" if staged or config.shard else self.device
+            where = "cpu" if staged or config.shard or config.quantize != "off" else self.device
             assistants = [(load(config.assistant), 1.0)] if config.assistant else []
             model = load_model(blueprint, loras=assistants, device=where, dtype=config.precision, keep="file")
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
+        quantized = "" if config.quantize == "off" else self._quantize(model, config, staged=staged)
         folder = Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(folder))
-        return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged)
+        return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
+
+    def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:
+        """Quantize the denoiser and move all networks to the device, or keep them; returns a note for the log."""
+        store = None if staged else self.device
+        with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
+            note = quantize_denoiser(model, config.quantize, self.device, store)
+            for network in model.networks.values() if not staged else ():
+                network.to(self.device)
+        return note
 
     @cached_property
     def _captions(self) -> tuple[list[int], list[str]]:
@@ -137,6 +147,7 @@ class LoadedDiffusionModel:
     _sampler: Sampler | None
     _dataset: Dataset
     _staged: bool
+    quantized: str = ""
 
     @property
     def base_file(self) -> Path | None:

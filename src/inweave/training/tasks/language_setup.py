@@ -114,6 +114,7 @@ class LoadedLanguageModel:
     model: Any
     index: ModelIndex
     base_file: Path | None = None
+    quantized: str = ""
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
         pass

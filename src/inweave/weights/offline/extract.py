@@ -30,6 +30,7 @@ from inweave.targets.index import Component, ModelIndex, module_of
 from inweave.targets.links import Naming
 from inweave.weights.checkpoint_files import Pieces, network_at, networks_in
 from inweave.weights.offline.resize import Row, check_size, chosen_rank, encode_finite
+from inweave.weights.packed import unpack
 from inweave.weights.source import Renamed, Stacked, WeightSource
 
 LOW = 0.8  #: below this kept energy the report warns
@@ -54,9 +55,9 @@ def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], o
     """Open a checkpoint; ``folders``: which sub-folders of a diffusers model hold which components of ``index``."""
     if path.is_dir() and folders:
         homes = {component: networks_in(path / name)[0] for name, component in folders.items()}
-        return OpenedCheckpoint(index, {name: Pieces(network, opened) for name, network in homes.items()})
+        return OpenedCheckpoint(index, {name: unpack(Pieces(network, opened), path) for name, network in homes.items()})
     network = networks_in(path)[0] if path.is_dir() else network_at(path)
-    return OpenedCheckpoint(index, dict.fromkeys(index.components, Pieces(network, opened)))
+    return OpenedCheckpoint(index, dict.fromkeys(index.components, unpack(Pieces(network, opened), path)))
 
 
 @dataclass(slots=True)

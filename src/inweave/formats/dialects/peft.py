@@ -11,7 +11,7 @@ from typing import ClassVar
 from inweave.adapter import ALGORITHMS, Adapter, Entry, Form, Full, TokenRows
 from inweave.formats.config import from_adapter_config, json_object
 from inweave.formats.dialects.base import PEFT_CONFIG, Dialect, Lost, ModelNames, Written, alpha_record
-from inweave.formats.dialects.peft_config import lora_config, patterns, still_describes
+from inweave.formats.dialects.peft_config import lora_config, lycoris_config, still_describes
 
 
 class Peft(Dialect):
@@ -24,9 +24,9 @@ class Peft(Dialect):
     generic = True
     is_directory = True
 
-    def form_of(self, adapter: Adapter) -> Form:
+    def form_of(self, adapter: Adapter, names: ModelNames) -> Form:
         kinds = {entry.factors.peft_type for entry in adapter.entries} - {"", "LORA"}
-        return replace(super().form_of(adapter), peft_type=min(kinds, default="LORA"))
+        return replace(super().form_of(adapter, names), peft_type=min(kinds, default="LORA"))
 
     def write(self, adapter: Adapter, names: ModelNames) -> Written:
         components = dict.fromkeys(entry.ref.component for entry in adapter.entries)
@@ -50,7 +50,7 @@ class Peft(Dialect):
         if stash and still_describes({"": from_adapter_config(stash)}, entries):
             written.config = stash
         else:
-            kind = self.form_of(adapter).peft_type
+            kind = self.form_of(adapter, names).peft_type
             written.config = _lora_directory(entries) if kind == "LORA" else _directory(kind, entries)
         written.metadata |= alpha_record(entries)
 
@@ -79,19 +79,13 @@ def _lora_directory(entries: list[Entry]) -> dict[str, object]:
 
 def _directory(kind: str, entries: list[Entry]) -> dict[str, object]:
     """Return an adapter_config.json for a directory of another algorithm."""
-    fields = patterns(entries)
     algorithm = next(each for each in ALGORITHMS.values() if each.peft_type == kind)
     return {
         "peft_type": kind,
         "task_type": None,
         "base_model_name_or_path": None,
         "inference_mode": True,
-        "r": fields["r"],
-        "alpha": fields["lora_alpha"],
-        "rank_pattern": fields["rank_pattern"],
-        "alpha_pattern": fields["alpha_pattern"],
-        "target_modules": sorted({entry.ref.name for entry in entries}),
-        **algorithm.peft_options([entry.factors for entry in entries]),
+        **lycoris_config(entries, algorithm.peft_options([entry.factors for entry in entries])),
         "modules_to_save": None,
     }
 

@@ -75,7 +75,7 @@ def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | No
 
 
 def widens_unasked(entry: Entry, index: ModelIndex) -> bool:
-    """Return whether readers widen the base for an entry although the file does not state its width, or it needs no wider one."""
+    """Return whether readers widen the base for an entry by themselves, where it needs a wider one at all."""
     factors, component, name = entry.factors, index.components.get(entry.ref.component), entry.ref.name
     if factors.widen is None:
         return True

@@ -16,6 +16,9 @@ from inweave.adapter.tensor import Tensor
 
 Keys = tuple[str, ...]
 
+#: terms of the series for OFT's rotation where a file states none: PEFT's default, and OneTrainer's number
+SERIES_TERMS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class PeftSettings:
@@ -24,7 +27,7 @@ class PeftSettings:
     peft_type: str = "LORA"
     fan_in_fan_out: bool = False
     block_share: bool = False
-    neumann_terms: int | None = 5
+    neumann_terms: int | None = SERIES_TERMS
     constrained: bool = False  # PEFT's coft
     modules_to_save: tuple[str, ...] = ()
     token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -113,7 +116,8 @@ class Form:
     widens: bool = False  # a widened base weight can be written, or loaders widen it automatically
     rotates_inputs: bool = False  # OFT on the inputs, as in PEFT and OneTrainer
     magnitude: str = ""  # the suffix of a DoRA magnitude; empty if there is none
-    peft_type: str = "LORA"  # of a PEFT directory
+    peft_type: str = "LORA"  # PEFT's type of the whole file
+    options: Mapping[str, object] = field(default_factory=dict)  # of that type, in PEFT's configuration
 
 
 @dataclass(frozen=True, slots=True)

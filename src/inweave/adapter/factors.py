@@ -93,13 +93,14 @@ class Factors:
     written: ClassVar[Mapping[str, str]] = {}
     #: the type of a PEFT directory that holds it
     peft_type: ClassVar[str] = ""
+    #: the name tables of the families whose loaders in diffusers read it, in files that hold nothing else
+    diffusers_families: ClassVar[tuple[str, ...]] = ()
 
     #: each output row of the change depends on that row of the weight alone
     row_local: ClassVar[bool] = True
     #: the change is a multiple of the strength and needs no base weight
     additive: ClassVar[bool] = True
-    #: the values themselves are stored, not factors of a product
-    whole: ClassVar[bool] = False
+    whole: ClassVar[bool] = False  # the values themselves are stored, not factors of a product
     #: without factors to be a layer: in a live model the result takes the parameter's place
     takes_place: ClassVar[bool] = False
     #: alpha limits a rotation and is never a scale
@@ -122,6 +123,11 @@ class Factors:
     def scale_rank(self) -> int | None:
         """The number that alpha is divided by; None if alpha scales nothing."""
         return self.rank
+
+    @property
+    def peft_rank(self) -> int | None:
+        """The rank in PEFT's configuration; None if PEFT does not scale this algorithm."""
+        return self.rank if self.peft_type else None
 
     @property
     def scale(self) -> float:
@@ -215,15 +221,17 @@ class Factors:
 
     # writing
 
-    def spelled(self, form: Form, param: str, *, unscaled: bool = False) -> dict[str, Tensor] | str:
+    def spelled(self, form: Form, param: str, *, paired: bool = False) -> dict[str, Tensor] | str:
         """Return the tensors by the suffixes of a dialect, or why it cannot express them.
 
-        ``param``: the changed parameter of the module; ``unscaled``: a LoRA of scale 1 is on the same module.
+        ``param``: the changed parameter of the module; ``paired``: a LoRA of the same scale is on the same module.
         """
         if form.family == "peft":
-            if form.peft_type not in ("LORA", self.peft_type):
-                return f"a PEFT directory of type {form.peft_type} holds nothing else"
-            return self.peft_tensors(form, param, unscaled)
+            if form.peft_type not in ("LORA", self.kind.upper()):
+                return f"a file of PEFT's type {form.peft_type} holds nothing else"
+            if self.residual is not None or self.stored_scale is not None:
+                return "a sparse residual or an explicit scale cannot be expressed in this dialect"
+            return self.peft_tensors(form, param, paired)
         if self.transposed:
             return "a change for a transposed weight (embedding, Conv1D) cannot be expressed in this dialect"
         return self.kohya_tensors(form, param)
@@ -247,7 +255,7 @@ class Factors:
             tensors["reshape_weight"] = int_list(self.widen)
         return tensors
 
-    def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
+    def peft_tensors(self, form: Form, param: str, paired: bool) -> dict[str, Tensor] | str:
         """Return the tensors by PEFT's suffix, or the reason why there are none."""
         return f"{self.kind} cannot be expressed in this dialect"
 

@@ -126,11 +126,13 @@ class Full(Factors):
             tensors["reshape_weight"] = int_list(self.widen)
         return tensors
 
-    def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
-        if param == "bias" and (self.bias_rank is not None or (self.mode == "add" and unscaled)):
+    def peft_tensors(self, form: Form, param: str, paired: bool) -> dict[str, Tensor] | str:
+        if param == "bias" and self.mode == "add" and paired:
             return {"lora_B.bias": self.value}
         if self.mode == "set" and param == "scale" and form.norm_scales:
             return {"scale": self.value}
+        if self.bias_rank is not None:
+            return "the bias of a LoRA cannot be expressed in this dialect without that LoRA"
         if self.mode == "add" or not form.replaces:
             return "whole-weight changes cannot be expressed in this dialect"
         if self.inside and param != "bias":
@@ -212,7 +214,7 @@ class TokenRows(Factors):
             return ""
         return "trainable_token_indices lists tokens, but the file has no rows for them: the base's are used"
 
-    def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
+    def peft_tensors(self, form: Form, param: str, paired: bool) -> dict[str, Tensor] | str:
         if not form.replaces:
             return f"{self.kind} cannot be expressed in this dialect"
         return {"token_adapter.trainable_tokens_delta": self.value}

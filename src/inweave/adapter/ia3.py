@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from inweave.adapter.contract import Parts
+from inweave.adapter.contract import Form, Parts
 from inweave.adapter.factors import Factors
-from inweave.adapter.tensor import Tensor
+from inweave.adapter.tensor import Tensor, scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,11 @@ class Ia3(Factors):
 
     def kohya_suffixes(self) -> Mapping[str, str]:
         return self.written if self.convention == "offset" else {}
+
+    def kohya_tensors(self, form: Form, param: str) -> dict[str, Tensor] | str:
+        tensors = Factors.kohya_tensors(self, form, param)
+        flag = {} if isinstance(tensors, str) or "on_input" in tensors else {"on_input": scalar(self.on_input, "F32")}
+        return tensors if isinstance(tensors, str) else tensors | flag
 
     @classmethod
     def recognize(cls, parts: Parts) -> None:

@@ -73,13 +73,13 @@ class Loha(Factors):
         else:
             parts.make(cls(**own, **fields), keys)
 
-    def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
+    def peft_tensors(self, form: Form, param: str, paired: bool) -> dict[str, Tensor] | str:
         if form.peft_type != self.peft_type:
             return f"{self.kind} cannot be expressed in this dialect"
         if self.magnitude is not None:
             return "PEFT has no LoHa with a DoRA magnitude"
-        if self.transposed:
-            return "PEFT has no LoHa for a weight stored as (in, out)"
+        if self.transposed or self.widen is not None:
+            return "PEFT has no LoHa for a weight that is widened or stored as (in, out)"
         return {self.written[role]: tensor for role, tensor in self.tensors().items()}
 
     @classmethod

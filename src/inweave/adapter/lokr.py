@@ -12,7 +12,7 @@ is 1, unless the file or its configuration states a dimension (`nominal_rank`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -44,12 +44,16 @@ class Lokr(Factors):
         "lycoris": {f"lokr_{role}": f"kr_{role}" for role in (*_ROLES[:-1], "t1", "t2")}
     }
     named_suffixes: ClassVar[tuple[str, ...]] = tuple(suffixes["lycoris"])
+    diffusers_families: ClassVar[tuple[str, ...]] = ("flux2", "z-image")  # from diffusers 0.42 on
     kernel_in_columns: ClassVar[bool] = True
 
     @property
     def rank(self) -> int | None:
-        if self.nominal_rank is not None:
-            return self.nominal_rank
+        return self.nominal_rank if self.nominal_rank is not None else self.own_rank
+
+    @property
+    def own_rank(self) -> int | None:
+        """The rank of the factors themselves, which readers of a file without a configuration use."""
         if self.w2_b is not None:
             return self.w2_b.shape[0]
         return self.w1_b.shape[0] if self.w1_b is not None else None
@@ -109,11 +113,78 @@ class Lokr(Factors):
             parts.warn(f"LoKr with two full factors and alpha != dim: scaled by alpha / {dimension} (ss_network_dim)")
         parts.make(factors, keys)
 
-    def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
+    def kohya_tensors(self, form: Form, param: str) -> dict[str, Tensor] | str:
+        if self.rank == self.own_rank or self.stored_scale is not None or self.scale == 1:
+            return Factors.kohya_tensors(self, form, param)
+        if self.own_rank:
+            own = replace(self, nominal_rank=None, rslora=False, stored_alpha=None, alpha=self.scale * self.own_rank)
+            return Factors.kohya_tensors(own, form, param)
+        if self.stored_alpha is not None and not self.rslora:  # the metadata that states the rank is written, too
+            return Factors.kohya_tensors(self, form, param)
+        return f"LoKr with two full factors has scale 1 in this dialect, and this one has {self.scale:g}"
+
+    def peft_tensors(self, form: Form, param: str, paired: bool) -> dict[str, Tensor] | str:
         if form.replaces:
             return "PEFT derives the sizes of LoKr factors from its own configuration, which cannot describe these"
-        return f"{self.kind} cannot be expressed in this dialect"
+        if form.peft_type != "LOKR":
+            return f"{self.kind} cannot be expressed in this dialect"
+        if self.magnitude is not None or self.transposed or self.widen is not None:
+            return "PEFT has no LoKr with a DoRA magnitude, nor for a weight that is widened or stored as (in, out)"
+        factor, both = form.options.get("decompose_factor"), form.options.get("decompose_both")
+        if not (isinstance(factor, int) and self._made_by_peft(factor, bool(both))):
+            left, right = self.factor_shapes()
+            return (
+                f"PEFT derives the sizes of LoKr factors from one decompose_factor, here {factor}, and the rank; "
+                f"it does not make {list(left)} x {list(right)} of rank {self.own_rank or 'full'} with it"
+            )
+        return {self.written[role]: tensor for role, tensor in self.tensors().items()}
+
+    @property
+    def peft_rank(self) -> int:
+        """The rank in PEFT's configuration: of full factors one so large that PEFT makes them full, too."""
+        return self.own_rank or max(self.factor_shapes()[1])
+
+    @classmethod
+    def peft_options(cls, entries: Sequence[Factors]) -> dict[str, object]:
+        lokrs = [each for each in entries if isinstance(each, Lokr)]
+        both = any(each.w1 is None for each in lokrs)
+        factors = [*sorted({each.factor_shapes()[0][0] for each in lokrs}), -1]
+        best = max(factors, key=lambda factor: sum(each._made_by_peft(factor, both) for each in lokrs))
+        return {"decompose_both": both, "decompose_factor": best}
+
+    def _made_by_peft(self, factor: int, both: bool) -> bool:
+        """Return whether PEFT makes factors of these sizes for a linear layer of this size with this configuration."""
+        left, right = self.factor_shapes()
+        if len(left) != 2 or len(right) != 2 or self.t2 is not None:
+            return False
+        sizes = [(factor, size // factor) if factor > 0 and size % factor == 0 else split_factors(size, factor)
+                 for size in self.shape()]  # fmt: skip
+        small = (both and 2 * self.peft_rank < max(left), 2 * self.peft_rank < max(right))
+        ranks = {side.shape[1] for side in (self.w1_a, self.w2_a) if side is not None}
+        return (
+            list(zip(left, right, strict=True)) == sizes
+            and len(ranks) < 2
+            and small
+            == (
+                self.w1 is None,
+                self.w2 is None,
+            )
+        )
 
     def row_roles(self) -> Mapping[str, int]:
         """Return w1's role: output rows are w1's rows times w2's, so a cut must fall between rows of w1."""
         return {"w1" if self.w1 is not None else "w1_a": self.factor_shapes()[1][0]}
+
+
+def split_factors(size: int, factor: int = -1) -> tuple[int, int]:
+    """Return (small, large) with small * large = ``size``.
+
+    One part is ``factor`` if it divides the size, else the largest divisor up to ``factor`` and the square root; -1 is
+    no limit: 250 -> (10, 25), with 5 (5, 50), with 4 (2, 125); a prime 127 -> (1, 127).
+    """
+    if factor > 0 and size % factor == 0:
+        small = factor
+    else:
+        most = math.isqrt(size) if factor < 0 else min(math.isqrt(size), factor)
+        small = next(part for part in range(max(most, 1), 0, -1) if size % part == 0)
+    return min(small, size // small), max(small, size // small)

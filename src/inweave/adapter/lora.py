@@ -141,13 +141,13 @@ class Lora(Factors):
 
     # writing
 
-    def peft_tensors(self, form: Form, param: str, unscaled: bool) -> dict[str, Tensor] | str:
+    def peft_tensors(self, form: Form, param: str, paired: bool) -> dict[str, Tensor] | str:
         if self.mid is not None:
             return "a Tucker core cannot be expressed in this dialect"
         if self.layer_groups > 1 and self.magnitude is not None:
             return "PEFT has no DoRA for grouped convolutions"
-        if self.residual is not None or (self.widen is not None and not form.widens) or self.stored_scale is not None:
-            return "a sparse residual, widened weight or explicit scale cannot be expressed in this dialect"
+        if self.widen is not None and not form.widens:
+            return "a widened weight cannot be expressed in this dialect"
         if self.embedding and self.magnitude is not None and (not form.replaces or self.magnitude.axis == "in"):
             return "a DoRA magnitude on an embedding cannot be expressed in this dialect"
         if self.embedding and form.replaces:

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from inweave.adapter.contract import Form, Parts
+from inweave.adapter.contract import SERIES_TERMS, Form, Parts
 from inweave.adapter.factors import Factors
 from inweave.adapter.tensor import Tensor
 
@@ -161,7 +161,7 @@ class OftIn(Factors):
             elif config and config.constrained:
                 parts.unsupported(keys, "constrained OFT (PEFT coft=true)")
             else:
-                share, terms = (config.block_share, config.neumann_terms) if config else (False, 5)
+                share, terms = (config.block_share, config.neumann_terms) if config else (False, SERIES_TERMS)
                 parts.make(cls(blocks=blocks, share=share, neumann_terms=terms, spread=spread, **fields), keys)
         if parts.has("oft_r"):
             keys = parts.take(*parts.left)
@@ -170,8 +170,13 @@ class OftIn(Factors):
     def kohya_tensors(self, form: Form, param: str) -> dict[str, Tensor] | str:
         if not form.rotates_inputs:
             return f"{self.kind} as PEFT stores it cannot be expressed in this dialect"
+        if self.share:
+            return "OFT whose inputs share one block cannot be expressed in this dialect"
+        if self.neumann_terms != SERIES_TERMS:
+            terms = f"a series of {self.neumann_terms} terms" if self.neumann_terms else "the exact Cayley transform"
+            return f"OFT with {terms} cannot be expressed in this dialect, whose readers use {SERIES_TERMS} terms"
         names = {"blocks": "oft_R.weight", "spread": "oft_R.scaled_oft"}
-        return {names[role]: tensor for role, tensor in self.tensors().items()}
+        return {names[role]: tensor for role, tensor in self.tensors().items()} | self.alpha_tensor()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,11 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from inweave.adapter import Adapter, Entry
+from inweave.adapter import Adapter
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
+from inweave.exchange.own_names import has_own_root, own_names
 from inweave.exchange.programs import original_names_refusal, reader_notes
 from inweave.files.paths import as_path
 from inweave.files.writing import make_folder, write_atomic
@@ -27,10 +28,11 @@ from inweave.formats.dialects.candle import MODELS
 from inweave.formats.files import maps_of, refuse_truncated, write_file
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
+from inweave.targets.fit import widens_unasked
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.respell import BLOCKS, blocks_metadata, respell
-from inweave.targets.tables import OWN, SPELLINGS
+from inweave.targets.tables import SPELLINGS
 
 #: dialects that can hold an adapter of any torch model
 GENERIC = tuple(name for name in WRITTEN if dialect_named(name).generic)
@@ -203,9 +205,10 @@ def rewrite(
     second = [
         entry for entry in respelling.entries if entry.ref.component == "unet2" and not writer.holds_two_denoisers
     ]
-    entries = (
-        tuple(entry for entry in respelling.entries if entry not in second) if second else tuple(respelling.entries)
-    )
+    unsaid = writer.form is not None and writer.form.family == "peft"  # no tensor states the width of the base
+    wide = [entry for entry in respelling.entries if unsaid and not widens_unasked(entry, index)]
+    apart = {id(entry) for entry in (*second, *wide)}
+    entries = tuple(entry for entry in respelling.entries if id(entry) not in apart)
     renamed = replace(adapter, entries=entries, metadata=metadata)
     names = replace(
         model_names(index), prefix=prefix, dummy_embedding=_embedding_size(index) if dummy_embeddings else None
@@ -216,10 +219,14 @@ def rewrite(
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
     written.duplicates += [Lost(each.keys, f"{each.module}: {each.reason}") for each in respelling.duplicates]
     written.lost += [Lost(entry.keys, f"{entry.ref}: {_ONE_DENOISER}") for entry in second]
+    written.lost += [Lost(entry.keys, f"{entry.ref}: {_NO_WIDER}") for entry in wide]
     return written
 
 
 _ONE_DENOISER = "this dialect holds one denoiser, the file changes two (transformer_2); write it as diffusers"
+
+
+_NO_WIDER = "a widened weight cannot be expressed in this dialect, but for a control adapter's first layer"
 
 
 def _spelled_for(comfy: bool, index: ModelIndex) -> ModelIndex:
@@ -303,11 +310,11 @@ def _index(
         return open_base(base), []
     detection = detect(adapter)
     generic = dialect_named(dialect).generic and all(
-        not (e.ref.flat or e.ref.below or (e.ref.component and not _has_own_root(e))) for e in adapter
+        not (e.ref.flat or e.ref.below or (e.ref.component and not has_own_root(e))) for e in adapter
     )
     if detection.base is None or not detection.proven:
         if generic:
-            return _own_names(adapter), []
+            return own_names(adapter), []
         known = (
             f" (the best guess is {detection.base}, confidence {detection.confidence:.2f})" if detection.base else ""
         )
@@ -324,29 +331,11 @@ def _index(
     if all(map(first.same, rivals)):
         return index, [f"it fits {', '.join(names)} equally; this file is the same for each of them"]
     if generic:
-        return _own_names(adapter), []
+        return own_names(adapter), []
     raise TargetError(
         f"which base model is this adapter for? It fits {', '.join(names)} equally, and what {dialect} holds "
         "depends on it: name it with base (--base)"
     )
-
-
-def _own_names(adapter: Adapter) -> ModelIndex:
-    """Return the index of an unknown model from the names in the adapter, which is enough if names do not change."""
-    shapes = {}
-    for entry in adapter:
-        shape = entry.factors.stored_shape()
-        rows = max(entry.factors.replaced_rows or (), default=0) + 1
-        name = f"transformer.{entry.ref.name}" if _has_own_root(entry) else entry.ref.name
-        shapes[f"{name}.{entry.param.removesuffix('?')}"] = tuple(size if size > 0 else rows for size in shape)
-    return ModelIndex({"model": Component("model", OWN, "diffusers", shapes)})
-
-
-def _has_own_root(entry: Entry) -> bool:
-    """Return whether `transformer` is a language model's own root (Falcon, MPT, GPT): PEFT's keys spell it like a
-    pipeline's component.
-    """
-    return entry.ref.component == "unet" and entry.dialect == "peft"
 
 
 def _refusal(dialect: str, lost: list[Lost]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from inweave.adapter.components import FOLDERS
-from inweave.adapter.contract import PeftSettings
+from inweave.adapter.contract import SERIES_TERMS, PeftSettings
 from inweave.errors import FormatError
 from inweave.files.documents import parse_json
 from inweave.formats.peft_fields import check_fields, token_indices
@@ -97,7 +97,7 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
             f"adapter_config.json: {alpha_field} is missing or not a number ({alpha!r}), "
             "so the scale is unknown; add it"
         )
-    terms = config.get("num_cayley_neumann_terms", 5)
+    terms = config.get("num_cayley_neumann_terms", SERIES_TERMS)
     feedforward = config.get("feedforward_modules") or ()
     if not isinstance(feedforward, str):
         feedforward = frozenset(_names(config, "feedforward_modules"))
@@ -133,9 +133,9 @@ def from_metadata(metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
         elif not name:  # saved from one model instead of a pipeline
             grouped.setdefault("", {})[key] = value
     return {
-        component: from_adapter_config({"peft_type": "LORA", **fields})
+        component: from_adapter_config({"peft_type": "LORA" if "lora_alpha" in fields else "LOKR", **fields})
         for component, fields in grouped.items()
-        if "lora_alpha" in fields
+        if "lora_alpha" in fields or {"alpha", "decompose_factor"} <= fields.keys()
     }
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from inweave.adapter import Factors, Lokr
+from inweave.adapter.lokr import split_factors
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, kaiming
 from inweave.ops.tensors.decode import Reader
 
@@ -90,17 +91,3 @@ class LokrBranch(Branch):
 
     def further_fields(self, embedding: bool, groups: int) -> dict[str, Any]:
         return {"nominal_rank": self.nominal_rank}
-
-
-def split_factors(size: int, factor: int = -1) -> tuple[int, int]:
-    """Return (small, large) with small * large = ``size``.
-
-    One part is ``factor`` if it divides the size, else the largest divisor up to ``factor`` and the square root; -1 is
-    no limit: 250 -> (10, 25), with 5 (5, 50), with 4 (2, 125); a prime 127 -> (1, 127).
-    """
-    if factor > 0 and size % factor == 0:
-        small = factor
-    else:
-        most = math.isqrt(size) if factor < 0 else min(math.isqrt(size), factor)
-        small = next(part for part in range(max(most, 1), 0, -1) if size % part == 0)
-    return min(small, size // small), max(small, size // small)

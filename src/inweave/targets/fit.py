@@ -9,8 +9,8 @@ import math
 import re
 from dataclasses import replace
 
-from inweave.adapter import Factors
-from inweave.targets.index import Component, Spelling, Use
+from inweave.adapter import Entry, Factors
+from inweave.targets.index import Component, ModelIndex, Spelling, Use
 from inweave.targets.links import Shape
 
 #: a file of two vectors could state any size: the widest published layer, Flux Fill's first, has six times the inputs
@@ -72,6 +72,18 @@ def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | No
         large = (shape[0], channels, *shape[2:])
         return large if channels == 2 * shape[1] and factors.fits(large) else None
     return None
+
+
+def widens_unasked(entry: Entry, index: ModelIndex) -> bool:
+    """Return whether readers widen the base for an entry by themselves, where it needs a wider one at all."""
+    factors, component, name = entry.factors, index.components.get(entry.ref.component), entry.ref.name
+    if factors.widen is None:
+        return True
+    spelling = (component.by_diffusers.get(name) or component.by_original.get(name)) if component else None
+    uses = uses_of(spelling, entry.param) if spelling else None
+    if component is None or not uses:
+        return False
+    return widened(replace(factors, widen=None), stacked_shape(component, uses), uses) == factors.widen
 
 
 def misfit(factors: Factors, shape: Shape) -> str:

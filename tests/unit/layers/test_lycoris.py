@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from inweave.adapter import Form
+from inweave.adapter.lokr import split_factors
 from inweave.formats.read import read
 from inweave.layers import attach, collect, merge
-from inweave.layers.lokr import split_factors
 from inweave.ops.tensors.decode import decode, encode
 from tests.unit.layers.zoo import fill, injected, layer_of
 

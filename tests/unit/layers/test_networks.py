@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.adapter.lokr import split_factors
 from inweave.errors import ConfigError, TargetError
 from inweave.formats.read import read
 from inweave.layers import activate, attach, collect, delete, disabled, eject, lora_layers, merge, unmerge
-from inweave.layers.lokr import split_factors
 from inweave.ops.delta import change
 from tests.support import random
 from tests.unit.layers.test_inject import Net

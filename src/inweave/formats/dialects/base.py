@@ -126,15 +126,12 @@ class Dialect:
             adapter = replace(adapter, entries=forms)
         written = Written(metadata=carried_metadata(adapter))
         entries: list[Entry] = []
-        unscaled = {
-            (e.ref.component, e.ref.name)
-            for e in adapter.entries
-            if e.factors.peft_type == "LORA" and e.factors.scale == 1
-        }
-        form = self.form_of(adapter)
+        loras = {(e.ref.component, e.ref.name): e.factors for e in adapter.entries if e.factors.peft_type == "LORA"}
+        form = self.form_of(adapter, names)
         for entry in adapter.entries:
-            plain = (entry.ref.component, entry.ref.name) in unscaled
-            tensors = self.refusal(entry, names) or entry.factors.spelled(form, entry.param, unscaled=plain)
+            lora = loras.get((entry.ref.component, entry.ref.name))
+            paired = lora is not None and lora.scale == entry.factors.scale
+            tensors = self.refusal(entry, names) or entry.factors.spelled(form, entry.param, paired=paired)
             if isinstance(tensors, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
                 continue
@@ -150,8 +147,8 @@ class Dialect:
         written.notes += self.notes(adapter.entries, names)
         return written
 
-    def form_of(self, adapter: Adapter) -> Form:
-        """Return the capabilities of this dialect for an adapter."""
+    def form_of(self, adapter: Adapter, names: ModelNames) -> Form:
+        """Return the capabilities of this dialect for an adapter of this model."""
         assert self.form is not None
         return self.form
 

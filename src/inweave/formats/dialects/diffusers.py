@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from inweave.adapter import Adapter, Entry, Form
 from inweave.formats.config import from_metadata
 from inweave.formats.dialects.base import DIFFUSERS_CONFIG, Dialect, ModelNames, ModuleKeys, Written, alpha_record
-from inweave.formats.dialects.peft_config import lora_config, scales, still_describes
+from inweave.formats.dialects.peft_config import lora_config, lycoris_config, scales, still_describes
 
 
 class Diffusers(Dialect):
@@ -42,17 +43,32 @@ class Diffusers(Dialect):
             return entry.ref.name
         return f"{_folder(entry.ref.component, names)}.{entry.ref.name}"
 
+    def form_of(self, adapter: Adapter, names: ModelNames) -> Form:
+        form = super().form_of(adapter, names)
+        own = [entry.factors for entry in adapter.entries if names.family in entry.factors.diffusers_families]
+        if not own:
+            return form
+        return replace(form, peft_type=own[0].kind.upper(), options=own[0].peft_options(own))
+
+    def refusal(self, entry: Entry, names: ModelNames) -> str:
+        families = entry.factors.diffusers_families
+        if not families or (names.family in families and entry.ref.component == "unet"):
+            return ""
+        return f"diffusers reads {entry.factors.kind} for the transformers of {' and '.join(families)} only"
+
     def carries(self, key: str) -> bool:
         return False
 
     def finish(self, written: Written, entries: list[Entry], adapter: Adapter, names: ModelNames) -> None:
+        form = self.form_of(adapter, names)
         stash = written.metadata.pop(DIFFUSERS_CONFIG, None)
         if stash is not None and still_describes(from_metadata({"lora_adapter_metadata": stash}), entries):
             written.metadata["lora_adapter_metadata"] = stash
-        elif any(map(scales, entries)):
+        elif any(map(scales, entries)) or form.peft_type != "LORA":
             packed: dict[str, object] = {}
             for component in dict.fromkeys(entry.ref.component for entry in entries):
-                fields = lora_config([entry for entry in entries if entry.ref.component == component])
+                own = [entry for entry in entries if entry.ref.component == component]
+                fields = lora_config(own) if form.peft_type == "LORA" else lycoris_config(own, form.options)
                 packed |= {f"{_folder(component, names)}.{name}": value for name, value in fields.items()}
             written.metadata["lora_adapter_metadata"] = json.dumps(packed, sort_keys=True, allow_nan=False)
         written.metadata |= alpha_record(entries)
@@ -62,7 +78,7 @@ class Diffusers(Dialect):
         if names.denoiser == "unet":
             notes.append("ComfyUI does not find a UNet's attention under these names: for it write kohya or comfy")
         factors = sorted(
-            {entry.factors.scale for entry in entries if entry.factors.rank and entry.factors.scale != 1.0}
+            {entry.factors.scale for entry in entries if entry.factors.scale_rank and entry.factors.scale != 1.0}
         )
         if factors:
             listed = ", ".join(f"{scale:g}" for scale in factors[:3]) + (", ..." if len(factors) > 3 else "")

@@ -20,7 +20,7 @@ from inweave.formats.dialects.base import (
     Written,
     alpha_record,
 )
-from inweave.formats.dialects.peft_config import lora_config, patterns, still_describes
+from inweave.formats.dialects.peft_config import lora_config, lycoris_config, still_describes
 
 
 class Peft(Dialect):
@@ -33,9 +33,9 @@ class Peft(Dialect):
     generic = True
     is_directory = True
 
-    def form_of(self, adapter: Adapter) -> Form:
+    def form_of(self, adapter: Adapter, names: ModelNames) -> Form:
         kinds = {entry.factors.peft_type for entry in adapter.entries} - {"", "LORA"}
-        return replace(super().form_of(adapter), peft_type=min(kinds, default="LORA"))
+        return replace(super().form_of(adapter, names), peft_type=min(kinds, default="LORA"))
 
     def write(self, adapter: Adapter, names: ModelNames) -> Written:
         components = dict.fromkeys(entry.ref.component for entry in adapter.entries)
@@ -59,7 +59,7 @@ class Peft(Dialect):
         if stash and still_describes({"": from_adapter_config(stash)}, entries):
             written.config = stash
         else:
-            kind = self.form_of(adapter).peft_type
+            kind = self.form_of(adapter, names).peft_type
             written.config = _lora_directory(entries) if kind == "LORA" else _directory(kind, entries)
             written.config["base_model_name_or_path"] = adapter.metadata.get(BASE_MODEL)
             written.config["task_type"] = adapter.metadata.get(TASK_TYPE)
@@ -90,19 +90,13 @@ def _lora_directory(entries: list[Entry]) -> dict[str, object]:
 
 def _directory(kind: str, entries: list[Entry]) -> dict[str, object]:
     """Return an adapter_config.json for a directory of another algorithm."""
-    fields = patterns(entries)
     algorithm = next(each for each in ALGORITHMS.values() if each.peft_type == kind)
     return {
         "peft_type": kind,
         "task_type": None,
         "base_model_name_or_path": None,
         "inference_mode": True,
-        "r": fields["r"],
-        "alpha": fields["lora_alpha"],
-        "rank_pattern": fields["rank_pattern"],
-        "alpha_pattern": fields["alpha_pattern"],
-        "target_modules": sorted({entry.ref.name for entry in entries}),
-        **algorithm.peft_options([entry.factors for entry in entries]),
+        **lycoris_config(entries, algorithm.peft_options([entry.factors for entry in entries])),
         "modules_to_save": None,
     }
 

@@ -5,7 +5,7 @@ directories.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from inweave.adapter import Entry, scale
 from inweave.formats.config import PeftConfig
@@ -13,7 +13,7 @@ from inweave.formats.config import PeftConfig
 
 def scales(entry: Entry) -> bool:
     """Return whether an entry needs a configuration for its scale."""
-    return bool(entry.factors.peft_type) and entry.factors.scale != 1.0
+    return bool(entry.factors.peft_rank) and entry.factors.scale != 1.0
 
 
 def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -> bool:
@@ -21,21 +21,26 @@ def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) ->
     for entry in entries:
         factors = entry.factors
         config = configs.get(entry.ref.component) or configs.get("")
-        if not factors.peft_type:
+        if not factors.peft_rank:
             continue
         if config is None:
             return False
-        recorded = scale(config.alpha_of(entry.ref.name), factors.rank, rslora=config.rslora)
+        recorded = scale(config.alpha_of(entry.ref.name), factors.peft_rank, rslora=config.rslora)
         if abs(recorded - factors.scale) > 1e-6 * abs(factors.scale):
             return False
     return True
 
 
-def patterns(entries: Iterable[Entry]) -> dict[str, object]:
-    """Return r, lora_alpha and the exceptions; alpha = rank if the file had none."""
-    rows = {config_name(e): e.factors for e in entries if e.factors.peft_type}
-    ranks = {name: f.rank or 0 for name, f in rows.items()}
-    alphas = {name: f.alpha or f.scale * (ranks[name] ** 0.5 if f.rslora else ranks[name]) for name, f in rows.items()}
+def patterns(entries: Iterable[Entry], *, rslora: bool = False) -> dict[str, object]:
+    """Return r, lora_alpha and the exceptions, read with or without rs-LoRA; alpha = rank if the file had none."""
+    rows = {config_name(e): e.factors for e in entries if e.factors.peft_rank}
+    ranks = {name: f.peft_rank or 0 for name, f in rows.items()}
+    alphas = {
+        name: f.alpha
+        if f.alpha and f.rslora == rslora and f.scale_rank == ranks[name]
+        else f.scale * (ranks[name] ** 0.5 if rslora else ranks[name])
+        for name, f in rows.items()
+    }
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 0
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 0.0
     return {
@@ -64,11 +69,25 @@ def _anchored(name: str, names: Iterable[str]) -> str:
 def lora_config(entries: list[Entry]) -> dict[str, object]:
     """Return the PEFT fields that define the scale of these entries."""
     loras = [entry for entry in entries if entry.factors.peft_type == "LORA"]
+    rslora = any(entry.factors.rslora for entry in loras)
     return {
-        **patterns(loras),
+        **patterns(loras, rslora=rslora),
         "target_modules": sorted({config_name(entry) for entry in loras}),
-        "use_rslora": any(entry.factors.rslora for entry in loras),
+        "use_rslora": rslora,
         "use_dora": any(entry.factors.magnitude is not None for entry in loras),
         "lora_bias": any(e.factors.whole and e.factors.scale_rank is not None for e in entries),
         "bias": "none",
+    }
+
+
+def lycoris_config(entries: list[Entry], options: Mapping[str, object]) -> dict[str, object]:
+    """Return PEFT's fields of LoHa and LoKr, whose alphas have other names than LoRA's."""
+    fields = patterns(entries)
+    return {
+        "r": fields["r"],
+        "alpha": fields["lora_alpha"],
+        "rank_pattern": fields["rank_pattern"],
+        "alpha_pattern": fields["alpha_pattern"],
+        "target_modules": sorted({entry.ref.name for entry in entries}),
+        **options,
     }

@@ -239,7 +239,7 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
         progress.start("checking the dataset")
         from inweave.training.session import check
 
-        complete, report, estimate = check(config, gpus)
+        complete, report, estimate = check(config, gpus, progress.update)
     problems = estimate.pop("problems")
     if as_json:
         print_json({

@@ -101,7 +101,7 @@ def prepare(
     world = world or World()
     check_shard(config, world)
     check_libraries(config)
-    setup = open_setup(config, choose_device(world.device(config.device)))
+    setup = open_setup(config, choose_device(world.device(config.device)), on_progress)
     checkpoint = open_resume_point(config, world)
     try:
         plan = plan_within_limit(setup, world, checkpoint.config)
@@ -145,10 +145,12 @@ def prepare(
         raise
 
 
-def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, DataReport, dict[str, Any]]:
+def check(
+    config: TrainConfig, processes: int = 1, on_progress: OnProgress | None = None
+) -> tuple[TrainConfig, DataReport, dict[str, Any]]:
     """Read everything but weights: return (the full configuration, the report on the dataset, an estimate)."""
     check_libraries(config)
-    setup = open_setup(config, choose_device(config.device))
+    setup = open_setup(config, choose_device(config.device), on_progress)
     setup.validate(setup.config)
     plan = plan_within_limit(setup, World(), resumed_config(config))
     config = plan.config if plan is not None else setup.config
@@ -161,10 +163,10 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, DataRep
     return config, report, needs
 
 
-def open_setup(config: TrainConfig, device: torch.device) -> Setup:
+def open_setup(config: TrainConfig, device: torch.device, on_progress: OnProgress | None = None) -> Setup:
     """Read the dataset and open the model, without its weights."""
     folder = language_model_folder(config)
-    return DiffusionSetup(config, device) if folder is None else LanguageSetup(config, device, folder)
+    return DiffusionSetup(config, device, on_progress) if folder is None else LanguageSetup(config, device, folder)
 
 
 def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | None) -> MemoryPlan | None:

@@ -10,10 +10,11 @@
     folder/  img/10_name/  reg/1_class/      a project of kohya_ss: reg/ is balanced as its scripts do (`balance`)
     set.toml                                 [general] < [[datasets]] < [[datasets.subsets]], paths from its folder
 
-Examples are ordered by name. Every image is decoded fully; its size and hash are those of its upright pixels, of an
-animation those of the first frame. A file that cannot be read, or a mask of another shape than its image, is an error,
-unless unreadable files are to be skipped: then they are listed. Files that look as if they belonged to the dataset are
-listed too: images in folders that are not read or in unsupported formats, masks and captions without an image.
+Examples are ordered by name. Every image is decoded fully, once (`verdicts`); its size and hash are those of its
+upright pixels, of an animation those of the first frame. A file that cannot be read, or a mask of another shape than
+its image, is an error, unless unreadable files are to be skipped: then they are listed. Files that look as if they
+belonged to the dataset are listed too: images in folders that are not read or in unsupported formats, masks and
+captions without an image.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from inweave.training.config.dataset_toml import Subset, TableFolder, normalize_
 from inweave.training.config.toml import parse_json, parse_toml, read_text_file
 from inweave.training.data.balance import balanced
 from inweave.training.data.captions import caption_file
-from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
+from inweave.training.data.images import ImageInfo, mask_orientation
 from inweave.training.data.metadata import LISTED, LISTS, is_list, is_listing, read_metadata, refuse_parquet
 from inweave.training.data.types import Dataset, Example, ReadReport
+from inweave.training.data.verdicts import OnFile, Verdicts
 from inweave.training.importers.folder_lists import tables_of_list
 
 IMAGES = (
@@ -56,10 +57,13 @@ def read_dataset(
     caption: str | None = None,
     caption_extensions: Sequence[str] = (".txt", ".caption"),
     skip_unreadable: bool = False,
+    cache: Path | None = None,
+    on_file: OnFile | None = None,
 ) -> Dataset:
     """Read and check a dataset; ``caption`` is for images without one, regularization images excepted.
 
-    ``path`` may be the tables of a dataset file; their paths start from the current folder.
+    ``path`` may be the tables of a dataset file; their paths start from the current folder. ``cache``: the folder of
+    verdicts on files; ``on_file``: called with the number of files that are checked and of all.
     """
     scanner = _Scanner()
     base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)))
@@ -85,9 +89,9 @@ def read_dataset(
         )
     scanner.note_unread_folders()
     masks = {each.mask for each in scanner.examples if isinstance(each.mask, Path)}
-    files = list(dict.fromkeys([*(each.path for each in scanner.examples), *sorted(masks)]))
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        infos = dict(zip(files, pool.map(probe_image, files, (file in masks for file in files)), strict=True))
+    files = dict.fromkeys([*(each.path for each in scanner.examples), *sorted(masks)])
+    verdicts = Verdicts(cache)
+    infos = verdicts.probe({file: file in masks for file in files}, on_file)
     unusable = dict(scanner.unreadable) | {file: info for file, info in infos.items() if isinstance(info, str)}
     mask_problems = {each.path: why for each in scanner.examples if (why := _mask_problem(each, infos))}
     unusable |= mask_problems
@@ -133,6 +137,8 @@ def read_dataset(
         same_captions=_same_captions(scanner),
         encodings=tuple((file, name) for file, name in scanner.encodings.items() if name != "utf-8"),
         other_files=tuple(dict.fromkeys(scanner.other_files)),
+        decoded=verdicts.decoded,
+        notes=tuple(verdicts.notes),
     )
     return Dataset(tuple(examples), report)
 

@@ -66,6 +66,8 @@ class ReadReport:
     same_captions: tuple[tuple[Path, ...], ...] = ()  # groups of images with the same captions, each written for itself
     encodings: tuple[tuple[Path, str], ...] = ()  # of caption files that are not UTF-8
     other_files: tuple[Path, ...] = ()  # neither images nor captions
+    decoded: int = 0  # files that were not known from an earlier check
+    notes: tuple[str, ...] = ()  # on the cache of checks
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import isqrt
 from pathlib import Path
 
@@ -49,10 +49,10 @@ from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, 
 class DiffusionSetup:
     """The dataset, the model without weights, and ``config`` with every open setting filled in."""
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device, on_progress: OnProgress | None = None) -> None:
         if others := other_task_settings(config, "text"):
             raise ConfigError([f"{name}: only applies to language models; leave it out" for name in others])
-        self.dataset = read(config)
+        self.dataset = read(config, on_progress)
         self.device = device
         self._blueprint = open_model(
             config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
@@ -95,7 +95,7 @@ class DiffusionSetup:
         model = self._blank(config)
         chunks, notes = self._captions
         lengths = caption_lengths.batch_lengths(model, chunks)
-        return _report(config, self.dataset, model, processes, lengths), notes
+        return _report(config, self.dataset, model, processes, lengths), [*self.dataset.report.notes, *notes]
 
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedDiffusionModel:
         """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
@@ -108,9 +108,8 @@ class DiffusionSetup:
         if staged:
             model.release_weaver()
         quantized = "" if config.quantize == "off" else self._quantize(model, config, staged=staged)
-        folder = Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
-        task = DiffusionTask(model, self.dataset, config, TensorCache(folder))
+        task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
 
     def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:
@@ -183,7 +182,7 @@ class LoadedDiffusionModel:
     def notes(self) -> list[str]:
         """Return notes for the log about the dataset."""
         report = _report(self.task.config, self._dataset, self.model, 1, self.task.batch_lengths)
-        return [*report.warnings(), *self.task.notes(), *self.task.new_notes()]
+        return [*report.warnings(), *self._dataset.report.notes, *self.task.notes(), *self.task.new_notes()]
 
     def sampler(self) -> Callable[[int], list[SampleImage]] | None:
         """Return the function that generates samples; None if none are configured."""
@@ -207,13 +206,22 @@ def with_defaults(config: TrainConfig, blueprint: Blueprint, device: torch.devic
     return config.with_preset(blueprint.family.preset_name(blueprint)).model_copy(update={"precision": precision})
 
 
-def read(config: TrainConfig) -> Dataset:
+def cache_folder(config: TrainConfig) -> Path:
+    """Return the folder of encodings and of verdicts on images."""
+    return Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
+
+
+def read(config: TrainConfig, on_progress: OnProgress | None = None) -> Dataset:
     """Read the dataset of a folder, a dataset file or its tables, or one that is bundled."""
     source = config.dataset
     if isinstance(source, str) and source.startswith("inweave/") and not exists(source):
         source = str(embedded.style_folder(source))
     extensions, skip = config.caption_extensions, config.skip_unreadable
-    return read_dataset(source, caption=config.caption, caption_extensions=extensions, skip_unreadable=skip)
+    on_file = None if on_progress is None else partial(on_progress, "checking images")
+    return read_dataset(
+        source, caption=config.caption, caption_extensions=extensions, skip_unreadable=skip,
+        cache=cache_folder(config), on_file=on_file,
+    )  # fmt: skip
 
 
 def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, BucketFit | None]]]:

@@ -1,8 +1,8 @@
 """Digests of networks: whether two of them hold the same weights, to the last bit.
 
-Every byte of every tensor is hashed, in threads, since SHA-256 runs without Python's lock: 1 to 2 GB/s on each core, so
-a base of 24 GB takes 2 seconds on 16 cores, and the time to copy it to the host if it is on a GPU. `sampled_digest` is
-what earlier versions compared.
+Every byte of every tensor is hashed with BLAKE2b, in threads, since it runs without Python's lock: at least 0.7 GB/s on
+a core, so a base of 24 GB takes a few seconds on 16 cores, and the time to copy it to the host if it is on a GPU.
+`sampled_digest` is what earlier versions compared.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def network_digests(network: nn.Module) -> Digests:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=16)
     bits = _bits(tensor)
     for start in range(0, bits.numel(), _PIECE):
         digest.update(bits[start : start + _PIECE].cpu().numpy().data)
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
 
 
 def base_digests(networks: Mapping[str, nn.Module], known: Mapping[str, Digests] | None = None) -> Digests:

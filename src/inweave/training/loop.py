@@ -34,6 +34,7 @@ from inweave.training.checkpoint.store import State, checkpoints
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
 from inweave.training.data.batches import Position, epoch_length, total_steps
+from inweave.training.data.digests import base_digests, sampled_digest
 from inweave.training.data.intervals import Interval
 from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
@@ -85,7 +86,8 @@ class Run:
             raise ConfigError(problems)
         self.task, self.model, self.index = task, model, index
         self.world = world or World()
-        self.base = resume.base_digest(getattr(model, "networks", task.networks))
+        networks = getattr(model, "networks", task.networks)
+        self.base, self._sampled = base_digests(networks, getattr(task, "digests", None)), sampled_digest(networks)
         self.trainable: TrainableSet = attach_adapters(task.networks, config, index)
         if self.trainable.dialect:
             config = config.model_copy(update={"dialect": self.trainable.dialect})
@@ -135,7 +137,9 @@ class Run:
         return self.number
 
     def _load(self, state: State) -> None:
-        self._resume_notes += resume.ensure_resumable(state.facts, self._facts(), self.config, state.step)
+        self._resume_notes += resume.ensure_resumable(
+            state.facts, self._facts(), self.config, state.step, self._sampled
+        )
         self._grows = state.step == state.facts.get("config", {}).get("steps") < self.total
         try:
             self.step.load(state.tensors)

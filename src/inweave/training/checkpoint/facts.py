@@ -1,7 +1,8 @@
 """The facts about a run in its checkpoint, validated before they are used.
 
     step, steps, batch_size, gradient_accumulation     whole numbers        config       a table of settings
-    data, base                                         digests              validation   [[step, loss], ...]
+    data                                               a digest             validation   [[step, loss], ...]
+    base                                               digests by tensor, or one of sampled values (earlier versions)
     losses                                             of the last steps, a list of numbers
     compiled                                           whether the denoiser's blocks are compiled
     attention                                          the kernel for each shape, on a GPU; a table of names
@@ -48,7 +49,7 @@ def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.T
         ("step", facts["step"], "a whole number of 0 or more", _is_count(facts["step"], 0) and facts["step"] == step),
         ("config", config, "a table of settings", isinstance(config, dict)),
         ("data", facts["data"], "a digest", isinstance(facts["data"], str)),
-        ("base", facts["base"], "a digest", isinstance(facts["base"], str)),
+        ("base", facts["base"], "digests", isinstance(facts["base"], str) or _is_names(facts["base"])),
         ("compiled", facts["compiled"], "true or false", isinstance(facts["compiled"], bool)),
         ("attention", facts["attention"], "a table of kernels", _is_names(facts["attention"])),
         ("started", facts["started"], "a time", _is_time(facts["started"])),

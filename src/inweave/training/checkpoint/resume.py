@@ -5,29 +5,28 @@
                of the run, steps that are done keep the rate they had, and the others follow the schedule of the new
                length, which is logged
     data       the same images and captions, at any path
-    base       the same weights, compared by values sampled from each of them, at any path
+    base       the same weights, compared by digests of all tensors, at any path
 
-A checkpoint without a digest of the base is compared by the path.
+A checkpoint of an earlier version has a digest of 64 values of each tensor of the base, or none and is compared by the
+path: a note in the log says which.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import nn
 
-from inweave.errors import ConfigError
-from inweave.files.paths import is_folder
+from inweave.errors import ConfigError, amount
+from inweave.files.paths import is_folder, printable
 from inweave.training.checkpoint.facts import ensure_run_state
 from inweave.training.checkpoint.store import State, checkpoints, load_named, load_newest, lock, recover
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.unused import unused_settings
-from inweave.training.data.cache import sample_bits, tensor_bits
+from inweave.training.data.digests import Digests
 from inweave.training.distributed.world import World
 from inweave.training.optim.schedules import learning_rate_at, rates
 from inweave.training.output.adapter_file import adapter_exists, remove_leftovers
@@ -138,25 +137,18 @@ def ensure_same_step(step: int, world: World, device: torch.device) -> None:
         )
 
 
-def base_digest(networks: Mapping[str, nn.Module]) -> str:
-    """Return a digest of the weights, before adapters are attached."""
-    digest = hashlib.sha256()
-    for folder, network in sorted(networks.items()):
-        for key, value in network.state_dict().items():
-            row = (folder, key, str(value.dtype), tuple(value.shape), sample_bits(tensor_bits(value)))
-            digest.update(str(row).encode())
-    return digest.hexdigest()
-
-
 def _quoted(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> list[str]:
+def ensure_resumable(
+    then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int, sampled: str = ""
+) -> list[str]:
     """Raise ConfigError if the facts of a checkpoint of ``step`` are those of another run, naming every difference.
 
-    Returns notes for the log about a run that gets longer or shorter.
+    ``sampled``: the digest of the base that earlier versions saved. Returns notes for the log about a run that gets
+    longer or shorter, and about a base that was not compared as a whole.
     """
     before, today = dict(then.get("config", {})), dict(now["config"])
     length, total = before.get("steps"), today["steps"]
@@ -181,13 +173,31 @@ def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: Tr
         problems.append(
             "dataset: it is not the one this run was started with; start a new run under another name (--name)"
         )
-    if not problems and has_digest and then["base"] != now["base"]:
-        problems.append(
-            "model: its weights are not those this run was started with; start a new run under another name (--name)"
-        )
+    if not problems and has_digest:
+        problems += _base_problems(then["base"], now["base"], sampled)
     if problems:
         raise ConfigError(problems)
-    return _length_notes(config, step, length, total) if length and length != total else []
+    notes = _length_notes(config, step, length, total) if length and length != total else []
+    if not isinstance(then.get("base"), dict):
+        compared = "64 values of each tensor" if has_digest else "its path"
+        notes.append(
+            f"the checkpoint is of an earlier version: of the base only {compared} could be compared; the next "
+            "checkpoint has digests of all values"
+        )
+    return notes
+
+
+def _base_problems(then: Digests | str, now: Digests, sampled: str) -> list[str]:
+    if isinstance(then, str):
+        others, which = then != sampled, ""
+    else:
+        names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        others, which = (
+            bool(names),
+            f" ({amount(len(names), 'tensor')}, such as {', '.join(map(printable, names[:3]))})",
+        )
+    problem = f"model: its weights are not those this run was started with{which}; start a new run under another name"
+    return [f"{problem} (--name)"] if others else []
 
 
 def _value(before: Mapping[str, Any], name: str) -> Any:

@@ -25,14 +25,10 @@ from inweave.errors import FormatError, amount
 from inweave.files.paths import exists, is_folder, occupied, printable_path
 from inweave.files.reading import ensure_regular
 from inweave.files.writing import make_folder, write_atomic
-from inweave.models.families.base import ENCODERS, Tensors
-from inweave.models.model import Model
+from inweave.models.families.base import Tensors
 
 VERSION = 2  # incremented when the same facts lead to other tensors; 1: files without their key, in `<cache>` itself
 MEMORY = 2 << 30  # bytes held in memory, if they are in a folder too
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: keys of a component's configuration that do not affect its outputs
-_IRRELEVANT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
 
 
 class TensorCache:
@@ -144,33 +140,3 @@ def tensor_checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _size(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def tensor_bits(value: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a tensor as a row of integers."""
-    return value.detach().contiguous().flatten().view(_INTEGERS[value.itemsize])
-
-
-def sample_bits(bits: torch.Tensor) -> list[int]:
-    """Pick about 64 of them, evenly spaced: enough to tell two models apart, and fast to read."""
-    sample: list[int] = bits[:: max(bits.numel() // 64, 1)].tolist()
-    return sample
-
-
-def encoder_digests(model: Model) -> dict[str, str]:
-    """Return digests of the VAE and of the text encoders: of their configuration and their weights."""
-    digests = {}
-    for name, folders in (("vae", ("vae",)), ("text", ENCODERS)):
-        digest = hashlib.sha256()
-        for folder in folders:
-            if folder not in model.networks:
-                continue
-            part = model.blueprint.parts[folder]
-            config = {k: v for k, v in part.config.items() if not k.startswith("_") and k not in _IRRELEVANT}
-            digest.update(f"{part.class_name} {json.dumps(config, sort_keys=True, default=str)}".encode())
-            for key, value in model.networks[folder].state_dict().items():
-                bits = tensor_bits(value)
-                total = int(bits.sum(dtype=torch.int64))
-                digest.update(str((folder, key, value.dtype, tuple(value.shape), total, sample_bits(bits))).encode())
-        digests[name] = digest.hexdigest()
-    return digests

@@ -365,10 +365,14 @@ def _orphan_captions(files: Iterable[Path], images: Iterable[Path], extensions: 
 def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return (files, folders) ordered by name, without hidden ones; a broken link counts as a file."""
     try:
-        paths = sorted((path for path in folder.iterdir() if path.name[0] != "."), key=lambda path: path.name)
+        with os.scandir(folder) as listing:  # which says what is a folder without another look at each
+            names = sorted(
+                (entry.name, is_folder(entry) if entry.is_symlink() else entry.is_dir())
+                for entry in listing if entry.name[0] != "."
+            )  # fmt: skip
     except OSError as error:
         raise FormatError(f"{printable_path(folder)}: the folder cannot be listed: {error.strerror}") from None
     entries: tuple[list[Path], list[Path]] = ([], [])
-    for path in paths:
-        entries[is_folder(path)].append(path)
+    for name, inside in names:
+        entries[inside].append(folder / name)
     return entries

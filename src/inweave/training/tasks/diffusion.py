@@ -35,8 +35,9 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
-from inweave.training.data.cache import TensorCache, encoder_digests
+from inweave.training.data.cache import TensorCache
 from inweave.training.data.captions import choose_caption, tag_frequency
+from inweave.training.data.digests import encoder_digests, network_digests
 from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
 from inweave.training.data.types import Dataset, fingerprint_fields, subset_defaults, with_defaults
 from inweave.training.execution.oom import oom_hint
@@ -85,7 +86,9 @@ class DiffusionTask:
         self._masked = [uses_mask(config, example) for example in self.examples]
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
         self._token_ids: dict[tuple[str, int], Tensors] = {}
-        self._identity = encoder_digests(model)
+        encoders = [folder for folder in ("vae", *ENCODERS) if folder in model.networks]
+        self.digests = {folder: network_digests(model.networks[folder]) for folder in encoders}
+        self._identity = encoder_digests(model, self.digests)
         self.offloader = Offloader(model.networks, model.device)
 
     # data

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.checkpoint.store import State, checkpoints, load_newest, load_state, save_state
+from inweave.training.data.digests import sampled_digest
 from tests.support import sized
 from tests.unit.training.tiny import OPTIMIZERS, TinyTask, config, file_bits, log, make_run, state_bits, tiny
 
@@ -105,7 +106,7 @@ def test_model_and_data_may_have_moved_but_not_changed(tmp_path: Path) -> None:
     other = TinyTask(chosen)
     with torch.no_grad():
         other.networks["model"].to_q.weight[0, 0] += 1
-    with pytest.raises(ConfigError, match="model: its weights are not those this run was started with"):
+    with pytest.raises(ConfigError, match=r"model: its weights are not those .*1 tensor, such as model: to_q.weight"):
         make_run(chosen, task=other).resume("auto")
     assert file_bits(make_run(chosen).train().path) == file_bits(straight.path)
 
@@ -118,7 +119,58 @@ def test_a_checkpoint_without_a_base_digest_compares_paths(tmp_path: Path) -> No
     file.write_text(json.dumps(state))
     with pytest.raises(ConfigError, match="model: this run was started with 'tiny', now it is 'other'"):
         tiny(tmp_path, steps=3, model="other").resume("auto")
-    assert tiny(tmp_path, steps=3).resume("auto") == 2
+    run = tiny(tmp_path, steps=3)
+    assert run.resume("auto") == 2
+    assert any("of the base only its path could be compared" in note for note in run._resume_notes)
+
+
+def as_before(folder: Path, run: Any) -> None:
+    """Turn the digests of a checkpoint into that of sampled values, as earlier versions wrote it."""
+    file = folder / "t-state" / "step-000002" / "state.json"
+    state = json.loads(file.read_text())
+    state["base"] = run._sampled
+    del state["facts_sum"]
+    file.write_text(json.dumps(state))
+
+
+def test_every_value_of_the_base_is_compared(tmp_path: Path) -> None:
+    """Two values exchanged leave any sum the same, and may lie between sampled ones."""
+
+    def task_with(exchanged: bool, chosen: Any) -> TinyTask:
+        task = TinyTask(chosen)
+        table = torch.arange(4096.0)
+        if exchanged:
+            table[[1001, 1002]] = table[[1002, 1001]]
+        task.networks["model"].register_buffer("table", table)
+        return task
+
+    chosen = config(tmp_path, steps=2)
+    one, other = (sampled_digest(task_with(exchanged, chosen).networks) for exchanged in (False, True))
+    assert one == other
+    run = make_run(chosen, task=task_with(False, chosen))
+    run.train()
+    chosen = config(tmp_path, steps=3, resume="auto")
+    with pytest.raises(ConfigError, match=r"\(1 tensor, such as model: table\)"):
+        make_run(chosen, task=task_with(True, chosen)).resume("auto")
+    as_before(tmp_path, run)
+    old = make_run(chosen, task=task_with(True, chosen))
+    old.train()
+    texts = [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"]
+    assert any("only 64 values of each tensor could be compared" in text for text in texts)
+    state, _ = load_newest(tmp_path / "t-state")
+    assert state is not None and state.facts["base"] == old.base and len(old.base) > 1
+
+
+def test_another_base_of_an_earlier_checkpoint_is_refused(tmp_path: Path) -> None:
+    run = tiny(tmp_path, steps=2)
+    run.train()
+    as_before(tmp_path, run)
+    chosen = config(tmp_path, steps=3, resume="auto")
+    other = TinyTask(chosen)
+    with torch.no_grad():
+        other.networks["model"].to_q.weight[0, 0] += 1
+    with pytest.raises(ConfigError, match="its weights are not those this run was started with; start"):
+        make_run(chosen, task=other).resume("auto")
 
 
 def test_a_log_on_a_full_disk_is_reported() -> None:

@@ -38,8 +38,8 @@ def test_a_run_whose_clock_jumps_keeps_its_own_adapters_and_leaves_others(
         run.train_step()
         run._save()
     again = tiny(tmp_path / "out", resume="auto", **settings).train(on_record=records.append)
-    kept = sorted(path.name for path in (tmp_path / "out").iterdir() if path.name.startswith("t-0"))
-    assert kept == ["t-000005", "t-000777"], "keep_last = 2, and the last one is the file of the run"
+    adapters = sorted(path.name for path in (tmp_path / "out").iterdir() if path.name.startswith("t-0"))
+    assert adapters == ["t-000005", "t-000777"], "keep_last = 2, and the last one is the file of the run"
     speeds = [record["steps_per_second"] for record in records if record.get("steps_per_second") is not None]
     assert all(0 < speed < 1e5 for speed in speeds)
     assert file_bits(again.path) == file_bits(plain.path) and calls[0] > 5

@@ -1,8 +1,8 @@
 """Training against reference implementations, by running both: schedules, averages, optimizers, timesteps, predictions.
 
 What else is compared: samplers and images with diffusers' pipelines (`tests/peers/test_families.py`), noise with
-diffusers' schedulers (`tests/unit/training/tasks/test_objective.py`), AdamW and other optimizers with the libraries' own
-classes (`tests/unit/training/optim`), whole runs with PEFT (`tests/peers/test_train_parity.py`).
+diffusers' schedulers (`tests/unit/training/tasks/test_objective.py`), AdamW and other optimizers with the own classes
+of their libraries (`tests/unit/training/optim`), whole runs with PEFT (`tests/peers/test_train_parity.py`).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_the_folder_of_a_run_names_its_base_and_loads_in_one_call(model: Path, t
     assert not any("base_model_name" in key for key in kohya_like.metadata), "a path is in the configuration alone"
 
 
-def test_the_recipe_with_a_trainer_runs_as_it_is_printed(
+def test_the_printed_recipe_with_a_trainer_runs(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from peft import AutoPeftModelForCausalLM
@@ -132,10 +132,9 @@ def test_an_update_is_that_of_the_mean_over_all_of_its_tokens(
         reference = torch.cat(losses).mean()
         parameters = list(run.trainable.parameters.values())
         gradients = torch.autograd.grad(reference, parameters)
+        loss = float(reference.detach())
         assert float(run.step.loss) == pytest.approx(loss, rel=1e-5)
-        assert abs(sum(means) / len(means) - float(reference.detach())) > 0.01 * float(reference.detach()), (
-            "the comparison can fail"
-        )
+        assert abs(sum(means) / len(means) - loss) > 0.01 * loss, "the comparison can fail"
         actual = {name: run.flat.grads[place.place] for name, place in run.flat.segments.items()}
         for (name, gradient), expected in zip(actual.items(), gradients, strict=True):
             assert torch.allclose(gradient.flatten(), expected.flatten(), rtol=1e-3, atol=1e-6), name

@@ -30,8 +30,10 @@ from inweave.ops.tensors.decode import encode
 #: the end of the name of a class of transformers -> the task that PEFT knows it by
 TASKS = {
     "ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS", "ForQuestionAnswering": "QUESTION_ANS",
+    "ForTokenClassification": "TOKEN_CLS",
 }  # fmt: skip
+#: tasks for which PEFT expects the head in the file, under one of these names
+HEADS = {"SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score")}
 
 
 def collect(model: object, name: str = "default", *, component: str = "") -> Adapter:
@@ -79,10 +81,10 @@ def collect(model: object, name: str = "default", *, component: str = "") -> Ada
     if not entries:
         known = ", ".join(adapter_names(model)) or "none"
         raise ConfigError(f"no adapter is named {name!r}; the model has {known}")
-    return Adapter(entries=tuple(entries), tensors=tensors, metadata=_origin(model))
+    return Adapter(entries=tuple(entries), tensors=tensors, metadata=_origin(model, entries))
 
 
-def _origin(model: nn.Module) -> dict[str, str]:
+def _origin(model: nn.Module, entries: list[Entry]) -> dict[str, str]:
     """Return what a PEFT folder says about a model of transformers: its name, and the task of its class."""
     name, config = getattr(model, "name_or_path", None), getattr(model, "config", None)
     if not isinstance(name, str) or not hasattr(config, "model_type"):
@@ -90,6 +92,9 @@ def _origin(model: nn.Module) -> dict[str, str]:
     encodes = bool(getattr(config, "is_encoder_decoder", False))
     endings = {**TASKS, **({"ForConditionalGeneration": "SEQ_2_SEQ_LM"} if encodes else {})}
     task = next((task for ending, task in endings.items() if type(model).__name__.endswith(ending)), None)
+    stored = {entry.ref.name for entry in entries if isinstance(entry.factors, Full) and entry.param == "weight"}
+    if task in HEADS and stored.isdisjoint(HEADS[task]):
+        task = None
     return {key: value for key, value in ((BASE_MODEL, name), (TASK_TYPE, task)) if value}
 
 

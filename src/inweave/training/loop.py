@@ -100,6 +100,7 @@ class Run:
         learning_rate_at(config, 0, self.total)  # refuses a warm-up as long as the run
         self.number = 0  # steps done
         self.started = time.time()
+        self._numbered: set[str] = set()  # suffixes of the adapters of steps that this run has written
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
         folder = resume.state_folder(config)
@@ -147,6 +148,7 @@ class Run:
             raise FormatError(f"{self.schedule.folder}: the checkpoint of step {state.step}: {error}") from None
         self.number = state.step
         self.started = state.facts.get("started", self.started)
+        self._numbered = {*state.facts.get("adapters", ()), self._step_suffix}  # written after its checkpoint
         self.losses.load(state.facts.get("losses", []))
         self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
         self._resume_notes += self.step.keep_attention(state.facts.get("attention", {}))
@@ -159,7 +161,7 @@ class Run:
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
             "validation": self.validation, "losses": self.losses.recent, "compiled": self.step.blocks.active,
-            "attention": self.step.attention,
+            "attention": self.step.attention, "adapters": sorted(self._numbered),
         }  # fmt: skip
 
     def save_checkpoint(self, *, interim: bool = False) -> None:
@@ -172,6 +174,7 @@ class Run:
     def save_adapter(self, suffix: str = "", *, float32: bool = False) -> Path:
         """Write the current adapter, with EMA weights if there are any. ``float32`` overrides `save_dtype`."""
         path, batches = self._adapter_path(suffix), len(self.task.order)
+        self._numbered |= {suffix} & {self._step_suffix}
         if self.world.first:
             advice = "the checkpoint has it: free some memory and resume with --resume"
             with oom_hint(f"write {path}, the adapter of step {self.number}", advice), self._eval_weights():
@@ -200,7 +203,9 @@ class Run:
     def _prune_adapters(self) -> None:
         if self.world.first and self.config.keep_last and "keep_last" in self.config.explicit_fields:
             suffixes = {path.name.removeprefix("step") for path in checkpoints(self.schedule.folder)}
-            prune_adapters(self.output, self.config.name, suffixes, since=self.started)
+            gone, folders = self._numbered - suffixes, self.config.dialect == "peft"
+            prune_adapters(self.output, self.config.name, gone, folders=folders)
+            self._numbered &= suffixes
 
     def _adapter_path(self, suffix: str = "") -> Path:
         return self.output / f"{self.config.name}{suffix}.safetensors"

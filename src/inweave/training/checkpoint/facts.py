@@ -6,6 +6,7 @@
     losses                                             of the last steps, a list of numbers
     compiled                                           whether the denoiser's blocks are compiled
     attention                                          the kernel for each shape, on a GPU; a table of names
+    adapters                                           of steps before this one: a list of suffixes such as -000120
     skipped, skipped_in_a_row, split                   counters, as tensors of one whole number
 
 A file can be complete, with correct checksums, and still not be a run's. The tensors of parameters and optimizer are
@@ -14,6 +15,7 @@ compared with the model's when they are loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,6 +35,7 @@ _DEFAULTS: dict[str, Any] = {
     "losses": [],
     "compiled": False,
     "attention": {},
+    "adapters": [],
 }
 
 
@@ -53,6 +56,7 @@ def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.T
         ("compiled", facts["compiled"], "true or false", isinstance(facts["compiled"], bool)),
         ("attention", facts["attention"], "a table of kernels", _is_names(facts["attention"])),
         ("started", facts["started"], "a time", _is_time(facts["started"])),
+        ("adapters", facts["adapters"], "a list of suffixes of files", _is_suffixes(facts["adapters"])),
         ("validation", rows, "a list of steps and losses", isinstance(rows, list) and all(map(_is_validation, rows))),
     ]
     losses = facts["losses"]
@@ -78,6 +82,11 @@ def _is_count(value: object, least: int) -> bool:
 
 def _is_names(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
+
+
+def _is_suffixes(value: object) -> bool:
+    """Return whether a value is a list such as ["-000120"], with nothing that leads to another file."""
+    return isinstance(value, list) and all(isinstance(each, str) and re.fullmatch(r"-\d{6,}", each) for each in value)
 
 
 def _is_time(value: object) -> bool:

@@ -92,22 +92,13 @@ def adapter_exists(path: Path) -> bool:
     return is_file(path) or is_file(path.with_suffix("") / "adapter_model.safetensors")
 
 
-def prune_adapters(output: Path, name: str, suffixes: Collection[str], *, since: float) -> None:
-    """Remove the adapters of steps, files or PEFT folders, whose suffix (-000120) is not among ``suffixes``.
-
-    ``since``: when the run started; older ones belong to another run.
-    """
-    numbered = re.compile(rf"{re.escape(name)}(-\d{{6,}})(\.safetensors)?")
-    for path in sorted(output.iterdir()):
-        match = numbered.fullmatch(path.name)
-        if match is None or match[1] in suffixes:
-            continue
+def prune_adapters(output: Path, name: str, suffixes: Collection[str], *, folders: bool) -> None:
+    """Remove the files with these suffixes (-000120), or the PEFT folders."""
+    for path in (output / f"{name}{suffix}" for suffix in suffixes):
         with suppress(OSError):
-            if path.stat().st_mtime < int(since):
-                continue
-            if match[2] and is_file(path):
-                path.unlink()
-            elif not match[2] and is_file(path / "adapter_model.safetensors"):
+            if not folders:
+                path.with_name(f"{path.name}.safetensors").unlink()
+            elif is_file(path / "adapter_model.safetensors"):
                 remove_folder(path)
 
 

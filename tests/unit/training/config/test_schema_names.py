@@ -119,6 +119,7 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("clip_skip", 2, {"clip_skip": 2}),
     ("cache_latents", False, {"cache_latents": False}),
     ("cache_latents_to_disk", True, {"cache_latents": True}),
+    ("max_seq_length", 2048, {"max_length": 2048}),
     ("cache_text_encoder_outputs", False, {"cache_text": False}),
     ("cache_text_encoder_outputs_to_disk", True, {"cache_text": True}),
     ("pretrained_model_name_or_path", "m", {"model": "m"}),

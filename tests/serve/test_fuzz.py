@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from inweave.training.config.schema import TrainSettings
+from inweave.training.config.fields import TrainSettings
 from tests.serve.test_interface import document
 from tests.serve.worker import SMALL, Worker
 from tests.support import sized

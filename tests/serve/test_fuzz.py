@@ -6,15 +6,19 @@ Each field in turn is given every odd value, and seeded random bodies give sever
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import socket
+import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from inweave.training.config.schema import TrainSettings
+from inweave.training.config.fields import TrainSettings
 from tests.serve.test_interface import document
 from tests.serve.worker import SMALL, Worker
 from tests.support import sized
@@ -117,3 +121,45 @@ def test_no_value_of_any_field_is_an_internal_error(worker: Worker, route: str) 
     assert wrong == []
     assert "Traceback" not in worker.log()[before:]
     assert worker.http.get("/ready").status_code == 200
+
+
+def test_malformed_requests_and_clients_that_hang_up_leave_no_traceback(worker: Worker) -> None:
+    """Requests are cut anywhere, answers are not read, connections are reset; no job is left in the end."""
+    host = worker.url.removeprefix("http://")
+    job, before = worker.submit(prompt="x", **SMALL), len(worker.log())
+
+    def head(line: str, *more: str) -> bytes:
+        return "\r\n".join((f"{line} HTTP/1.1", f"Host: {host}", *more, "", "")).encode("latin-1")
+
+    def post(path: str, body: bytes, kind: str = "application/json") -> bytes:
+        return head(f"POST {path}", f"Content-Type: {kind}", f"Content-Length: {len(body)}") + body
+
+    image = json.dumps({"prompt": "x", "size": "64x64", "steps": 20, "stream": True, "partial_images": 2}).encode()
+    form = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + b"z" * 90_000
+    chunked = "Transfer-Encoding: chunked"
+    requests = (
+        post("/sdapi/v1/txt2img", json.dumps({"prompt": "x", **SMALL, "steps": 20}).encode()),
+        post("/v1/images/generations", image), post("/v1/images/edits", form, "multipart/form-data; boundary=x"),
+        post("/v1/loras?name=q", b"x" * 200_000, "application/octet-stream"), head(f"GET /v1/jobs/{job}/events"),
+        head("GET /v1/loras"), head("GET /openapi.json"), head("POST /v1/jobs", chunked) + b"zz\r\n",
+        head("POST /v1/jobs", chunked) + b"5\r\n{}   \r\nzz\r\n", head("DELETE /nosuch", chunked) + b"zz\r\n",
+        head("POST /v1/jobs", chunked, "Content-Length: 5") + b"5\r\n{}   \r\n",
+        head("POST /v1/jobs", "Content-Length: -1"),
+        head("GET /v1/jobs/\xff\xfe"), head("GET /v1/jobs?state=\x80"), head("OPTIONS *"), head("CONNECT x:1"),
+        b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/1.1\r\nHost: " + b"a" * 70_000,
+    )  # fmt: skip
+    dice = random.Random(11)
+    for request in requests * sized(3, 20):
+        with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), timeout=2) as client:
+            with contextlib.suppress(OSError):
+                client.sendall(
+                    request[: dice.choice((len(request), len(request), dice.randrange(1, len(request) + 1)))]
+                )
+                time.sleep(dice.choice((0, 0.02)))
+                if dice.random() < 0.4:
+                    client.recv(dice.choice((1, 5000)))
+            if dice.random() < 0.5:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets
+    query = {"state": ["queued", "running"]}
+    worker.until(lambda: not worker.http.get("/v1/jobs", params=query).json()["jobs"], 60)
+    assert "Traceback" not in worker.log()[before:], worker.log()[before:]

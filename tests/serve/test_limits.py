@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from inweave.cli.app import app
 from inweave.errors import InweaveError
+from inweave.serve.jobs.job import Submission
+from inweave.serve.jobs.store import JobStore
 from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import SMALL, Worker
@@ -194,22 +196,27 @@ def test_a_data_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> Non
         assert "Permission denied" in refused(tmp_path / "locked")
 
 
-def test_results_expire_over_http(small: Worker) -> None:
-    """What is kept for a moment only is gone when the worker looks; what waits is not."""
-    job = small.ended(small.submit(**SMALL))["id"]
-    url = small.job(job)["result"]["images"][0]["url"]
-    pause(small, True)
-    waiting = small.submit(**SMALL)
-    small.stop()
-    short = Worker(small.data, "--keep-hours", "0.0000001").start(wait=False)
+def test_results_expire_over_http(tmp_path: Path) -> None:
+    """What is kept for a moment only is gone when the worker looks; what waits is not. No model is needed for it."""
+    store = JobStore(tmp_path / "data")
+    submission = Submission("image_generation", "inweave/emoji", {"config": {"prompt": "x"}})
+    job = store.submit(submission)[0].id
+    assert (store.claim() or store.job(job)).state == "running"
+    store.files.write(job, "0.png", b"an image")
+    assert store.finish(job, "done", result={"images": [{"file": "0.png"}]})
+    store.pause(True)
+    waiting = store.submit(submission)[0].id
+    assert store.files.result(job, "0.png").is_file()
+    store.close()
+    short = Worker(tmp_path / "data", "--keep-hours", "0.0000001").start(wait=False)
     try:
         short.until(lambda: short.http.get(f"/v1/jobs/{job}").status_code == 410)
-        for path in (url, f"/v1/jobs/{job}/events", f"/v1/jobs/{job}/stream", f"/v1/jobs/{job}"):
+        for path in (f"/v1/jobs/{job}/files/0.png", *(f"/v1/jobs/{job}{end}" for end in ("/events", "/stream", ""))):
             answer = short.http.get(path)
             assert answer.status_code == 410 and answer.json()["error"]["code"] == "gone"
         assert short.http.delete(f"/v1/jobs/{job}").status_code == 410
         assert short.http.post(f"/v1/jobs/{job}/retry").status_code == 410
-        assert not (small.data / "files" / job).exists()
+        assert not (short.data / "files" / job).exists()
         assert [each["id"] for each in short.http.get("/v1/jobs").json()["jobs"]] == [waiting]
         assert short.http.delete(f"/v1/jobs/{waiting}").status_code == 200
     finally:

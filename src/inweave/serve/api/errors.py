@@ -74,7 +74,8 @@ class ErrorHandlers:
 
     def document(self, scope: Scope, status: int, failure: Failure, **more: Any) -> dict[str, Any]:
         """Return the body of an answer that is an error; ``more``: further details."""
-        owner = self._owners.get(scope.get("endpoint"))
+        endpoint = scope.get("endpoint")
+        owner = self._owners.get(endpoint) if endpoint is not None else None
         api = owner or max(self._apis, key=lambda api: api.likeness(scope["path"]))
         return api.render(status, failure, more)
 

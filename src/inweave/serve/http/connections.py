@@ -34,6 +34,16 @@ class TimedProtocol(H11Protocol):
         elif self._head is None and self.timeout_keep_alive_task is None:
             self._head = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; a request whose body turns out not to be ends as if its caller had hung up."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()  # the answer has begun
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._start_stall()

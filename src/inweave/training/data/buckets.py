@@ -20,7 +20,7 @@ from inweave.errors import ConfigError
 from inweave.training.data import trainer_buckets
 
 Size = tuple[int, int]
-Rule = Literal["inweave", "kohya", "musubi"]
+BucketRule = Literal["inweave", "kohya", "musubi"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,7 +42,7 @@ class BucketRules:
     maximum: int | None = None
     upscale: bool = True
     enabled: bool = True  # off: everything is cropped to the resolution itself
-    rule: Rule = "inweave"
+    rule: BucketRule = "inweave"
 
     def __post_init__(self) -> None:
         problems = []

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from inweave.serve.jobs.job import Failure
 
 
-class ErrorBody(BaseModel):
+class OpenAIErrorBody(BaseModel):
     """An error of OpenAI's API; `problems` and `report` are ours."""
 
     message: str
@@ -23,7 +23,7 @@ class ErrorBody(BaseModel):
 class OpenAIError(BaseModel):
     """The body of an answer that is an error."""
 
-    error: ErrorBody
+    error: OpenAIErrorBody
 
 
 def render(status: int, failure: Failure, more: dict[str, Any]) -> dict[str, Any]:

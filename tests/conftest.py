@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -24,6 +25,7 @@ CLEARED = (
     "TTY_INTERACTIVE", "GITHUB_ACTIONS",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "ACCELERATE_USE_CPU",
+    "PYTHONDONTWRITEBYTECODE",  # every process would compile torch, diffusers and transformers: 12 s instead of 5
 )  # fmt: skip
 
 #: folders whose tests take long, in two halves that take about as long
@@ -39,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[FULL] = "1"  # read while modules are collected, and by processes that tests start
     for name in CLEARED:
         os.environ.pop(name, None)
+    sys.dont_write_bytecode = False  # see CLEARED; processes that tests start have the environment
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may depend on a network, or wait for one
     if not config.getoption("--full"):
         with contextlib.suppress(ImportError):  # a machine with a GPU may have pytest alone

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.unit.ops.interpreter import run_interpreted
 from tests.unit.ops.saving import saved_tensors
 from torch.nn import functional
 
@@ -148,25 +145,18 @@ def test_the_reference_is_as_exact_as_torch(dtype: torch.dtype) -> None:
         compare(reference, case, dtype)
 
 
-def interpreted() -> None:
-    """What the subprocess runs: the kernels in the interpreter."""
+def interpreted() -> int:
+    """Compare the kernels in the interpreter, which runs in another process."""
     from inweave.ops.rotary import triton as kernels
 
     for dtype in (torch.float32, torch.float16):
         for case in CASES:
             compare(kernels, case, dtype)
-    print(json.dumps(len(CASES)))
+    return len(CASES)
 
 
 def test_kernels_are_as_exact_as_torch_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_rotary import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) == len(CASES)
+    assert run_interpreted(__name__) == len(CASES)
 
 
 def joined(i: dict[str, Any], case: Case, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,7 @@ _TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def networks() -> list[str]:
     """Return the names of the algorithms that can be layers, the values of `AdapterSpec.network`."""
     load_algorithms()
-    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer]
+    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer and not algorithm.of_parameter]
 
 
 def branch_named(network: str) -> type[Branch]:

@@ -26,6 +26,11 @@ def branch_named(network: str) -> type[Branch]:
     return branch
 
 
+def parameter_branch() -> type[Branch]:
+    """Return the class of branches on bare parameters."""
+    return branch_named(next(kind for kind, algorithm in ALGORITHMS.items() if algorithm.of_parameter))
+
+
 def algorithm_of(setting: str) -> str:
     """Return the algorithm that a value of the training setting `network` stands for: "dora" is a LoRA."""
     return next((name for name in networks() if setting in branch_named(name).variants), setting)
@@ -36,6 +41,8 @@ def obstacle(factors: Factors, geometry: Geometry) -> str | None:
     if not factors.layer:
         return f"{factors.algorithm} cannot be a layer, only {', '.join(networks())} can"
     branch = branch_named(factors.kind)
+    if factors.of_parameter != bool(geometry.experts):
+        return "a LoRA of a bare parameter and the weight of a layer do not go together"
     if geometry.embedding and not branch.takes_embeddings:
         return only_lora(branch.network())
     if factors.residual is not None:

@@ -48,8 +48,8 @@ class ExpertBranch(Branch):
     @classmethod
     def from_factors(cls, factors: Factors, geometry: Geometry, read: Reader, **scaling: Unpack[Scaling]) -> Self:
         assert isinstance(factors, ExpertLora)
-        own = {"experts": factors.experts, "inputs_first": factors.inputs_first}
-        return cls(read(factors.down), read(factors.up), **own, **scaling)
+        down, up = read(factors.down), read(factors.up)
+        return cls(down, up, experts=factors.experts, inputs_first=factors.inputs_first, **scaling)
 
     @classmethod
     def obstacle(cls, factors: Factors, geometry: Geometry) -> str | None:

@@ -295,6 +295,10 @@ class LoraLayer(nn.Module):
         if self._merged:
             raise MergeStateError(f"{self.label}: cannot {action} while merged; unmerge first")
 
+    def has_weight(self) -> bool:
+        """Return whether the weight is a parameter, and not only its quantized form."""
+        return "weight" in self._parameters
+
     @torch.no_grad()
     def merge(self) -> None:
         """Merge the live adapters into the weight; the layer then runs at the speed of the base."""
@@ -302,7 +306,7 @@ class LoraLayer(nn.Module):
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
-        if "weight" not in self._parameters:
+        if not self.has_weight():
             raise MergeStateError(
                 f"{self.label}: its weight is quantized for training; "
                 "load the model again to merge into the original weight"

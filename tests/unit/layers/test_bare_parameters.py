@@ -134,3 +134,71 @@ def test_a_rewritten_folder_is_the_same_for_peft(options: dict[str, Any], tmp_pa
     with torch.no_grad():  # PEFT adds and subtracts in each forward pass, so its numbers drift
         again = peft.PeftModel.from_pretrained(copy.deepcopy(attention), tmp_path / "attention2")(X)
     torch.testing.assert_close(again, output, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", [mixtral, qwen])
+def test_attached_experts_compute_as_in_peft(build: Any, tmp_path: Path) -> None:
+    model = build()
+    expected, base = peft_moe(model, tmp_path, target_modules=["q_proj"]), logits(model)
+    inweave.attach(model, tmp_path)
+    torch.testing.assert_close(logits(model), expected, atol=1e-6, rtol=1e-5)
+    with inweave.disabled(model):
+        assert torch.equal(logits(model), base)
+    inweave.merge(model)
+    torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)
+    inweave.unmerge(model)
+    adapter = inweave.collect(model)
+    inweave.save(adapter, tmp_path / "again", dialect="peft")
+    loaded = peft.PeftModel.from_pretrained(build(), tmp_path / "again")
+    assert torch.equal(logits(loaded), expected)
+    inweave.eject(model)
+    assert torch.equal(logits(model), base) and not any("adapters" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("build", [mixtral, qwen])
+def test_injected_experts_are_trained_and_peft_loads_them(build: Any, tmp_path: Path) -> None:
+    model = build()
+    base, names = logits(model), set(model.state_dict())
+    inweave.inject(model, 3, 5, ["q_proj"], target_parameters=EXPERTS)
+    assert torch.equal(logits(model), base) and names <= set(model.state_dict())
+    randomized(model, "adapters")
+    model.train()
+    model(IDS).logits.square().mean().backward()
+    trained = [value for value in model.parameters() if value.requires_grad]
+    assert len(trained) == 12 and all(value.grad is not None and value.grad.abs().sum() > 0 for value in trained)
+    output = logits(model.eval())
+    inweave.save(inweave.collect(model), tmp_path, dialect="peft")
+    loaded = peft.PeftModel.from_pretrained(build(), tmp_path)
+    torch.testing.assert_close(logits(loaded), output, atol=1e-6, rtol=1e-5)
+    inweave.eject(model, merge=True)
+    torch.testing.assert_close(logits(model), output, atol=2e-5, rtol=1e-4)
+
+
+def test_an_attention_of_torch_takes_adapters_as_in_peft(tmp_path: Path) -> None:
+    model = Attention().eval()
+    with torch.no_grad():
+        base = model(X)
+        expected = peft_attention(model, tmp_path / "theirs", alpha_pattern={"attn": 9})
+        inweave.attach(model, tmp_path / "theirs")
+        torch.testing.assert_close(model(X), expected, atol=1e-6, rtol=1e-5)
+        inweave.merge(model)
+        torch.testing.assert_close(model(X), expected, atol=1e-6, rtol=1e-5)
+        inweave.eject(model, keep_merged=True)
+        assert type(model.attn) is nn.MultiheadAttention
+        fresh = Attention().eval()
+        inweave.inject(fresh, 3, 5, ["attn", "lin"])
+        assert torch.equal(fresh(X), base)
+        randomized(fresh, "adapters")
+        output = fresh(X)
+        assert (output - base).abs().max() > 1e-3
+        inweave.save(inweave.collect(fresh), tmp_path / "ours", dialect="peft")
+        loaded = peft.PeftModel.from_pretrained(Attention().eval(), tmp_path / "ours")
+        torch.testing.assert_close(loaded(X), output, atol=1e-6, rtol=1e-5)
+        inweave.eject(fresh)
+        assert torch.equal(fresh(X), base)
+    with torch.enable_grad():
+        inweave.inject(fresh, 3, 5, ["attn"])
+        randomized(fresh, "adapters")
+        fresh(X).square().sum().backward()
+    trained = [value for value in fresh.parameters() if value.requires_grad]
+    assert len(trained) == 4 and all(value.grad is not None and value.grad.abs().sum() > 0 for value in trained)

@@ -201,10 +201,7 @@ class Factors:
         return shape[::-1] if self.transposed and len(shape) == 2 else shape
 
     def oriented(self, shape: Sequence[int], beside: Sequence[tuple[Factors, Sequence[int]]]) -> Factors:
-        """Return the change as it applies to a weight of this shape, which it fits.
-
-        ``beside``: what other parameters of the module receive, and their shapes.
-        """
+        """Return the change as it applies to a weight that it fits; ``beside``: what the module's others receive."""
         return self
 
     # reading

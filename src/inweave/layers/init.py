@@ -238,7 +238,7 @@ def fresh_branch(layer: LoraLayer, request: Request, attention: str = "") -> Bra
     wide = torch.float32 if weight.dtype.itemsize == 1 else torch.promote_types(weight.dtype, torch.float32)
     dtype = spec.dtype or wide  # float8 has no promotion
     branch = parameter_branch() if layer.geometry.experts else branch_named(spec.network)
-    if layer.geometry.experts and (spec.network != "lora" or spec.dora):
+    if layer.geometry.experts and (spec.dora or not branch_named(spec.network).is_pair):
         raise ConfigError(f"{layer.label}: a bare parameter takes plain LoRA only")
     start = Start(layer.geometry, rank, request.rank, spec, name, layer.device, dtype)
     return branch.fresh(

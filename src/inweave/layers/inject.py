@@ -28,7 +28,7 @@ from inweave.layers.algorithms import branch_named, hidden_dropout_problem, only
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import adapter_parts, factors_by_site
-from inweave.layers.hosts import ParameterHost, host_problem, refuse_branch
+from inweave.layers.hosts import ParameterHost, refuse_branch
 from inweave.layers.init import (
     Request,
     check_common,
@@ -38,7 +38,8 @@ from inweave.layers.init import (
     unreachable_experts,
 )
 from inweave.layers.layer import LoraLayer
-from inweave.layers.match import ALL_LINEAR, Targets, nearest
+from inweave.layers.match import ALL_LINEAR, Targets
+from inweave.layers.parameters import hosts_of, inner_module, is_hosted, named_parameters
 from inweave.layers.sites import Site, keep_called, one_network, sites, ties
 from inweave.layers.spec import AdapterSpec, SpecOptions
 from inweave.layers.state import all_layers, delete
@@ -114,12 +115,12 @@ def inject(
     _refuse_sharded(model)
     all_sites = sites(model)
     request = Request.of(rank, alpha, spec)
-    parameters = _named_parameters(all_sites, target_parameters)
+    parameters = named_parameters(all_sites, target_parameters)
     chosen = select_sites(model, all_sites, targets, request, exclude, allow_none=bool(parameters))
-    packed = [site for site in chosen if isinstance(_inner(site), nn.MultiheadAttention)]
+    packed = [site for site in chosen if isinstance(inner_module(site), nn.MultiheadAttention)]
     parameters += [(site, leaf) for site in packed for leaf in ("in_proj", "out_proj")]
     layers = _wrap([site for site in chosen if site not in packed], all_sites, allow_tied, spec.network)
-    hosts, others = _hosts(parameters, all_sites)
+    hosts, others = hosts_of(parameters, all_sites)
     layers += others
     head = classification_head(model)
     if freeze and head is not None and (owned := all_wholes(head)):
@@ -134,10 +135,11 @@ def inject(
         if freeze and head is not None:
             owners = {id(part) for part in head.modules() if part._parameters}
             train_whole(model, [site.names[0] for site in all_sites if id(site.module) in owners])
-        if experts := unreachable_experts(model):
+        adapted = {label for _, host in hosts for layer in host.layers() for label in layer.names}
+        if experts := [name for name in unreachable_experts(model) if name not in adapted]:
             warnings.warn(
                 f"'all-linear' skips {len(experts)} fused expert weights, which are parameters, not layers "
-                f"({', '.join(experts[:3])}{', ...' if len(experts) > 3 else ''}): they are not adapted",
+                f"({', '.join(experts[:3])}{', ...' if len(experts) > 3 else ''}); target_parameters adapts them",
                 stacklevel=2,
             )
     return model
@@ -216,7 +218,7 @@ def _prepared(model: nn.Module, adapter: Adapter, component: str | None, options
     all_sites = sites(model)
     assigned = factors_by_site(model, adapter, all_sites, component)
     layers = _wrap([site for site, _ in assigned.layers], all_sites, options.allow_tied)
-    hosts, others = _hosts([(site, leaf) for site, leaf, _ in assigned.parameters], all_sites)
+    hosts, others = hosts_of([(site, leaf) for site, leaf, _ in assigned.parameters], all_sites)
     layers += others
     received = [factors for _, factors in assigned.layers] + [factors for *_, factors in assigned.parameters]
     wholes = shared_by(assigned.wholes, all_sites, options.allow_tied)
@@ -269,7 +271,7 @@ def eject(model: Networks, name: str | None = None, *, merge: bool = False, keep
             raise ConfigError("merge=True merges every active adapter: activate those to keep, and give no name")
         delete(model, name)
         for site in sites(model):
-            if isinstance(site.module, LoraLayer | ParameterHost) and site.parents and not _in_host(site):
+            if isinstance(site.module, LoraLayer | ParameterHost) and site.parents and not is_hosted(site):
                 own = site.module.layers() if isinstance(site.module, ParameterHost) else [site.module]
                 if not any(each.adapters for each in own):
                     site.replace(site.module.base)
@@ -285,7 +287,7 @@ def eject(model: Networks, name: str | None = None, *, merge: bool = False, keep
             "or use keep_merged=True to leave the merged weights in place"
         )
     for site in sites(model):
-        if isinstance(site.module, LoraLayer | ParameterHost) and not _in_host(site):
+        if isinstance(site.module, LoraLayer | ParameterHost) and not is_hosted(site):
             site.replace(site.module.base)
     remove_wholes(model, keep=merge or bool(merged))
     thaw_base(model)
@@ -336,55 +338,6 @@ def _wrap(chosen: list[Site], all_sites: list[Site], allow_tied: bool, network: 
     if problems:
         raise TargetError("\n".join(problems))
     return [_layer(site, tied=id(site.module) in tied) for site in chosen]
-
-
-def _in_host(site: Site) -> bool:
-    """Return whether the layer of a bare parameter is here, which goes with its host."""
-    return isinstance(site.module, LoraLayer) and any(isinstance(parent, ParameterHost) for parent, _ in site.parents)
-
-
-def _inner(site: Site) -> nn.Module:
-    return site.module.base if isinstance(site.module, ParameterHost) else site.module
-
-
-def _named_parameters(all_sites: list[Site], names: Sequence[str]) -> list[tuple[Site, str]]:
-    """Return the bare parameters that PEFT's `target_parameters` names: the whole name, or its end after a dot."""
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ConfigError("target_parameters: expected a list of names of parameters")
-    known = {
-        f"{name}.{leaf}": (site, leaf) for site in all_sites for name in site.names for leaf in site.module._parameters
-    }
-    hits: dict[tuple[int, str], tuple[Site, str]] = {}
-    for name in names:
-        matched = [spot for full, spot in known.items() if full == name or full.endswith(f".{name}")]
-        if not matched:
-            raise ConfigError(
-                f"target_parameters {name!r} matches no parameter; the nearest are {', '.join(nearest(name, known))}"
-            )
-        hits |= {(id(site.module), leaf): (site, leaf) for site, leaf in matched}
-    return list(hits.values())
-
-
-def _hosts(
-    parameters: Sequence[tuple[Site, str]], all_sites: list[Site]
-) -> tuple[list[tuple[Site, ParameterHost]], list[LoraLayer]]:
-    """Return the modules with adapters on bare parameters and their hosts, not yet in the model, and the layers."""
-    hosts: dict[int, tuple[Site, ParameterHost]] = {}
-    tied, layers, problems = ties(all_sites), list[LoraLayer](), list[str]()
-    for site, leaf in parameters:
-        if reason := host_problem(site.module, leaf):
-            problems.append(f"{site.names[0]}: {reason}")
-            continue
-        if others := tied.get(id(site.module)):
-            problems.append(f"{site.names[0]}: its memory is also that of {', '.join(others)}")
-            continue
-        own = site.module if isinstance(site.module, ParameterHost) else None
-        if id(site.module) not in hosts:
-            hosts[id(site.module)] = site, own or ParameterHost(site.module, site.names[0])
-        layers.append(hosts[id(site.module)][1].layer(leaf))
-    if problems:
-        raise TargetError("\n".join(problems))
-    return list(hosts.values()), layers
 
 
 def _layer(site: Site, *, tied: bool) -> LoraLayer:

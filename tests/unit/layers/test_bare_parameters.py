@@ -18,6 +18,7 @@ import transformers
 from torch import nn
 
 import inweave
+from inweave.errors import ConfigError, TargetError
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
          "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}  # fmt: skip
@@ -202,3 +203,58 @@ def test_an_attention_of_torch_takes_adapters_as_in_peft(tmp_path: Path) -> None
         fresh(X).square().sum().backward()
     trained = [value for value in fresh.parameters() if value.requires_grad]
     assert len(trained) == 4 and all(value.grad is not None and value.grad.abs().sum() > 0 for value in trained)
+
+
+def test_what_a_bare_parameter_cannot_take_is_refused_before_anything_changes() -> None:
+    model = qwen()
+    names = set(model.state_dict())
+    for options, match in (
+        ({"dora": True}, "plain LoRA only"),
+        ({"dropout": 0.1}, "takes no dropout"),
+        ({"network": "loha"}, "plain LoRA only"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            inweave.inject(model, 2, 2.0, [], target_parameters=EXPERTS, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'experts\.gate_up' matches no parameter; the nearest are"):
+        inweave.inject(model, 2, targets=[], target_parameters=["experts.gate_up"])
+    with pytest.raises(TargetError, match="name a layer's weight by the layer"):
+        inweave.inject(model, 2, targets=[], target_parameters=["q_proj.weight"])
+    other = nn.ModuleDict({"attn": nn.MultiheadAttention(8, 2, kdim=4)})
+    with pytest.raises(TargetError, match="different sizes"):
+        inweave.inject(other, 2, targets=["attn"])
+    assert set(model.state_dict()) == names
+
+
+def test_two_adapters_switch_and_leave_one_by_one(tmp_path: Path) -> None:
+    model = Attention().eval()
+    with torch.no_grad():
+        base = model(X)
+        inweave.inject(model, 2, targets=["attn"], name="one")
+        inweave.inject(model, 3, targets=["attn", "lin"], name="two")
+        randomized(model, "adapters")
+        both = model(X)
+        inweave.activate(model, "one")
+        one = model(X)
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(X), one) and not torch.equal(one, both)
+        copied.attn.in_proj_weight.zero_()
+        assert torch.equal(model(X), one)
+        inweave.eject(model, "two")
+        assert torch.equal(model(X), one) and type(model.lin) is nn.Linear
+        inweave.eject(model, "one")
+        assert torch.equal(model(X), base) and type(model.attn) is nn.MultiheadAttention
+
+
+def test_the_fast_path_of_torch_does_not_skip_adapters() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"layer": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)}).eval()
+    with torch.no_grad():
+        base = model["layer"](X)
+        inweave.inject(model, 2, targets=["self_attn"])
+        randomized(model, "adapters")
+        changed = model["layer"](X)
+        inweave.merge(model)
+        torch.testing.assert_close(model["layer"](X), changed, atol=1e-5, rtol=1e-4)
+        assert (changed - base).abs().max() > 1e-3
+        inweave.eject(model, keep_merged=True)
+        torch.testing.assert_close(model["layer"](X), changed, atol=1e-5, rtol=1e-4)

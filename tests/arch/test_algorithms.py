@@ -15,7 +15,7 @@ CLASSES = {algorithm.__name__ for algorithm in ALGORITHMS.values()} | {
 }
 KINDS = set(ALGORITHMS) - {"full"}  # "full" also means gradient checkpointing and value checks
 #: where algorithms are defined
-HOMES = ("adapter/", "ops/delta/", "layers/lora.py", "layers/loha.py", "layers/lokr.py")
+HOMES = ("adapter/", "ops/delta/", "layers/experts.py", "layers/lora.py", "layers/loha.py", "layers/lokr.py")
 #: other modules that know one, and why
 EXCEPTIONS = {
     "formats/dialects/candle.py": "candle-lora holds LoRA pairs alone, in a layout of its own",

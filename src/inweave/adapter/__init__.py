@@ -2,6 +2,7 @@
 
 from inweave.adapter.adapter import Adapter, Entry, KeyProblem, Ref
 from inweave.adapter.contract import Blocks, Form, Parts
+from inweave.adapter.experts import ExpertLora
 from inweave.adapter.factors import Factors, Residual, join
 from inweave.adapter.full import Full, TokenRows
 from inweave.adapter.glora import Glora
@@ -23,6 +24,7 @@ __all__ = [
     "Boft",
     "BoftIn",
     "Entry",
+    "ExpertLora",
     "Factors",
     "Form",
     "Full",

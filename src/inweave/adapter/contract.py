@@ -66,6 +66,10 @@ class Parts(Protocol):
     def config_name(self) -> str: ...
 
     @property
+    def parameter(self) -> str:
+        """The bare parameter that the tensors are for; empty for the weight of a layer."""
+
+    @property
     def rslora(self) -> bool: ...
 
     @property

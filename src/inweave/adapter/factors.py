@@ -109,6 +109,8 @@ class Factors:
     kernel_in_columns: ClassVar[bool] = False
     #: control adapters of this algorithm may have twice the base's input channels
     widens_inputs: ClassVar[bool] = False
+    #: made for a bare parameter of a module, which is not the weight of a layer
+    of_parameter: ClassVar[bool] = False
     #: files number the parts of a fused module
     numbers_parts: ClassVar[bool] = False
 
@@ -203,6 +205,10 @@ class Factors:
         """Return the shape of the change in the layout of the weight."""
         shape = self.shape()
         return shape[::-1] if self.transposed and len(shape) == 2 else shape
+
+    def oriented(self, shape: Sequence[int], beside: Sequence[tuple[Factors, Sequence[int]]]) -> Factors:
+        """Return the change as it applies to a weight that it fits; ``beside``: what the module's others receive."""
+        return self
 
     # reading
 

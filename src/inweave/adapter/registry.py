@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from inweave.adapter.experts import ExpertLora
 from inweave.adapter.factors import Factors
 from inweave.adapter.full import Full, TokenRows
 from inweave.adapter.glora import Glora
@@ -76,5 +77,5 @@ def imported(reference: str) -> Any:
         raise ConfigError(f"{reference}: cannot be imported: {error}") from None
 
 
-for each in (Lora, Loha, Lokr, Glora, Oft, Boft, OftIn, BoftIn, Ia3, Vera, TokenRows, Full):
+for each in (ExpertLora, Lora, Loha, Lokr, Glora, Oft, Boft, OftIn, BoftIn, Ia3, Vera, TokenRows, Full):
     register_algorithm(each)

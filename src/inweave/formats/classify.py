@@ -22,9 +22,7 @@ _ORPHANS = {
 def classify(group: Group, context: Context, entries: list[Entry], problems: list[KeyProblem]) -> None:
     """Append the group's entries, and problems for tensors that cannot be used."""
     parts = ModuleParts(group, context)
-    if parts.config and parts.config.targets_parameter(group.ref.name):
-        parts.unsupported(parts.take(*parts.left), "targets a bare parameter (PEFT target_parameters)")
-    elif any(role.startswith("tlora_") for role in parts.left):
+    if any(role.startswith("tlora_") for role in parts.left):
         parts.unsupported(parts.take(*parts.left), "T-LoRA: its change depends on the timestep and cannot be merged")
     elif not _ADDITIONS.issuperset(parts.left):  # an alpha or a magnitude alone belongs to nothing
         for algorithm in ALGORITHMS.values():

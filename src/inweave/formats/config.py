@@ -62,10 +62,21 @@ class PeftConfig(PeftSettings):
         runs = (".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
         return not set(self.modules_to_save).isdisjoint(runs)
 
-    def targets_parameter(self, module: str) -> bool:
-        """Return whether factors under this name belong to a bare parameter; several of one module are nested."""
-        places = set(ends(module.replace(".base_layer", "")))
-        return any(name.rpartition(".")[0] in places for name in self.target_parameters)
+    def parameter_of(self, module: str, rows: int) -> str | None:
+        """Return the bare parameter that factors under this name are for, or None; ``rows``: the ranks of all experts.
+
+        PEFT nests the wrappers of several parameters of one module in the order in which the module has them, and names
+        none of them: `experts.base_layer` is the first of two, gate_up_proj, and `experts` the last, down_proj.
+        """
+        name, depth = unnested(module)
+        places = set(ends(name))
+        names: dict[str, None] = {}
+        for target in self.target_parameters:
+            owner, _, leaf = target.rpartition(".")
+            if owner in places or (not owner and (depth or rows != self.rank_of(f"{name}.{leaf}"))):
+                names.setdefault(leaf)
+        order = sorted(names, key=lambda leaf: "down" in leaf or leaf.startswith(("w2", "output")))
+        return order[-1 - depth] if depth < len(order) else None
 
     def _first_match(
         self, field: str, patterns: Mapping[str, Value], module: str, default: Value | None
@@ -77,6 +88,14 @@ class PeftConfig(PeftSettings):
             table = self._tables[field] = PatternTable(tuple(patterns), label, FormatError)
         position = table.first(module)
         return default if position is None else patterns[table.patterns[position]]
+
+
+def unnested(module: str) -> tuple[str, int]:
+    """Return a module's name without the wrappers of PEFT around it, and how many there were."""
+    name = module
+    while name.endswith(".base_layer"):
+        name = name.removesuffix(".base_layer")
+    return name, (len(module) - len(name)) // len(".base_layer")
 
 
 def ends(module: str) -> list[str]:

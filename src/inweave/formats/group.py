@@ -7,12 +7,12 @@ magnitude, a sparse residual, a widened base.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inweave.adapter import Factors, KeyProblem, Magnitude, Ref, Residual, Tensor
-from inweave.formats.config import PeftConfig, is_true, network_args
+from inweave.formats.config import PeftConfig, is_true, network_args, unnested
 from inweave.formats.grammar import Key, is_number, unwrapped
 
 _ZERO = Tensor("F32", (), bytes(4))
@@ -27,6 +27,9 @@ SHARED_ROLES = (
     "bias_values",
     "bias_size",
 )
+
+#: the end of the name under which PEFT stores the output projection of torch's MultiheadAttention
+PACKED = ".base_layer.out_proj"
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class Context:
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     used_shared: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
+    packed: frozenset[str] = frozenset()  # modules that are torch's MultiheadAttention
     _file_keys: dict[str, str | None] = field(default_factory=dict)
 
     def file_tensor(self, suffix: str) -> tuple[str, Tensor] | None:
@@ -78,6 +82,14 @@ class Context:
             self.warnings.append(text)
 
 
+def packed_modules(groups: Iterable[Group], context: Context) -> frozenset[str]:
+    """Return the modules that are torch's MultiheadAttention: PEFT adapts both of its projections."""
+    names = {group.ref.name for group in groups}
+    inner = {name.removesuffix(PACKED) for name in names if name.endswith(PACKED)}
+    bare = context.peft.target_parameters if context.peft else ()
+    return frozenset(name for name in inner & names if not any(each.startswith(f"{name}.") for each in bare))
+
+
 class ModuleParts:
     """The view of one group for algorithms (`inweave.adapter.contract.Parts`), which collects entries and problems."""
 
@@ -86,16 +98,38 @@ class ModuleParts:
         self.context = context
         self.config = context.config_of(group)
         self.left = dict(group.tensors)
+        self.parameter = self._parameter()
+        name = group.ref.name
+        #: PEFT (to 0.21) adds the change of a MultiheadAttention's out_proj twice: merged by its layer and by the outer
+        self.twice = name.removesuffix(PACKED) in context.packed and name.endswith(PACKED)
+        if name in context.packed:
+            group.ref = replace(group.ref, name=f"{name}.in_proj")
+        elif ".base_layer." in name and self.is_peft:
+            group.ref = replace(group.ref, name=name.replace(".base_layer.", "."))
         self.made: list[tuple[Ref, str, Factors, tuple[str, ...]]] = []
         self.problems: list[KeyProblem] = []
         self.warn = context.warn
         self.file_tensor = context.file_tensor
 
+    def _parameter(self) -> str:
+        """Return the bare parameter that the tensors are for, by PEFT's configuration; empty for a layer's weight."""
+        config, group = self.config, self.group
+        if config is None or not config.target_parameters or not self.has("down", "up"):
+            return ""
+        leaf = config.parameter_of(group.ref.name, self.left["down"].shape[0] if self.left["down"].shape else 0)
+        if leaf in (None, "weight"):
+            return ""
+        group.ref = replace(group.ref, name=unnested(group.ref.name)[0])
+        return leaf or ""
+
     @property
     def config_name(self) -> str:
-        """The module path that PEFT's patterns are written for."""
+        """The path that PEFT's patterns are written for: of the module, or of the parameter."""
         module = unwrapped(self.group.module)
-        return module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
+        name = module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
+        if self.parameter:
+            return f"{unnested(name)[0]}.{self.parameter}"
+        return name.partition(".base_layer.")[0]  # the inner layer of a MultiheadAttention has its rank and alpha
 
     @property
     def rslora(self) -> bool:
@@ -169,6 +203,8 @@ class ModuleParts:
             if fields["alpha"] == 0:
                 fields["stored_scale"] = _ZERO
                 self.warn("alpha is 0 in adapter_config.json: scaled by 0 as PEFT does, so it changes nothing")
+        if self.twice and fields.get("alpha"):
+            fields["alpha"], fields["stored_alpha"] = fields["alpha"] * 2, None
         if config:
             fields["rslora"] = config.rslora
             fields["transposed"] = config.fan_in_fan_out

@@ -22,7 +22,7 @@ from inweave.formats.dialects.base import CANDLE_ALPHA, CANDLE_MODULES, STORED_A
 from inweave.formats.files import Container
 from inweave.formats.foreign import checkpoint_kind, foreign_kind
 from inweave.formats.grammar import Key, candle_home, is_candle_path, learn_suffixes, locate, split
-from inweave.formats.group import Context, Group
+from inweave.formats.group import Context, Group, packed_modules
 from inweave.formats.restore import candle_alphas, restore_alphas
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
@@ -90,7 +90,9 @@ def read(
         shared=shared,
     )
     entries: list[Entry] = []
-    for group in _grouped(keys, tensors, problems, metadata, _located(keys)):
+    groups = _grouped(keys, tensors, problems, metadata, _located(keys))
+    context.packed = packed_modules(groups, context)
+    for group in groups:
         classify(group, context, entries, problems)
     entries = candle_alphas(entries, metadata)
     entries = entries if supplied is None else supply_alphas(entries, supplied)

@@ -15,7 +15,7 @@ _TRAINABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def networks() -> list[str]:
     """Return the names of the algorithms that can be layers, the values of `AdapterSpec.network`."""
     load_algorithms()
-    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer]
+    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer and not algorithm.of_parameter]
 
 
 def branch_named(network: str) -> type[Branch]:
@@ -24,6 +24,11 @@ def branch_named(network: str) -> type[Branch]:
         raise ConfigError(f"network must be one of {', '.join(networks())}, got {network!r}")
     branch: type[Branch] = imported(ALGORITHMS[network].layer)
     return branch
+
+
+def parameter_branch() -> type[Branch]:
+    """Return the class of branches on bare parameters."""
+    return branch_named(next(kind for kind, algorithm in ALGORITHMS.items() if algorithm.of_parameter))
 
 
 def algorithm_of(setting: str) -> str:
@@ -36,6 +41,8 @@ def obstacle(factors: Factors, geometry: Geometry) -> str | None:
     if not factors.layer:
         return f"{factors.algorithm} cannot be a layer, only {', '.join(networks())} can"
     branch = branch_named(factors.kind)
+    if factors.of_parameter != bool(geometry.experts):
+        return "a LoRA of a bare parameter and the weight of a layer do not go together"
     if geometry.embedding and not branch.takes_embeddings:
         return only_lora(branch.network())
     if factors.residual is not None:

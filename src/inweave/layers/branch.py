@@ -41,6 +41,8 @@ class Geometry:
     into: tuple[int, ...]
     groups: int = 1
     embedding: bool = False
+    experts: int = 0  # of a bare parameter; 0: a layer's weight
+    inputs_first: bool = False  # it is stored as (experts, in, out)
 
     @property
     def columns(self) -> int:
@@ -241,6 +243,10 @@ class Branch(nn.Module, ABC):
         """
         out, into = kind.shape(weight_like(module))
         return kind.apply(module, x, self.product().to(dtype).reshape(out, *into))
+
+    def added_to(self, weight: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return the weight with ``factor`` times the product added, in its dtype; for a bare parameter."""
+        return torch.add(weight, self.product().to(weight.dtype).view_as(weight), alpha=factor)
 
     def extra_repr(self) -> str:
         parts = ["full" if self.rank is None else f"rank={self.rank}"]

@@ -21,6 +21,7 @@ from inweave.adapter import Adapter, Factors, join
 from inweave.errors import ConfigError, TargetError
 from inweave.layers.algorithms import obstacle
 from inweave.layers.eligible import geometry_of, ineligible
+from inweave.layers.hosts import ParameterHost, host_problem
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, networks, sites
 from inweave.layers.whole import obstacle as whole_obstacle
@@ -41,6 +42,7 @@ class Assigned:
 
     layers: list[tuple[Site, Factors]] = field(default_factory=list)
     wholes: list[tuple[Site, str, Factors]] = field(default_factory=list)
+    parameters: list[tuple[Site, str, Factors]] = field(default_factory=list)
 
 
 def model_index(model: nn.Module) -> ModelIndex:
@@ -93,7 +95,7 @@ def factors_by_site(model: nn.Module, adapter: Adapter, all_sites: list[Site], c
     for (_, tensor), placements in plan.by_tensor().items():
         name, _, leaf = own.get(tensor, tensor).rpartition(".")
         site = by_name.get(name)
-        factors = _factors(placements, site, leaf)
+        factors = _factors(placements, site, leaf, all_sites)
         if site is not None and (id(site), leaf) in seen:
             factors = "the same module receives factors under another of its names"
         if isinstance(factors, str) or site is None:
@@ -103,7 +105,11 @@ def factors_by_site(model: nn.Module, adapter: Adapter, all_sites: list[Site], c
         if factors.takes_place:
             received.wholes.append((site, leaf, factors))
         else:
-            received.layers.append((site, factors))
+            spot = host_spot(site, leaf, all_sites)
+            if spot:
+                received.parameters.append((*spot, factors))
+            else:
+                received.layers.append((site, factors))
     if problems:
         more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
         total = len(problems) + len(seen)
@@ -112,14 +118,26 @@ def factors_by_site(model: nn.Module, adapter: Adapter, all_sites: list[Site], c
     return received
 
 
-def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Factors | str:
+def host_spot(site: Site, leaf: str, all_sites: list[Site]) -> tuple[Site, str] | None:
+    """Return (module, name of its layer) if a `ParameterHost` computes with a parameter, or None."""
+    attention = next((p for p, _ in site.parents if isinstance(p, nn.MultiheadAttention)), None)
+    if attention is not None and leaf == "weight":
+        return next((each, "out_proj") for each in all_sites if each.module is attention)
+    if leaf in ("weight", "bias") or leaf not in site.module._parameters:
+        return None
+    return site, leaf
+
+
+def _factors(placements: list[Placement], site: Site | None, leaf: str, all_sites: list[Site]) -> Factors | str:
     """Return the factors for a module, or the reason why it cannot take them."""
     if site is None:
         return "the model has no such module"
     is_whole = placements[0].factors.takes_place
-    if not is_whole and leaf != "weight":
+    spot = None if is_whole else host_spot(site, leaf, all_sites)
+    if not is_whole and spot is None and leaf != "weight":
         return "only the weights of modules take LoRA"
-    if not is_whole and (reason := ineligible(site.module) or site.unused()):
+    reason = host_problem(spot[0].module, spot[1]) if spot else ineligible(site.module) or site.unused()
+    if not is_whole and reason:
         return reason
     creates = placements[0].creates
     parts: list[tuple[Placement, Factors]] = []
@@ -139,6 +157,8 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Facto
         factors = joined
     if is_whole:
         return whole_obstacle(site.module, leaf, factors, creates=creates) or factors
+    if spot:
+        return obstacle(factors, ParameterHost(spot[0].module, "").layer(spot[1]).geometry) or factors
     return obstacle(factors, geometry_of(site.module)) or factors
 
 

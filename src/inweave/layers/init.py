@@ -18,14 +18,15 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.formats.config import PeftConfig
-from inweave.layers.algorithms import branch_named, hidden_dropout_problem, networks
+from inweave.layers.algorithms import branch_named, hidden_dropout_problem, networks, parameter_branch
 from inweave.layers.branch import Branch, Start
 from inweave.layers.eligible import layer_kind
+from inweave.layers.hosts import ParameterHost
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets, check_patterns, matching
 from inweave.layers.sites import Site
 from inweave.layers.spec import DROPOUTS, AdapterSpec
-from inweave.ops.quantized import weight_like
+from inweave.ops.quantized import QuantizedLinear, weight_like
 from inweave.ops.tensors.subclasses import whole
 
 _MAX_RANK = 2**20
@@ -114,7 +115,13 @@ def check_common(dropouts: Mapping[str, float], dtype: torch.dtype | None) -> li
 
 
 def select_sites(
-    model: nn.Module, all_sites: list[Site], targets: Targets, request: Request, exclude: Targets = ()
+    model: nn.Module,
+    all_sites: list[Site],
+    targets: Targets,
+    request: Request,
+    exclude: Targets = (),
+    *,
+    allow_none: bool = False,
 ) -> list[Site]:
     """Return the sites that ``targets`` names without those of ``exclude``, in the model's order.
 
@@ -135,6 +142,7 @@ def select_sites(
             for site in able
             if _is_linear(site)
             and id(site.module) not in left_out
+            and not any(isinstance(parent, ParameterHost) for parent, _ in site.parents)
             # compiled or fused modules are refused later, since the user can undo both
             and (site.unused() is None or site.compiled() or site.fused())
         ]
@@ -144,7 +152,11 @@ def select_sites(
         by_name = {name: site for site in all_sites for name in site.names if name}
         hits: list[str] = []
         try:
-            hits = matching(targets, by_name, [name for site in able for name in site.names])
+            hits = (
+                []
+                if targets in ((), []) and allow_none
+                else matching(targets, by_name, [name for site in able for name in site.names])
+            )
         except ConfigError as error:
             problems.extend(map(str, error.problems))
         chosen = list({id(by_name[hit]): by_name[hit] for hit in hits}.values())
@@ -158,7 +170,7 @@ def select_sites(
             chosen = [site for site in chosen if left_out_names.isdisjoint(site.names)]
             if not chosen:
                 problems.append("exclude leaves nothing of the targets")
-    if chosen:
+    if chosen and not allow_none:
         names = [name for site in chosen for name in site.names]
         problems += check_patterns("rank_pattern", request.spec.rank_pattern, names)
         problems += check_patterns("alpha_pattern", request.spec.alpha_pattern, names)
@@ -213,18 +225,28 @@ def _tied_heads(model: nn.Module) -> list[nn.Module]:
     return heads
 
 
-def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
-    """Return a new adapter's branch for ``layer``; its values are seeded by the module's first name."""
-    name, weight, spec, rules = layer.names[0], weight_like(layer.base), request.spec, request.rules
-    rank = rules.rank_of(name)
+def fresh_branch(layer: LoraLayer, request: Request, attention: str = "") -> Branch:
+    """Return a new adapter's branch for ``layer``; its values are seeded by the module's first name.
+
+    ``attention``: the MultiheadAttention of which this is a projection. It has one rank and alpha, and the change of
+    out_proj counts twice, since PEFT (to 0.21) adds it twice: so the file has the same effect there.
+    """
+    name, spec, rules = layer.names[0], request.spec, request.rules
+    weight = weight_like(layer.base) if isinstance(layer.base, QuantizedLinear) else layer.weight.detach()
+    rank, alpha = rules.rank_of(attention or name), rules.alpha_of(attention or name)
     assert rank is not None
+    if attention and name.endswith(".out_proj"):
+        alpha = 2 * (rank if alpha is None else alpha)
     wide = torch.float32 if weight.dtype.itemsize == 1 else torch.promote_types(weight.dtype, torch.float32)
     dtype = spec.dtype or wide  # float8 has no promotion
+    branch = parameter_branch() if layer.geometry.experts else branch_named(spec.network)
+    if layer.geometry.experts and (spec.dora or not branch_named(spec.network).is_pair):
+        raise ConfigError(f"{layer.label}: a bare parameter takes plain LoRA only")
     start = Start(layer.geometry, rank, request.rank, spec, name, layer.device, dtype)
-    return branch_named(spec.network).fresh(
+    return branch.fresh(
         start,
         magnitude=_row_norms(layer, dtype) if spec.dora else None,
-        alpha=rules.alpha_of(name),
+        alpha=alpha,
         rslora=spec.rslora,
         dropout=spec.dropout,
         hidden_dropout=spec.hidden_dropout,

@@ -28,6 +28,7 @@ from inweave.layers.algorithms import branch_named, hidden_dropout_problem, only
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import adapter_parts, factors_by_site
+from inweave.layers.hosts import ParameterHost, refuse_branch
 from inweave.layers.init import (
     Request,
     check_common,
@@ -38,6 +39,7 @@ from inweave.layers.init import (
 )
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
+from inweave.layers.parameters import hosts_of, inner_module, is_hosted, named_parameters
 from inweave.layers.sites import Site, keep_called, one_network, sites, ties
 from inweave.layers.spec import AdapterSpec, SpecOptions
 from inweave.layers.state import all_layers, delete
@@ -62,6 +64,7 @@ def inject(
     targets: Targets = ALL_LINEAR,
     *,
     exclude: Targets = (),
+    target_parameters: Sequence[str] = (),
     name: str = "default",
     spec: AdapterSpec = _DEFAULTS,
     allow_tied: bool = False,
@@ -77,6 +80,8 @@ def inject(
         targets: names of modules or the ends of their names, a regular expression, or "all-linear": every linear layer
             except the output layer and a classification head; such a head is trained and saved whole.
         exclude: modules to leave out of the targets, in the same forms (PEFT's exclude_modules).
+        target_parameters: bare parameters by name or the end of it, as in PEFT: "experts.gate_up_proj" of a mixture of
+            experts. With these, ``targets`` may be empty. A `torch.nn.MultiheadAttention` is a module, for ``targets``.
         name: the adapter's name.
         spec: the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
         allow_tied: adapt a module whose weight another module also holds; only the named module changes, and a merge
@@ -110,23 +115,31 @@ def inject(
     _refuse_sharded(model)
     all_sites = sites(model)
     request = Request.of(rank, alpha, spec)
-    chosen = select_sites(model, all_sites, targets, request, exclude)
-    layers = _wrap(chosen, all_sites, allow_tied, spec.network)
+    parameters = named_parameters(all_sites, target_parameters)
+    chosen = select_sites(model, all_sites, targets, request, exclude, allow_none=bool(parameters))
+    packed = [site for site in chosen if isinstance(inner_module(site), nn.MultiheadAttention)]
+    parameters += [(site, leaf) for site in packed for leaf in ("in_proj", "out_proj")]
+    layers = _wrap([site for site in chosen if site not in packed], all_sites, allow_tied, spec.network)
+    hosts, others = hosts_of(parameters, all_sites)
+    layers += others
     head = classification_head(model)
     if freeze and head is not None and (owned := all_wholes(head)):
         raise ConfigError(
             f"{owned[0].label} belongs to the adapter {', '.join(owned[0].values)}, and a new adapter would train it: "
             "eject that first, or use freeze=False"
         )
-    _add(model, all_sites, layers, name, [fresh_branch(layer, request) for layer in layers], freeze)
+    attentions = {id(each): host.name for site, host in hosts if site in packed for each in host.layers()}
+    branches = [fresh_branch(layer, request, attentions.get(id(layer), "")) for layer in layers]
+    _add(model, all_sites, layers, name, branches, freeze, hosts)
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
         if freeze and head is not None:
             owners = {id(part) for part in head.modules() if part._parameters}
             train_whole(model, [site.names[0] for site in all_sites if id(site.module) in owners])
-        if experts := unreachable_experts(model):
+        adapted = {label for _, host in hosts for layer in host.layers() for label in layer.names}
+        if experts := [name for name in unreachable_experts(model) if name not in adapted]:
             warnings.warn(
                 f"'all-linear' skips {len(experts)} fused expert weights, which are parameters, not layers "
-                f"({', '.join(experts[:3])}{', ...' if len(experts) > 3 else ''}): they are not adapted",
+                f"({', '.join(experts[:3])}{', ...' if len(experts) > 3 else ''}); target_parameters adapts them",
                 stacklevel=2,
             )
     return model
@@ -205,10 +218,13 @@ def _prepared(model: nn.Module, adapter: Adapter, component: str | None, options
     all_sites = sites(model)
     assigned = factors_by_site(model, adapter, all_sites, component)
     layers = _wrap([site for site, _ in assigned.layers], all_sites, options.allow_tied)
+    hosts, others = hosts_of([(site, leaf) for site, leaf, _ in assigned.parameters], all_sites)
+    layers += others
+    received = [factors for _, factors in assigned.layers] + [factors for *_, factors in assigned.parameters]
     wholes = shared_by(assigned.wholes, all_sites, options.allow_tied)
     branches = [
         to_branch(factors, layer.geometry, dtype=options.dtype, device=layer.device, **options.rates)
-        for layer, (_, factors) in zip(layers, assigned.layers, strict=True)
+        for layer, factors in zip(layers, received, strict=True)
     ]
     _check_hidden_dropout(layers, branches)
 
@@ -223,7 +239,7 @@ def _prepared(model: nn.Module, adapter: Adapter, component: str | None, options
                 module_wholes.require_gradients(options.name, options.trainable)
         for branch in branches:
             branch.requires_grad_(options.trainable)
-        _add(model, all_sites, layers, options.name, branches, options.freeze)
+        _add(model, all_sites, layers, options.name, branches, options.freeze, hosts)
 
     return put
 
@@ -255,8 +271,10 @@ def eject(model: Networks, name: str | None = None, *, merge: bool = False, keep
             raise ConfigError("merge=True merges every active adapter: activate those to keep, and give no name")
         delete(model, name)
         for site in sites(model):
-            if isinstance(site.module, LoraLayer) and not site.module.adapters and site.parents:
-                site.replace(site.module.base)
+            if isinstance(site.module, LoraLayer | ParameterHost) and site.parents and not is_hosted(site):
+                own = site.module.layers() if isinstance(site.module, ParameterHost) else [site.module]
+                if not any(each.adapters for each in own):
+                    site.replace(site.module.base)
         return model
     expect("keep_merged", keep_merged, bool)
     layers = all_layers(model)
@@ -269,7 +287,7 @@ def eject(model: Networks, name: str | None = None, *, merge: bool = False, keep
             "or use keep_merged=True to leave the merged weights in place"
         )
     for site in sites(model):
-        if isinstance(site.module, LoraLayer):
+        if isinstance(site.module, LoraLayer | ParameterHost) and not is_hosted(site):
             site.replace(site.module.base)
     remove_wholes(model, keep=merge or bool(merged))
     thaw_base(model)
@@ -344,13 +362,27 @@ def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch
 
 
 def _add(
-    model: Model, all_sites: list[Site], layers: Sequence[LoraLayer], name: str, branches: list[Branch], freeze: bool
+    model: Model,
+    all_sites: list[Site],
+    layers: Sequence[LoraLayer],
+    name: str,
+    branches: list[Branch],
+    freeze: bool,
+    hosts: Sequence[tuple[Site, ParameterHost]],
 ) -> Model:
     """Put the layers into the model and add one branch to each."""
     _check_hidden_dropout(layers, branches)
+    inner = {id(layer) for _, host in hosts for layer in host.layers()}
+    pairs = zip(layers, branches, strict=True)
+    if wrong := [problem for each, b in pairs if id(each) in inner and (problem := refuse_branch(each, b))]:
+        raise ConfigError(wrong[:5])
     if freeze:
         freeze_base(model)
     by_module = {id(site.module): site for site in all_sites}
+    by_module |= {id(layer): site for site, host in hosts for layer in host.layers()}
+    for site, host in hosts:
+        if site.module is not host:
+            site.replace(host)
     for layer, branch in zip(layers, branches, strict=True):
         if id(layer) not in by_module:
             by_module[id(layer.base)].replace(layer)

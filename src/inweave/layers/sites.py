@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.layers.hosts import ParameterHost
 from inweave.layers.layer import LoraLayer
 from inweave.ops.kinds.pipelines import components_of
 from inweave.ops.kinds.wrappers import is_wrapper
@@ -121,7 +122,7 @@ def keep_called(all_sites: list[Site]) -> None:
     for site in all_sites:
         if isinstance(site.module, nn.TransformerEncoderLayer):
             for child in site.module._modules.values():
-                if isinstance(child, LoraLayer) and not child._forward_pre_hooks:
+                if isinstance(child, LoraLayer | ParameterHost) and not child._forward_pre_hooks:
                     child.register_forward_pre_hook(_nothing)
 
 

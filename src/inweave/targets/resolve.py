@@ -86,6 +86,8 @@ class _Resolver:
         if uses[0].transpose:
             shape = shape[::-1]
         fit = fitted(entry.factors, shape)
+        if fit is not None and fit.of_parameter:
+            fit = fit.oriented(shape, self._beside(entry, component, uses[0].part))
         if fit is None and entry.dialect == "peft":
             fit = self._turned(entry, shape)
         if fit is None and (large := widened(entry.factors, shape, uses)):
@@ -100,6 +102,13 @@ class _Resolver:
             )
             return None
         return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
+
+    def _beside(self, entry: Entry, component: Component, part: str) -> list[tuple[Factors, Shape]]:
+        """Return what other parameters of the module receive, with their shapes."""
+        module, owner = entry.ref.name.rpartition(".")[0], part.rpartition(".")[0]
+        names = {f"{owner}.{e.ref.name.rpartition('.')[2]}": e.factors for e in self.adapter.entries
+                 if e.ref.name.rpartition(".")[0] == module}  # fmt: skip
+        return [(factors, component.parts[name]) for name, factors in names.items() if name in component.parts]
 
     def _turned(self, entry: Entry, shape: Shape) -> Factors | None:
         """Try the other orientation: PEFT records fan_in_fan_out once for all layers, although it decides it per

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from inweave.adapter import ALGORITHMS, Adapter, Entry, Form, Full, TokenRows
+from inweave.adapter import ALGORITHMS, Adapter, Entry, Form, Full, Tensor, TokenRows
 from inweave.formats.config import from_adapter_config, json_object
 from inweave.formats.dialects.base import (
     BASE_MODEL,
@@ -20,7 +20,13 @@ from inweave.formats.dialects.base import (
     Written,
     alpha_record,
 )
-from inweave.formats.dialects.peft_config import lora_config, lycoris_config, still_describes
+from inweave.formats.dialects.peft_config import (
+    lora_config,
+    lycoris_config,
+    packed_owners,
+    packed_problem,
+    still_describes,
+)
 
 
 class Peft(Dialect):
@@ -43,7 +49,10 @@ class Peft(Dialect):
         others = [entry for entry in adapter.entries if entry.ref.component != main]
         if others:
             adapter = replace(adapter, entries=tuple(e for e in adapter.entries if e.ref.component == main))
+        wrong = {e.keys: reason for e in adapter.entries if (reason := packed_problem(e, adapter.entries))}
+        adapter = replace(adapter, entries=tuple(e for e in adapter.entries if e.keys not in wrong))
         written = super().write(adapter, names)
+        written.lost += [Lost(keys, reason) for keys, reason in wrong.items()]
         reason = f"a PEFT directory holds one network ({main}), this belongs to"
         written.lost += [Lost(entry.keys, f"{reason} {entry.ref.component}") for entry in others]
         return written
@@ -55,6 +64,7 @@ class Peft(Dialect):
         return key.startswith("base_model.")
 
     def finish(self, written: Written, entries: list[Entry], adapter: Adapter, names: ModelNames) -> None:
+        written.tensors = _nested(written.tensors, entries)
         stash = json_object(written.metadata.pop(PEFT_CONFIG, None))
         if stash and still_describes({"": from_adapter_config(stash)}, entries):
             written.config = stash
@@ -64,6 +74,29 @@ class Peft(Dialect):
             written.config["base_model_name_or_path"] = adapter.metadata.get(BASE_MODEL)
             written.config["task_type"] = adapter.metadata.get(TASK_TYPE)
         written.metadata |= alpha_record(entries)
+
+
+def _nested(tensors: dict[str, Tensor], entries: list[Entry]) -> dict[str, Tensor]:
+    """Return the tensors under the names of PEFT's wrappers around modules whose bare parameters are adapted.
+
+    attn.in_proj -> attn, attn.out_proj -> attn.base_layer.out_proj      torch's MultiheadAttention
+    experts.gate_up_proj -> experts.base_layer, experts.down_proj -> experts      in the order of the parameters
+    """
+    owners: dict[str, list[str]] = {}
+    packed = packed_owners(entries)
+    for entry in entries:
+        if entry.factors.of_parameter:
+            owners.setdefault(entry.ref.name.rpartition(".")[0], []).append(entry.ref.name)
+    renamed = {name: owner + ".base_layer" * (len(every) - 1 - number)
+               for owner, every in owners.items() for number, name in enumerate(every)}  # fmt: skip
+    renamed |= {f"{owner}.in_proj": owner for owner in packed}
+    renamed |= {f"{owner}.out_proj": f"{owner}.base_layer.out_proj" for owner in packed}
+    result: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        head = key.removeprefix("base_model.model.")
+        old = next((name for name in (head.rpartition(".")[0], head.rpartition(".lora_")[0]) if name in renamed), None)
+        result[key if old is None else f"base_model.model.{renamed[old]}{head.removeprefix(old)}"] = tensor
+    return result
 
 
 def _lora_directory(entries: list[Entry]) -> dict[str, object]:
@@ -84,6 +117,7 @@ def _lora_directory(entries: list[Entry]) -> dict[str, object]:
         "modules_to_save": saved or None,
         "trainable_token_indices": tokens or None,
         **lora_config(entries),
+        "target_parameters": sorted(e.ref.name for e in entries if e.factors.of_parameter) or None,
         "bias": "all" if biases else "lora_only" if inner else "none",
     }
 

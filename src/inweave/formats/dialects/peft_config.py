@@ -5,7 +5,7 @@ directories.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from inweave.adapter import Entry, scale
 from inweave.formats.config import PeftConfig
@@ -18,6 +18,8 @@ def scales(entry: Entry) -> bool:
 
 def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -> bool:
     """Return whether a configuration preserved from an earlier conversion still defines every module's scale."""
+    entries = list(entries)
+    packed = packed_owners(entries)
     for entry in entries:
         factors = entry.factors
         config = configs.get(entry.ref.component) or configs.get("")
@@ -25,7 +27,9 @@ def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) ->
             continue
         if config is None:
             return False
-        recorded = scale(config.alpha_of(entry.ref.name), factors.peft_rank, rslora=config.rslora)
+        owner, inner = entry.ref.name.rpartition(".")[0], is_inner(entry, packed)
+        recorded = scale(config.alpha_of(owner if inner else entry.ref.name), factors.peft_rank, rslora=config.rslora)
+        recorded *= 2 if inner == "out_proj" else 1
         if abs(recorded - factors.scale) > 1e-6 * abs(factors.scale):
             return False
     return True
@@ -33,7 +37,13 @@ def still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) ->
 
 def patterns(entries: Iterable[Entry], *, rslora: bool = False) -> dict[str, object]:
     """Return r, lora_alpha and the exceptions, read with or without rs-LoRA; alpha = rank if the file had none."""
-    rows = {config_name(e): e.factors for e in entries if e.factors.peft_rank}
+    entries = list(entries)
+    packed = packed_owners(entries)
+    rows = {
+        e.ref.name.rpartition(".")[0] if is_inner(e, packed) else config_name(e): e.factors
+        for e in entries
+        if e.factors.peft_rank and is_inner(e, packed) != "out_proj"  # it has the rank and alpha of in_proj
+    }
     ranks = {name: f.peft_rank or 0 for name, f in rows.items()}
     alphas = {
         name: f.alpha
@@ -57,6 +67,39 @@ def config_name(entry: Entry) -> str:
     return entry.ref.name.removeprefix("text_model.") if encoder else entry.ref.name
 
 
+def packed_owners(entries: Iterable[Entry]) -> set[str]:
+    """Return the modules with LoRA on their packed projection: torch's MultiheadAttention, one module for PEFT."""
+    names = (entry.ref.name for entry in entries if entry.factors.peft_type == "LORA" and entry.param == "weight")
+    return {name.removesuffix(".in_proj") for name in names if name.endswith(".in_proj")}
+
+
+def is_inner(entry: Entry, packed: Collection[str]) -> str:
+    """Return "in_proj" or "out_proj" for those weights of a module with a packed projection, else an empty text."""
+    owner, _, leaf = entry.ref.name.rpartition(".")
+    return leaf if leaf in ("in_proj", "out_proj") and owner in packed else ""
+
+
+def packed_problem(entry: Entry, entries: Iterable[Entry]) -> str:
+    """Return why PEFT's MultiheadAttention cannot hold an entry, or an empty text.
+
+    PEFT (to 0.21) has one rank and alpha for both projections, and adds the change of out_proj twice.
+    """
+    entries = list(entries)
+    if is_inner(entry, packed_owners(entries)) != "out_proj":
+        return ""
+    name = f"{entry.ref.name.removesuffix('.out_proj')}.in_proj"
+    own, first = entry.factors, next(e.factors for e in entries if e.ref.name == name)
+    if own.rank == first.rank and abs(own.scale - 2 * first.scale) <= 1e-6 * abs(own.scale):
+        return ""
+    return "PEFT has one rank for both projections of a MultiheadAttention, and adds the change of out_proj twice"
+
+
+def _target_modules(loras: list[Entry]) -> set[str]:
+    """Return the modules that take LoRA: a MultiheadAttention as one, and none for bare parameters."""
+    packed = packed_owners(loras)
+    return packed | {config_name(e) for e in loras if not e.factors.of_parameter and not is_inner(e, packed)}
+
+
 def _whole(value: float) -> float:
     return int(value) if float(value).is_integer() else value
 
@@ -72,7 +115,7 @@ def lora_config(entries: list[Entry]) -> dict[str, object]:
     rslora = any(entry.factors.rslora for entry in loras)
     return {
         **patterns(loras, rslora=rslora),
-        "target_modules": sorted({config_name(entry) for entry in loras}),
+        "target_modules": sorted(_target_modules(loras)),
         "use_rslora": rslora,
         "use_dora": any(entry.factors.magnitude is not None for entry in loras),
         "lora_bias": any(e.factors.whole and e.factors.scale_rank is not None for e in entries),

@@ -3,7 +3,7 @@
 from inweave.adapter.adapter import Adapter, Entry, KeyProblem, Ref
 from inweave.adapter.contract import Blocks, Form, Parts
 from inweave.adapter.experts import ExpertLora
-from inweave.adapter.factors import Factors, Residual, join
+from inweave.adapter.factors import Factors, join
 from inweave.adapter.full import Full, TokenRows
 from inweave.adapter.glora import Glora
 from inweave.adapter.ia3 import Ia3
@@ -13,6 +13,7 @@ from inweave.adapter.lora import Lora
 from inweave.adapter.magnitude import Magnitude
 from inweave.adapter.oft import Boft, BoftIn, Oft, OftIn
 from inweave.adapter.registry import ALGORITHMS, imported, load_algorithms, register_algorithm
+from inweave.adapter.residual import Residual
 from inweave.adapter.scale import scale
 from inweave.adapter.tensor import Tensor, scalar, stacked
 from inweave.adapter.vera import Vera

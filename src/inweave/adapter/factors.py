@@ -20,31 +20,9 @@ from typing import Any, ClassVar, Self
 
 from inweave.adapter.contract import Blocks, Form, Parts, PeftSettings
 from inweave.adapter.magnitude import Magnitude, joined_magnitude, magnitude_rows, swapped_magnitude
+from inweave.adapter.residual import Residual
 from inweave.adapter.scale import scale
 from inweave.adapter.tensor import Tensor, int_list, scalar, stacked
-
-
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """The sparse remainder stored by an extractor: values at (row, column) of the flattened weight."""
-
-    indices: Tensor
-    values: Tensor
-    size: Tensor
-
-    def shape_problem(self, changed: tuple[int, ...]) -> str:
-        """Return why the values cannot be added to a change of this shape; empty if they can.
-
-        A merge allocates as many numbers as ``size`` states, so it must be the size of the change.
-        """
-        if any(tensor.dtype[0] not in "IU" for tensor in (self.indices, self.size)) or self.size.numel != 2:
-            return "bias_size must be two whole numbers, and bias_indices whole numbers"
-        if self.indices.shape != (2, self.values.numel):
-            return "bias_indices must be one (row, column) per value of bias_values"
-        rows, columns = self.size.ints()
-        if min(rows, columns) < 0 or rows * columns != math.prod(changed):
-            return f"bias_size is {[rows, columns]}, and the factors change {list(changed)}"
-        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

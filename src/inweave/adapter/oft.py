@@ -104,6 +104,9 @@ class Boft(Factors):
     def shape(self) -> tuple[int, ...]:
         return (self.blocks.shape[1] * self.blocks.shape[2], -1)
 
+    def shape_problem(self) -> str:
+        return butterfly_problem(self.blocks, first=0)
+
     @classmethod
     def recognize(cls, parts: Parts) -> None:
         """Do nothing: `Oft.recognize` handles the same suffixes."""
@@ -197,6 +200,9 @@ class BoftIn(Factors):
     def shape(self) -> tuple[int, ...]:
         return (self.out_scale.numel, self.blocks.shape[1] * self.blocks.shape[2])
 
+    def shape_problem(self) -> str:
+        return butterfly_problem(self.blocks, first=1)
+
     @classmethod
     def recognize(cls, parts: Parts) -> None:
         if not parts.has("boft_R", "boft_s"):
@@ -208,3 +214,16 @@ class BoftIn(Factors):
             parts.malformed(keys, f"boft_R has shape {list(blocks.shape)}; (m, n, b, b) was expected")
         else:
             parts.make(cls(blocks=blocks, out_scale=out_scale, **fields), keys)
+
+
+def butterfly_problem(blocks: Tensor, first: int) -> str:
+    """Return why the stages from ``first`` on cannot mix spans of 2^stage blocks; empty if they can."""
+    stages, count, size, width = blocks.shape
+    if not stages or not size or size != width:
+        return "butterfly blocks must be square, and at least one stage"
+    wide = stages > first and (size % 2 or stages - 1 >= count.bit_length() or count % (1 << (stages - 1)))
+    return (
+        f"{stages} butterfly stages need an even block size and {count} blocks to be a multiple of 2^{stages - 1}"
+        if wide
+        else ""
+    )

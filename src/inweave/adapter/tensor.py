@@ -75,6 +75,11 @@ class Tensor:
         code = _STRUCT[self.dtype]
         return tuple(int(value) for (value,) in struct.iter_unpack(code, bytes(self.data)))
 
+    def int_range(self) -> tuple[int, int]:
+        """Return the smallest and the largest element of an integer tensor, which may be large; (0, 0) without data."""
+        view = memoryview(self.data).cast("B").cast(_STRUCT[self.dtype].strip("<"))  # type: ignore[call-overload]
+        return (min(view), max(view)) if len(view) else (0, 0)
+
     def rows(self, start: int, length: int) -> Tensor:
         """Return rows ``start .. start+length`` of the first axis: a view, nothing is copied."""
         stride = len(self.data) // self.shape[0] if self.shape[0] else 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from inweave.adapter.contract import Parts
-from inweave.adapter.factors import Factors
+from inweave.adapter.factors import Factors, flat_shape
 from inweave.adapter.tensor import Tensor
 
 
@@ -43,6 +43,18 @@ class Vera(Factors):
 
     def shape(self) -> tuple[int, ...]:
         return (self.lambda_b.numel, -1)
+
+    def shape_problem(self) -> str:
+        up, down, rank = flat_shape(self.up), flat_shape(self.down), self.lambda_d.numel
+        meets = up[1] == rank == down[0] and self.lambda_b.numel <= up[0]
+        return "" if meets else "VeRA's vectors and its shared projections do not make a product"
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        inputs = shape[0] if self.transposed and shape else math.prod(shape[1:])
+        return Factors.fits(self, shape) and inputs <= flat_shape(self.down)[1]
+
+    def fit_key(self) -> tuple[object, ...]:
+        return (*Factors.fit_key(self), self.down.shape)
 
     def formula_options(self, shape: Sequence[int] | None, weight: Any) -> dict[str, Any]:
         return {"columns": None if shape is None else math.prod(shape[1:])}

@@ -23,6 +23,8 @@ from inweave.patterns import PatternTable, regex
 
 Value = TypeVar("Value", int, float)
 
+_MOST_TERMS = 100  # each costs a product of all blocks, and after 20 nothing changes
+_MOST_RANK = 1 << 20
 SUPPORTED = ("LORA", "LOHA", "LOKR", "OFT", "BOFT", "IA3", "VERA")
 
 
@@ -117,6 +119,8 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
             "so the scale is unknown; add it"
         )
     terms = config.get("num_cayley_neumann_terms", SERIES_TERMS)
+    if type(terms) is int and not 0 < terms <= _MOST_TERMS:
+        raise FormatError(f"adapter_config.json: num_cayley_neumann_terms must be 1 to {_MOST_TERMS}, not {terms}")
     feedforward = config.get("feedforward_modules") or ()
     if not isinstance(feedforward, str):
         feedforward = frozenset(_names(config, "feedforward_modules"))
@@ -204,14 +208,18 @@ def _flag(config: Mapping[str, object], name: str, default: bool = False) -> boo
 
 def _ranks(config: Mapping[str, object]) -> dict[str, int]:
     ranks = _numbers(config, "rank_pattern")
-    if wrong := [rank for rank in ranks.values() if rank < 1 or rank != int(rank)]:
+    if wrong := [rank for rank in ranks.values() if not 1 <= rank <= _MOST_RANK or rank != int(rank)]:
         raise FormatError(f"adapter_config.json: rank_pattern must map patterns to whole numbers, not {wrong[0]!r}")
     return {pattern: int(rank) for pattern, rank in ranks.items()}
 
 
 def _integer(config: Mapping[str, object], name: str) -> int | None:
     value = config.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    if not 0 <= value <= _MOST_RANK:
+        raise FormatError(f"adapter_config.json: {name} must be 0 to {_MOST_RANK}, not {str(value)[:30]}")
+    return value
 
 
 def _numbers(config: Mapping[str, object], name: str) -> dict[str, float]:

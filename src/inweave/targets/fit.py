@@ -34,8 +34,10 @@ def stacked_shape(component: Component, uses: tuple[Use, ...]) -> Shape:
 
 def fitted(factors: Factors, shape: Shape) -> Factors | None:
     """Return the factors as they apply to a weight of ``shape``, or None. Only flattened shapes are compared."""
+    if (large := factors.widen) is not None and shape and (large[0], math.prod(large)) != (shape[0], math.prod(shape)):
+        return None  # `widened` decides
     if factors.fits(shape):
-        return factors
+        return factors if large in (None, shape) else replace(factors, widen=None)
     magnitude = factors.magnitude
     if magnitude is not None and magnitude.axis == "in" and magnitude.tensor.numel == 1:
         one_output = replace(factors, magnitude=replace(magnitude, axis="out"))  # (1, 1): (out, 1) or (1, in)
@@ -91,6 +93,8 @@ def misfit(factors: Factors, shape: Shape) -> str:
     if factors.magnitude is not None and replace(factors, magnitude=None).fits(shape):
         count, side = factors.magnitude.tensor.numel, factors.magnitude.axis
         return f"the base has {list(shape)}, the magnitude has {count:,} numbers, one per {side}put"
+    if factors.widen is not None:
+        return f"the base has {list(shape)}, and reshape_weight widens it to {list(factors.widen)}"
     return f"the base has {list(shape)}, the adapter changes {shape_text(factors.stored_shape())}"
 
 

@@ -2,7 +2,7 @@
 
     product   `inweave.ops.delta.lora`         down (rank, into...)    up (out, rank, 1...)
     output    up(down(x)), in two steps, without computing the product
-              in training up(rank_dropout(hidden_dropout(down(x))))            `inweave.layers.dropout`
+              in training up(module_dropout(rank_dropout(hidden_dropout(down(x)))))      `inweave.layers.dropout`
     with `mid` (Tucker): down is (rank, in, 1...), and mid @ down takes its place
     with fewer columns in `up` than rows in `down`: diagonal blocks, rows / columns of them (`inweave.adapter.lora`)
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Lora
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, exact, kaiming
-from inweave.layers.dropout import HIDDEN, RANKS, dropout, rank_dropout
+from inweave.layers.dropout import HIDDEN, MODULE, RANKS, dropout, module_dropout, rank_dropout
 from inweave.ops.kinds import LayerKind
 from inweave.ops.tensors.decode import Reader
 
@@ -115,4 +115,7 @@ class LoraBranch(Branch):
         if self.rank_dropout:
             number, rank = self.layer_number + RANKS, self.up.shape[1] * self.blocks
             hidden = rank_dropout(hidden, self.rank_dropout, axis, rank, self.row_seeds, number)
+        if self.module_dropout:
+            number = self.layer_number + MODULE
+            hidden = module_dropout(hidden, self.module_dropout, axis, self.row_seeds, number)
         return hidden

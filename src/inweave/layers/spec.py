@@ -12,7 +12,7 @@ import torch
 from inweave.errors import ConfigError
 
 #: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are between its factors
-DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout")
+DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout", "module_dropout")
 
 
 class SpecOptions(TypedDict, total=False):
@@ -24,6 +24,7 @@ class SpecOptions(TypedDict, total=False):
     dropout: float
     hidden_dropout: float
     rank_dropout: float
+    module_dropout: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     factor: int
@@ -44,6 +45,7 @@ class AdapterSpec:
         hidden_dropout: dropout of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's
             network_dropout; not with DoRA.
         rank_dropout: dropout of whole ranks of each row of the input; not with DoRA.
+        module_dropout: probability of leaving the adapter of a module out for an example; not with DoRA.
         rank_pattern: {regular expression: rank} for some modules, matched as in PEFT; the first match wins.
         alpha_pattern: {regular expression: alpha}, likewise.
         factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.
@@ -59,6 +61,7 @@ class AdapterSpec:
     dropout: float = 0.0
     hidden_dropout: float = 0.0
     rank_dropout: float = 0.0
+    module_dropout: float = 0.0
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     factor: int = -1

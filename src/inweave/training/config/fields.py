@@ -93,6 +93,7 @@ class TrainSettings(CheckedModel):
         0.0, "dropout probability between LoRA's factors: kohya's network_dropout"
     )
     rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, per example, as in kohya")
+    module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's LoRA, per example")
     lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
         -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
     )

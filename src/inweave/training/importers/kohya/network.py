@@ -29,7 +29,7 @@ _CONVOLUTIONS_ONLY = ("use_tucker", "use_cp", "use_conv_cp")
 _NO_CORE = "convolutions have no Tucker core"
 _WHY = {
     "rank_dropout": "LyCORIS drops outputs, or ranks of a whole batch, by its version and bypass_mode",
-    "module_dropout": "the adapter of a module is never skipped",
+    "module_dropout": "only that of LoRA and LoCon is skipped",
     "train_norm": "normalization layers are not adapted", "use_scalar": "an adapter has no scalar of its own",
     "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(_CONVOLUTIONS_ONLY, _NO_CORE),
     "train_t5xxl": "T5 is not trained", "rank_dropout_scale": "ranks are scaled by 1 / (1 - rank_dropout)",

@@ -115,7 +115,8 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     )
     assert (c.train_text_encoders, c.cache_text) == (False, True)
     assert (c.buckets, c.max_bucket, c.bucket_rule) == (False, 1024, "kohya")  # unless the dataset file says otherwise
-    assert [each.split(":")[0] for each in result.no_equivalent] == ["network_module"]  # q, k and v are not fused here
+    differ = ["dataset_config", "network_module"]  # it is not there; q, k and v are not fused here
+    assert [each.split(":")[0] for each in result.no_equivalent] == differ
     again = write_text(tmp_path, c.to_toml(), "ours.toml")
     assert TrainConfig.load(again) == c == import_config(again).config
     mixed = write_text(tmp_path, 'train_data_dir = "x"\nrank = 8\nepochs = 2\nprecision = "bf16"\n')

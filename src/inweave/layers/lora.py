@@ -6,8 +6,8 @@
     with `mid` (Tucker): down is (rank, in, 1...), and mid @ down takes its place
     with fewer columns in `up` than rows in `down`: diagonal blocks, rows / columns of them (`inweave.adapter.lora`)
 
-A fresh branch has the usual initialization: down uniform within 1 / sqrt(fan in), up zero; on an embedding down zero,
-up normal.
+A fresh branch has the usual initialization: down and mid uniform within 1 / sqrt(fan in), up zero; on an embedding down
+zero, up normal.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class LoraBranch(Branch):
     takes_embeddings: ClassVar[bool] = True
     is_pair: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = ("lora", "locon", "dora")
+    options: ClassVar[frozenset[str]] = frozenset({"tucker"})
 
     def __init__(
         self, down: torch.Tensor, up: torch.Tensor, *, mid: torch.Tensor | None = None, **scaling: Unpack[Scaling]
@@ -48,6 +49,10 @@ class LoraBranch(Branch):
         up = torch.zeros(geometry.out, rank, *[1] * (len(geometry.into) - 1))
         if geometry.embedding:
             return {"down": torch.zeros(rank, *geometry.into), "up": up.normal_(generator=generator)}
+        if start.spec.tucker and geometry.wide and geometry.groups == 1:
+            inputs, *kernel = geometry.into
+            down = kaiming(generator, rank, inputs, *[1] * len(kernel))
+            return {"down": down, "up": up, "mid": kaiming(generator, rank, rank, *kernel)}
         return {"down": kaiming(generator, rank, *geometry.into), "up": up}
 
     @classmethod

@@ -162,3 +162,15 @@ def test_a_list_of_images_becomes_a_metadata_file(tmp_path: Path) -> None:
     c = import_config(write_text(tmp_path, f"{command} --in_json meta.json --dataset_repeats 3", "a.sh")).config
     subset = {"image_dir": "x", "metadata_file": "meta.json"}
     assert c.dataset == {"general": {"num_repeats": 3}, "datasets": [{"subsets": [subset]}]}
+
+
+@pytest.mark.parametrize(("algorithm", "cored"), [("locon", True), ("loha", False)])
+def test_a_tucker_core_is_that_of_locon(algorithm: str, cored: bool, tmp_path: Path) -> None:
+    arguments = f'["algo={algorithm}", "preset=full", "conv_dim=8", "conv_alpha=4", "use_tucker=True"]'
+    text = re.sub(r"network_args = .*", f"network_args = {arguments}", KOHYA)
+    if cored:
+        c = import_config(write_text(tmp_path, text)).config
+        assert (c.network, c.tucker, c.conv_rank) == ("locon", True, 8)
+    else:
+        with pytest.raises(ConfigError, match="use_tucker: 'True': only convolutions of LoCon have a Tucker core"):
+            import_config(write_text(tmp_path, text))

@@ -77,6 +77,7 @@ def to_branch(
     dropout: float = 0.0,
     hidden_dropout: float = 0.0,
     rank_dropout: float = 0.0,
+    module_dropout: float = 0.0,
 ) -> Branch:
     """Return a branch whose parameters are copies of these factors, in ``dtype`` or their stored dtype."""
 
@@ -95,6 +96,7 @@ def to_branch(
         dropout=dropout,
         hidden_dropout=hidden_dropout,
         rank_dropout=rank_dropout,
+        module_dropout=module_dropout,
         stored_alpha=factors.stored_alpha,
         stored_scale=factors.stored_scale,
     )

@@ -63,6 +63,7 @@ class Scaling(TypedDict, total=False):
     dropout: float
     hidden_dropout: float
     rank_dropout: float
+    module_dropout: float
     stored_alpha: Tensor | None
     stored_scale: Tensor | None
 
@@ -113,6 +114,7 @@ class Branch(nn.Module, ABC):
         self.dropout = scaling.get("dropout", 0.0)
         self.hidden_dropout = scaling.get("hidden_dropout", 0.0)
         self.rank_dropout = scaling.get("rank_dropout", 0.0)
+        self.module_dropout = scaling.get("module_dropout", 0.0)
         self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
         self.layer_number: int | torch.Tensor = 0  # of the layer that has this branch
         self.rounded: Mapping[str, Rounded] = {}  # by role, during a training step; see `inweave.layers.fused`
@@ -227,7 +229,7 @@ class Branch(nn.Module, ABC):
     @property
     def drops_hidden(self) -> bool:
         """Whether it has a dropout between its factors; only a low-rank pair can (`hidden_dropout_problem`)."""
-        return bool(self.hidden_dropout or self.rank_dropout)
+        return bool(self.hidden_dropout or self.rank_dropout or self.module_dropout)
 
     @property
     def drops(self) -> bool:

@@ -10,11 +10,13 @@ The first axis of x may be a multiple of B if the rows of an example are contigu
 that belong to no single example (tokens routed to experts) share one mask, derived from the sum of the seeds: torch's
 generator is never read.
 
-An adapter has up to three dropouts with independent masks. With h = down(x), the hidden values of a LoRA:
+An adapter has up to four dropouts with independent masks. With h = down(x), the hidden values of a LoRA:
 
     dropout          of x                                        as PEFT's lora_dropout
     hidden_dropout   of h                                        as kohya's network_dropout
     rank_dropout     of h, whole ranks of a row of x at once     as kohya's rank_dropout
+    module_dropout   of h, all of an example; the rest is not    as kohya's and LyCORIS' module_dropout, which draw
+                     scaled, so that the module alone is left    once per batch, as here without seeds
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch.nn import functional
 _BITS = 0xFFFFFFFF
 _GOLDEN, _MIX = 0x1E3779B1, 0x45D9F3B  # products of 32 bits with these stay below 2**63
 #: added to a layer's number, so that masks between the factors are independent of the mask of x
-HIDDEN, RANKS = (zlib.crc32(name) for name in (b"hidden_dropout", b"rank_dropout"))
+HIDDEN, RANKS, MODULE = (zlib.crc32(name) for name in (b"hidden_dropout", b"rank_dropout", b"module_dropout"))
 
 
 def dropout(
@@ -77,6 +79,22 @@ def rank_dropout(
     if axis:
         sizes[0] = hidden.shape[0]
     return dropout(grouped, p, True, row_seeds, layer, tuple(sizes)).flatten(axis, axis + 1)
+
+
+def module_dropout(
+    hidden: torch.Tensor, p: float, axis: int, row_seeds: torch.Tensor | None, layer: int | torch.Tensor
+) -> torch.Tensor:
+    """Set ``hidden`` to zero for a fraction ``p`` of the examples, and return the others unchanged.
+
+    ``axis``: that of the ranks; an input without an axis of examples is one.
+    """
+    if row_seeds is None:
+        mask = torch.rand(1, device=hidden.device) >= p
+    else:
+        rows = hidden.shape[0] if axis % hidden.dim() else 1
+        seeds = row_seeds if rows % len(row_seeds) == 0 else row_seeds.sum(0, keepdim=True)
+        mask = row_mask(seeds.to(hidden.device), (len(seeds),), p, layer).repeat_interleave(rows // len(seeds))
+    return hidden * mask.to(hidden.dtype).reshape(-1, *[1] * (hidden.dim() - 1))
 
 
 def layer_number(name: str) -> int:

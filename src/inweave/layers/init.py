@@ -88,7 +88,7 @@ class Request:
         rates = {name: getattr(spec, name) for name in DROPOUTS}
         if known and any(rates[name] for name in DROPOUTS[1:]):
             reason = hidden_dropout_problem(spec.network, spec.dora)
-            problems += [f"hidden_dropout and rank_dropout: {reason}"] if reason else []
+            problems += [f"{', '.join(DROPOUTS[1:])}: {reason}"] if reason else []
         return problems + check_common(rates, spec.dtype)
 
 
@@ -251,6 +251,7 @@ def fresh_branch(layer: LoraLayer, request: Request, attention: str = "") -> Bra
         dropout=spec.dropout,
         hidden_dropout=spec.hidden_dropout,
         rank_dropout=spec.rank_dropout,
+        module_dropout=spec.module_dropout,
     )
 
 

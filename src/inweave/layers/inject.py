@@ -41,7 +41,7 @@ from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
 from inweave.layers.parameters import hosts_of, inner_module, is_hosted, named_parameters
 from inweave.layers.sites import Site, keep_called, one_network, sites, ties
-from inweave.layers.spec import AdapterSpec, SpecOptions
+from inweave.layers.spec import DROPOUTS, AdapterSpec, SpecOptions
 from inweave.layers.state import all_layers, delete
 from inweave.layers.state import merge as merge_layers
 from inweave.layers.training import freeze_base, thaw_base
@@ -154,6 +154,7 @@ def attach(
     dropout: float = 0.0,
     hidden_dropout: float = 0.0,
     rank_dropout: float = 0.0,
+    module_dropout: float = 0.0,
     dtype: torch.dtype | None = None,
     allow_tied: bool = False,
     freeze: bool = True,
@@ -171,6 +172,7 @@ def attach(
         dropout: dropout of the adapter's input in training.
         hidden_dropout: dropout of the values between the two factors of a LoRA.
         rank_dropout: dropout of whole ranks of each row.
+        module_dropout: probability of leaving the adapter of a module out for an example.
         dtype: dtype of the parameters; None: the dtype stored in the adapter.
         allow_tied: as in `inject`.
         freeze: as in `inject`.
@@ -193,6 +195,7 @@ def attach(
     if trainable:
         _refuse_sharded(model)
     rates = {"dropout": dropout, "hidden_dropout": hidden_dropout, "rank_dropout": rank_dropout}
+    rates["module_dropout"] = module_dropout
     if problems := check_common(rates, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
@@ -356,7 +359,7 @@ def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch
         if reason is None and not layer.kind.in_two_steps:
             reason = f"{type(layer.kind).__name__} applies the product of both factors at once; use dropout"
         if branch.drops_hidden and reason is not None:
-            problems.append(f"hidden_dropout and rank_dropout: {layer.label}: {reason}")
+            problems.append(f"{', '.join(DROPOUTS[1:])}: {layer.label}: {reason}")
     if problems:
         raise ConfigError(problems[:5])
 

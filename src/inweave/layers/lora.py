@@ -2,12 +2,12 @@
 
     product   `inweave.ops.delta.lora`         down (rank, into...)    up (out, rank, 1...)
     output    up(down(x)), in two steps, without computing the product
-              in training up(rank_dropout(hidden_dropout(down(x))))            `inweave.layers.dropout`
+              in training up(module_dropout(rank_dropout(hidden_dropout(down(x)))))      `inweave.layers.dropout`
     with `mid` (Tucker): down is (rank, in, 1...), and mid @ down takes its place
     with fewer columns in `up` than rows in `down`: diagonal blocks, rows / columns of them (`inweave.adapter.lora`)
 
-A fresh branch has the usual initialization: down uniform within 1 / sqrt(fan in), up zero; on an embedding down zero,
-up normal.
+A fresh branch has the usual initialization: down and mid uniform within 1 / sqrt(fan in), up zero; on an embedding down
+zero, up normal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Lora
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, exact, kaiming
-from inweave.layers.dropout import HIDDEN, RANKS, dropout, rank_dropout
+from inweave.layers.dropout import HIDDEN, MODULE, RANKS, dropout, module_dropout, rank_dropout
 from inweave.ops.kinds import LayerKind
 from inweave.ops.tensors.decode import Reader
 
@@ -36,6 +36,7 @@ class LoraBranch(Branch):
     takes_embeddings: ClassVar[bool] = True
     is_pair: ClassVar[bool] = True
     variants: ClassVar[tuple[str, ...]] = ("lora", "locon", "dora")
+    options: ClassVar[frozenset[str]] = frozenset({"tucker"})
 
     def __init__(
         self, down: torch.Tensor, up: torch.Tensor, *, mid: torch.Tensor | None = None, **scaling: Unpack[Scaling]
@@ -48,6 +49,10 @@ class LoraBranch(Branch):
         up = torch.zeros(geometry.out, rank, *[1] * (len(geometry.into) - 1))
         if geometry.embedding:
             return {"down": torch.zeros(rank, *geometry.into), "up": up.normal_(generator=generator)}
+        if start.spec.tucker and geometry.wide and geometry.groups == 1:
+            inputs, *kernel = geometry.into
+            down = kaiming(generator, rank, inputs, *[1] * len(kernel))
+            return {"down": down, "up": up, "mid": kaiming(generator, rank, rank, *kernel)}
         return {"down": kaiming(generator, rank, *geometry.into), "up": up}
 
     @classmethod
@@ -115,4 +120,7 @@ class LoraBranch(Branch):
         if self.rank_dropout:
             number, rank = self.layer_number + RANKS, self.up.shape[1] * self.blocks
             hidden = rank_dropout(hidden, self.rank_dropout, axis, rank, self.row_seeds, number)
+        if self.module_dropout:
+            number = self.layer_number + MODULE
+            hidden = module_dropout(hidden, self.module_dropout, axis, self.row_seeds, number)
         return hidden

@@ -12,7 +12,7 @@ import torch
 from inweave.errors import ConfigError
 
 #: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are between its factors
-DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout")
+DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout", "module_dropout")
 
 
 class SpecOptions(TypedDict, total=False):
@@ -24,10 +24,12 @@ class SpecOptions(TypedDict, total=False):
     dropout: float
     hidden_dropout: float
     rank_dropout: float
+    module_dropout: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     factor: int
     decompose_both: bool
+    tucker: bool
     seed: int
     dtype: torch.dtype | None
 
@@ -44,11 +46,13 @@ class AdapterSpec:
         hidden_dropout: dropout of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's
             network_dropout; not with DoRA.
         rank_dropout: dropout of whole ranks of each row of the input; not with DoRA.
+        module_dropout: probability of leaving the adapter of a module out for an example; not with DoRA.
         rank_pattern: {regular expression: rank} for some modules, matched as in PEFT; the first match wins.
         alpha_pattern: {regular expression: alpha}, likewise.
         factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.
         decompose_both: for LoKr: also make the small factor low-rank if that is smaller. If both factors are full,
             there is no rank to divide alpha by, and the scale is 1.
+        tucker: for LoRA: a core between the factors of convolutions wider than 1x1, as LyCORIS' use_tucker.
         seed: the seed of the initial values, combined with each module's name.
         dtype: dtype of the new parameters; None: float32, or float64 if the base is float64.
     """
@@ -59,10 +63,12 @@ class AdapterSpec:
     dropout: float = 0.0
     hidden_dropout: float = 0.0
     rank_dropout: float = 0.0
+    module_dropout: float = 0.0
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     factor: int = -1
     decompose_both: bool = False
+    tucker: bool = False
     seed: int = 0
     dtype: torch.dtype | None = None
 

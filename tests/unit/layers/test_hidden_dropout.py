@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from inweave.errors import ConfigError
 from inweave.layers import attach, collect, inject, register_layer
-from inweave.layers.dropout import HIDDEN, RANKS, layer_number, row_mask
+from inweave.layers.dropout import HIDDEN, MODULE, RANKS, layer_number, row_mask
 from inweave.ops.kinds import LayerKind, LinearKind, registry
 from tests.unit.layers.zoo import KINDS, adapted, layer_of
 
@@ -45,7 +45,13 @@ def seeded(kind: str, **rates: Any) -> tuple[nn.Module, torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize(
-    "rates", [{"hidden_dropout": P}, {"rank_dropout": P}, {"hidden_dropout": P, "rank_dropout": 0.3}]
+    "rates",
+    [
+        {"hidden_dropout": P},
+        {"rank_dropout": P},
+        {"module_dropout": 0.9},
+        {"hidden_dropout": P, "rank_dropout": 0.3, "module_dropout": 0.2},
+    ],
 )
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_output_and_gradients_are_those_of_the_formula(kind: str, rates: dict[str, float]) -> None:
@@ -60,6 +66,8 @@ def test_output_and_gradients_are_those_of_the_formula(kind: str, rates: dict[st
         shape = [len(x), *[1] * (hidden.dim() - 1)]
         shape[axis] = pair.rank
         hidden = hidden * row_mask(seeds, tuple(shape), p, layer_number("layer") + RANKS) / (1 - p)
+    if p := rates.get("module_dropout"):  # not scaled
+        hidden = hidden * row_mask(seeds, (len(x), *[1] * (hidden.dim() - 1)), p, layer_number("layer") + MODULE)
     expected = layer.base(x) + pair.scale * out_of(hidden, pair.up)
     actual = model["layer"](x)
     torch.testing.assert_close(actual, expected)
@@ -97,6 +105,29 @@ def test_without_seeds_of_rows_it_is_torchs_own() -> None:
     torch.testing.assert_close(actual, layer.base(x) + pair.scale * functional.linear(hidden, pair.up))
 
 
+def test_skipped_modules_are_those_of_lycoris() -> None:
+    """Without seeds there is one draw per call, as in lycoris-lora: every output is that of the module or of both."""
+    locon = pytest.importorskip("lycoris.modules.locon")
+    model, x = adapted("linear", module_dropout=P).train(), KINDS["linear"].input()
+    layer = layer_of(model)
+    pair: Any = layer.branch("default")
+    base = nn.Linear(x.shape[-1], pair.up.shape[0])
+    base.load_state_dict(layer.base.state_dict())
+    theirs = locon.LoConModule("layer", base, lora_dim=pair.rank, alpha=pair.scale * pair.rank, module_dropout=P)
+    theirs.lora_down.weight.data, theirs.lora_up.weight.data = pair.down.data, pair.up.data
+    theirs.apply_to()
+    choices = {"skipped": layer.base(x), "added": model.eval()["layer"](x)}
+
+    def outcomes(module: Callable[[torch.Tensor], torch.Tensor]) -> list[str]:
+        results = (module(x) for _ in range(300))
+        return [next(name for name, each in choices.items() if torch.allclose(one, each, atol=1e-5)) for one in results]
+
+    model.train(), theirs.train()
+    with torch.no_grad():
+        ours, lycoris = outcomes(model["layer"]), outcomes(base)
+    assert abs(ours.count("skipped") - 300 * P) < 40 and abs(lycoris.count("skipped") - 300 * P) < 40
+
+
 def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:
     model, x, seeds = seeded("conv2d-groups", rank_dropout=P)
     layer = layer_of(model)
@@ -112,7 +143,7 @@ def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:
 
 
 def test_a_batch_has_the_masks_of_its_rows() -> None:
-    model, x, seeds = seeded("linear", hidden_dropout=P, rank_dropout=P)
+    model, x, seeds = seeded("linear", hidden_dropout=P, rank_dropout=P, module_dropout=P)
     pair, whole = layer_of(model).branch("default"), model["layer"](x)
     for row in range(len(x)):
         pair.row_seeds = seeds[row : row + 1]
@@ -150,7 +181,7 @@ class Whole(nn.Linear):
 def test_where_nothing_is_between_two_factors_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = KINDS["linear"].module()
     for options in ({"dora": True}, {"network": "loha"}, {"network": "lokr"}):
-        for name in ("hidden_dropout", "rank_dropout"):
+        for name in ("hidden_dropout", "rank_dropout", "module_dropout"):
             with pytest.raises(ConfigError, match="use dropout"):
                 inject(model, 2, targets=["layer"], **options, **{name: P})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rank_dropout must be at least 0 and below 1, got 1"):

@@ -182,7 +182,7 @@ def test_no_plan_holds_under_autocast(layer: LoraLayer) -> None:
     assert holds(plan, layer, x)
 
 
-@pytest.mark.parametrize("name", ["dropout", "hidden_dropout", "rank_dropout"])
+@pytest.mark.parametrize("name", ["dropout", "hidden_dropout", "rank_dropout", "module_dropout"])
 def test_no_plan_holds_where_dropout_acts(layer: LoraLayer, name: str) -> None:
     x, plan = inputs(), plan_of(layer)
     assert holds(plan, layer.train(), x)

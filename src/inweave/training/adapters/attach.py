@@ -173,7 +173,7 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
     spec = AdapterSpec(
         network=algorithm_of(config.network), dora=config.network == "dora", rslora=config.rslora,
         rank_pattern=_patterns(ranks, config.rank), alpha_pattern=_patterns(alphas, default),
-        factor=config.lokr_factor, seed=config.seed, dtype=torch.float32, **_dropouts(config),
+        factor=config.lokr_factor, tucker=config.tucker, seed=config.seed, dtype=torch.float32, **_dropouts(config),
     )  # fmt: skip
     inject(network, config.rank, default, list(ranks), name=NAME, spec=spec)
 

@@ -209,7 +209,7 @@ class TrainConfig(TrainSettings):
     @property
     def drops(self) -> bool:
         """Whether the adapter has any dropout."""
-        return bool(self.dropout or self.hidden_dropout or self.rank_dropout)
+        return bool(self.dropout or self.hidden_dropout or self.rank_dropout or self.module_dropout)
 
     @property
     def explicit_fields(self) -> frozenset[str]:

@@ -66,7 +66,10 @@ def ensure_consistent(config: TrainSettings) -> None:
         c.network != "lokr" and c.lokr_factor != -1, "network lokr_factor",
         f'lokr_factor: needs network = "lokr", not "{c.network}"',
     )  # fmt: skip
-    for name in ("hidden_dropout", "rank_dropout"):
+    reject_if(
+        c.tucker and c.network != "locon", "tucker network", f'tucker: needs network = "locon", not "{c.network}"'
+    )
+    for name in ("hidden_dropout", "rank_dropout", "module_dropout"):
         reject_if(
             bool(getattr(c, name)) and c.network not in ("lora", "locon"), f"network {name}",
             f'{name}: is between the two factors of lora and locon, and network = "{c.network}" has none there; set '

@@ -208,6 +208,9 @@ def _translated(importer: Importer, source: Source) -> Translation:
     except (ValueError, TypeError, OverflowError, ArithmeticError, AttributeError) as error:
         problems = out.problems if out is not None else []
         raise ConfigError([*problems, with_setting_name(str(error), source.settings)]) from None
+    except KeyError as error:  # a field whose setting was refused or left out
+        problems = [f"{name}: {why}" for name, why in out.refused.items()] if out is not None else []
+        raise ConfigError([*problems, f"{error.args[0]}: is needed by other settings; do not leave it out"]) from None
     return out
 
 

@@ -84,7 +84,8 @@ APART = {
     "epochs", "lr_scheduler_args", "lr_min_ratio",
     "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser",
     "train_text_encoders",
-    "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop", "hidden_dropout", "rank_dropout",
+    "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop",
+    "hidden_dropout", "rank_dropout", "module_dropout", "tucker",
 }  # fmt: skip
 
 

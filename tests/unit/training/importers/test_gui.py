@@ -83,7 +83,10 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"LoRA_type": "LoRA-FA"}, "'networks.lora_fa' is not supported"),
         ({"weighted_captions": True}, "weighted_captions: True"),
         ({"color_aug": True}, "color_aug: True"),
-        ({"module_dropout": 0.1}, "network_args.module_dropout: '0.1': the adapter of a module is never skipped"),
+        (
+            {"LoRA_type": "LyCORIS/LoHa", "module_dropout": 0.1},
+            "network_args.module_dropout: '0.1': only that of LoRA and LoCon is skipped",
+        ),
         (
             {"LoRA_type": "LyCORIS/LoCon", "rank_dropout": 0.1},
             "network_args.rank_dropout: '0.1': LyCORIS drops outputs",
@@ -107,8 +110,9 @@ def test_what_cannot_be_trained_is_one_reason(changes: dict[str, Any], reason: s
 
 
 def test_dropout_between_two_factors_is_imported(tmp_path: Path) -> None:
-    c = gui(tmp_path, network_dropout=0.1, rank_dropout=0.2)
+    c = gui(tmp_path, network_dropout=0.1, rank_dropout=0.2, module_dropout=0.3)
     assert (c.network, c.dropout, c.hidden_dropout, c.rank_dropout) == ("lora", 0, 0.1, 0.2)
+    assert c.module_dropout == gui(tmp_path, LoRA_type="LyCORIS/LoCon", module_dropout=0.3).module_dropout == 0.3
     table = {**GUI, "LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1}
     c = imported(tmp_path, table, dropout=0.1).config
     assert (c.dropout, c.hidden_dropout) == (0.1, 0)

@@ -115,7 +115,8 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     )
     assert (c.train_text_encoders, c.cache_text) == (False, True)
     assert (c.buckets, c.max_bucket, c.bucket_rule) == (False, 1024, "kohya")  # unless the dataset file says otherwise
-    assert [each.split(":")[0] for each in result.no_equivalent] == ["network_module"]  # q, k and v are not fused here
+    differ = ["dataset_config", "network_module"]  # it is not there; q, k and v are not fused here
+    assert [each.split(":")[0] for each in result.no_equivalent] == differ
     again = write_text(tmp_path, c.to_toml(), "ours.toml")
     assert TrainConfig.load(again) == c == import_config(again).config
     mixed = write_text(tmp_path, 'train_data_dir = "x"\nrank = 8\nepochs = 2\nprecision = "bf16"\n')
@@ -161,3 +162,15 @@ def test_a_list_of_images_becomes_a_metadata_file(tmp_path: Path) -> None:
     c = import_config(write_text(tmp_path, f"{command} --in_json meta.json --dataset_repeats 3", "a.sh")).config
     subset = {"image_dir": "x", "metadata_file": "meta.json"}
     assert c.dataset == {"general": {"num_repeats": 3}, "datasets": [{"subsets": [subset]}]}
+
+
+@pytest.mark.parametrize(("algorithm", "cored"), [("locon", True), ("loha", False)])
+def test_a_tucker_core_is_that_of_locon(algorithm: str, cored: bool, tmp_path: Path) -> None:
+    arguments = f'["algo={algorithm}", "preset=full", "conv_dim=8", "conv_alpha=4", "use_tucker=True"]'
+    text = re.sub(r"network_args = .*", f"network_args = {arguments}", KOHYA)
+    if cored:
+        c = import_config(write_text(tmp_path, text)).config
+        assert (c.network, c.tucker, c.conv_rank) == ("locon", True, 8)
+    else:
+        with pytest.raises(ConfigError, match="use_tucker: 'True': only convolutions of LoCon have a Tucker core"):
+            import_config(write_text(tmp_path, text))

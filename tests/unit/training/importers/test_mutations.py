@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from inweave.errors import InweaveError
+from inweave.errors import ConfigError, InweaveError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import import_table
-from inweave.training.importers.files import parse_text
+from inweave.training.importers.files import leaves_of, parse_text
 from inweave.training.importers.shell import parse_command
 from tests.unit.training.importers.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER
 from tests.unit.training.importers.small_imports import GUI
@@ -125,21 +125,23 @@ def mutated(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
             case 2:
                 inner[key] = {"a": inner[key]}
             case 3 if isinstance(inner, dict):
-                inner[rng.choice([*map(str, inner), "unknown"]) + rng.choice(("", "_x", ".0.a"))] = rng.choice(VALUES)
+                inner[rng.choice([*map(str, inner), "unknown"]) + rng.choice(("", "_x", ".0.a"))] = copy.deepcopy(
+                    rng.choice(VALUES)
+                )
             case 4:
                 inner[key] = str(inner[key])
             case _:
-                inner[key] = rng.choice(VALUES)
+                inner[key] = copy.deepcopy(rng.choice(VALUES))
     return table
 
 
-def check(table: dict[str, Any], path: Path) -> bool:
+def check(table: dict[str, Any], path: Path, without: tuple[str, ...] = ()) -> bool:
     """Import a table; return whether it becomes a run, whose TOML can be read again."""
     if isinstance(dataset := table.get("dataset_config"), dict):  # a file of its own
         path.with_name("set.json").write_text(json.dumps(dataset), "utf-8")
         table = {**table, "dataset_config": "set.json"}
     try:
-        result = import_table(table, path)
+        result = import_table(table, path, without=without)
     except InweaveError as error:
         assert str(error) and len(str(error)) < 50_000
         return False
@@ -157,9 +159,26 @@ def check(table: dict[str, Any], path: Path) -> bool:
 def test_mutations_never_end_in_a_traceback(kind: str, tmp_path: Path) -> None:
     rng = random.Random(f"import {kind}")
     for _ in range(ROUNDS):
-        check(mutated(WHOLE[kind], rng), tmp_path / "theirs.json")
+        table = mutated(WHOLE[kind], rng)
+        left_out = rng.choice([*leaves_of(table), ""]).replace("config.process.0.", "").lstrip("-")
+        check(table, tmp_path / "theirs.json", (left_out,) if rng.random() < 0.2 else ())
 
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_the_configurations_themselves_can_be_imported(kind: str, tmp_path: Path) -> None:
     assert check(WHOLE[kind], tmp_path / "theirs.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "without"), [({"mixed_precision": "int8"}, ()), ({"mixed_precision": "int8"}, ("mixed_precision",))]
+)
+def test_a_precision_that_is_refused_is_no_crash(changes: dict[str, Any], without: tuple[str, ...]) -> None:
+    flux = {**DIFFUSERS, "script": "train_dreambooth_lora_flux.py", **changes}
+    with pytest.raises(ConfigError, match="mixed_precision: 'int8' is not supported"):
+        import_table(flux, Path("a.sh"), without=without)
+    assert import_table(flux, Path("a.sh"), precision="bf16").config.save_dtype == "bf16"
+
+
+def test_a_setting_that_others_need_cannot_be_left_out() -> None:
+    with pytest.raises(ConfigError, match="rank: is needed by other settings"):
+        import_table(DIFFUSERS, Path("a.sh"), without=["rank"])

@@ -88,7 +88,7 @@ def _translate(out: Translation, source: Source) -> None:
     _put_optimizer(out)
     out.fields |= {"buckets": False, "upscale": True, "dialect": "diffusers"}
     half = out.family in ("flux", "qwen_image", "z_image") and not parse_bool(out.get("upcast_before_saving") or False)
-    out.fields["save_dtype"] = out.fields["precision"] if half else "fp32"
+    out.fields["save_dtype"] = out.fields.get("precision", "bf16") if half else "fp32"  # a refused one is replaced
     _put_dataset(out, task)
     _put_times(out)
     if trained and task == "dreambooth" and out.family != "sd" and out.get("adam_weight_decay_text_encoder") != 0:

@@ -49,6 +49,9 @@ def kohya_dataset(out: Translation, source: Source) -> tuple[dict[str, Any] | No
 
 
 def _tables_of_file(out: Translation, table: Any, general: dict[str, Any]) -> dict[str, Any] | None:
+    if table is None:
+        why = f"{for_message(out.get('dataset_config'))}: is not next to this file; its path is kept, from the folder"
+        out.unsupported("dataset_config", f"{why} that the run is started in")
     if not isinstance(table, Mapping) or not isinstance(table.get("datasets"), list):
         for name in general:
             out.mapping.pop(name)

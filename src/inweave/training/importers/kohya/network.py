@@ -26,10 +26,10 @@ from inweave.training.importers.kohya.blocks import block_rules
 from inweave.training.importers.targets import BLOCKS, FLOW, LYCORIS_PRESETS, kohya_targets, lycoris_targets
 
 _CONVOLUTIONS_ONLY = ("use_tucker", "use_cp", "use_conv_cp")
-_NO_CORE = "convolutions have no Tucker core"
+_NO_CORE = "only convolutions of LoCon have a Tucker core"
 _WHY = {
     "rank_dropout": "LyCORIS drops outputs, or ranks of a whole batch, by its version and bypass_mode",
-    "module_dropout": "the adapter of a module is never skipped",
+    "module_dropout": "only that of LoRA and LoCon is skipped",
     "train_norm": "normalization layers are not adapted", "use_scalar": "an adapter has no scalar of its own",
     "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(_CONVOLUTIONS_ONLY, _NO_CORE),
     "train_t5xxl": "T5 is not trained", "rank_dropout_scale": "ranks are scaled by 1 / (1 - rank_dropout)",
@@ -121,6 +121,8 @@ def _argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> 
         out.mapping[theirs] = "rank"
     elif name in _CONVOLUTIONS_ONLY and not LYCORIS_PRESETS.get(network.preset, (True,))[0]:
         out.note(theirs, "no convolution is trained")
+    elif name in _CONVOLUTIONS_ONLY and network.is_lycoris and parse_bool(value) and out.fields["network"] == "locon":
+        out.put(theirs, "tucker", True)
     elif read_argument(out, network, name, value):
         return
     elif is_off(parse_scalar(value)) or parse_scalar(value) == "all":

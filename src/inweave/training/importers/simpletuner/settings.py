@@ -58,8 +58,8 @@ def _recognize(table: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _prepare(source: Source) -> Translation:
-    named = {name.lstrip("-").replace("-", "_"): value for name, value in source.settings.items()}
-    entries = {re.sub(r"^flux_(?=schedule_|use_|beta_)", "flow_", name): value for name, value in named.items()}
+    flags = {name.lstrip("-").replace("-", "_"): value for name, value in source.settings.items()}
+    entries = {re.sub(r"^flux_(?=schedule_|use_|beta_)", "flow_", name): value for name, value in flags.items()}
     kind = str(entries.get("model_type") or defaults("simpletuner", "values")["model_type"])
     if kind != "lora":
         raise refuse_method("model_type", f"{for_message(kind)}: a full fine-tune trains the whole model")

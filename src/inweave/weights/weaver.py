@@ -9,6 +9,7 @@ stay valid, and only those whose stack changed. Without wrappers and hooks, it r
 
     before the first write     an error leaves the old stack
     numbers beyond the dtype   the old stack is put back, bit for bit, and the error names the tensor
+    quantized layers           dequantized, changed and quantized again (`quantized`); `lost` reports what that costs
     any other failure          the base is put back everywhere, also after an interrupt
     an interrupt elsewhere     the tensors being written are recorded first: `woven` is true, and the next `apply`
                                writes them again
@@ -144,6 +145,8 @@ class Weaver(Described):
         loaded = ordered([(self._cache.put(e.adapter, e.plan), e.strength) for e in stack])
         items = self._items(loaded)
         for key, received in items.items():
+            if key in self._live.layers:
+                self._live.refuse_quantized(key)
             self._writer.pristine[key[0]].lies_in_source(key[1])
             if any(item.placement.widen or item.placement.creates for item in received):
                 self._fixed.add(key)
@@ -178,6 +181,12 @@ class Weaver(Described):
     def woven(self) -> bool:
         """Whether any weight differs from the base."""
         return self._claim.woven
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """Of quantized layers with adapters: the share of the change that was lost when the sum was quantized again."""
+        changed = self._state.changed()
+        return {f"{key[0]}.{key[1]}": share for key, share in self._writer.lost.items() if key in changed}
 
     def apply(self, stack: Iterable[StackEntry]) -> int:
         """Make the model's weights those of ``stack``; an empty stack restores the base.

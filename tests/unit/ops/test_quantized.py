@@ -218,13 +218,13 @@ def test_a_layer_is_saved_loaded_moved_and_converted(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_layers_quantized_together_are_one_weight(name: str) -> None:
     layers = [nn.Linear(128, 64) for _ in range(3)]
-    alone = [FORMATS[name].weights.of(layer.weight.detach()) for layer in layers]
+    single = [FORMATS[name].weights.of(layer.weight.detach()) for layer in layers]
     FORMATS[name].quantize(*layers)
     whole = joint_weight(layers)
     assert whole is not None and whole[0].shape[0] == 192
     parts = [layer.weight for layer in layers]
     assert torch.equal(whole.dequantized(torch.float32), torch.cat(parts))
-    assert all(torch.equal(one, two.dequantized(torch.float32)) for one, two in zip(parts, alone, strict=True))
+    assert all(torch.equal(one, two.dequantized(torch.float32)) for one, two in zip(parts, single, strict=True))
     assert joint_weight(layers[::-1]) is None and joint_weight(layers[:2]) is not None
 
 
@@ -264,11 +264,11 @@ def test_no_dequantized_weight_is_kept_for_the_backward_pass(name: str) -> None:
     model = two_layers()
     for at in (0, 2):
         FORMATS[name].quantize(model[at])  # type: ignore[arg-type]
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         model(torch.randn(2, 128, requires_grad=True)).sum()
     own = {t.data_ptr() for layer in (model[0], model[2]) for t in layer.quantized}
-    assert all(t.data_ptr() in own or t.numel() <= 2 * 256 for t in kept) and any(t.data_ptr() in own for t in kept)
+    assert all(t.data_ptr() in own or t.numel() <= 2 * 256 for t in saved) and any(t.data_ptr() in own for t in saved)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -34,7 +34,7 @@ def packed_memory(layer: QuantizedLinear) -> torch.Tensor:
     storage = tensors[0].untyped_storage()
     places = [(t.untyped_storage().data_ptr(), t.storage_offset() * t.itemsize) for t in tensors]
     if storage.nbytes() == size and places == [(storage.data_ptr(), at) for at in offsets]:
-        return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)  # type: ignore[call-overload, no-any-return]
+        return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)
     memory = torch.zeros(size, dtype=torch.uint8, device=tensors[0].device)
     views = weight_in(layer, memory)
     for view, tensor in zip(views, tensors, strict=True):

@@ -127,7 +127,7 @@ def test_a_new_format_works_with_a_lora_like_the_plain_weight(compiled: bool) ->
 
 
 BUILT_IN = ("fp8", "int8", "int8-hadamard", "nf4")
-EXACT = BUILT_IN[1:]  # x stays as it is
+EXACT = BUILT_IN[1:]  # x is not quantized
 
 
 def weights(kind: str, out: int = 48, into: int = 512) -> torch.Tensor:
@@ -201,9 +201,10 @@ def test_sizes_are_known_without_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_layer_is_saved_loaded_moved_and_converted(name: str) -> None:
     torch.manual_seed(0)
-    first, second = (nn.Sequential(nn.Linear(128, 64)).requires_grad_(False) for _ in range(2))
-    for model in (first, second):
-        FORMATS[name].quantize(model[0])  # type: ignore[arg-type]
+    models: list[Any] = [nn.Sequential(nn.Linear(128, 64)).requires_grad_(False) for _ in range(2)]
+    first, second = models
+    for model in models:
+        FORMATS[name].quantize(model[0])
     second.load_state_dict(first.state_dict())
     x = torch.randn(3, 128)
     assert torch.equal(first(x), second(x))
@@ -228,7 +229,7 @@ def test_layers_quantized_together_are_one_weight(name: str) -> None:
     assert joint_weight(layers[::-1]) is None and joint_weight(layers[:2]) is not None
 
 
-def two_layers() -> nn.Sequential:
+def two_layers() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 128)).requires_grad_(False)
 
@@ -252,7 +253,7 @@ def test_adapters_train_on_it_as_on_the_dequantized_model(name: str, dtype: torc
     """The same bits: outputs, and gradients of the input and of every factor."""
     quantized, plain = two_layers().to(dtype), two_layers().to(dtype)
     for at in (0, 2):
-        FORMATS[name].quantize(quantized[at])  # type: ignore[arg-type]
+        FORMATS[name].quantize(quantized[at])
         plain[at].weight.copy_(quantized[at].weight)
     x = torch.randn(7, 128).to(dtype)
     mine, theirs = trained(quantized, x), trained(plain, x)
@@ -263,9 +264,14 @@ def test_adapters_train_on_it_as_on_the_dequantized_model(name: str, dtype: torc
 def test_no_dequantized_weight_is_kept_for_the_backward_pass(name: str) -> None:
     model = two_layers()
     for at in (0, 2):
-        FORMATS[name].quantize(model[at])  # type: ignore[arg-type]
+        FORMATS[name].quantize(model[at])
     saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         model(torch.randn(2, 128, requires_grad=True)).sum()
     own = {t.data_ptr() for layer in (model[0], model[2]) for t in layer.quantized}
     assert all(t.data_ptr() in own or t.numel() <= 2 * 256 for t in saved) and any(t.data_ptr() in own for t in saved)
@@ -275,17 +281,17 @@ def test_no_dequantized_weight_is_kept_for_the_backward_pass(name: str) -> None:
 def test_merging_into_it_can_be_undone_bit_for_bit(name: str) -> None:
     model = two_layers()
     for at in (0, 2):
-        FORMATS[name].quantize(model[at])  # type: ignore[arg-type]
+        FORMATS[name].quantize(model[at])
     trained(model, torch.randn(2, 128))
-    layers = list(lora_layers(model).values())
-    before = [[tensor.clone() for tensor in layer.base.quantized] for layer in layers]  # type: ignore[attr-defined]
+    layers: list[Any] = list(lora_layers(model).values())
+    before = [[tensor.clone() for tensor in layer.base.quantized] for layer in layers]
     inweave.merge(model)
     for layer, bits in zip(layers, before, strict=True):
         kind = FORMATS[name].weights
         branch = layer.branch("default")
         total = kind(*bits).dequantized(torch.float32) + (branch.product() * branch.scale).detach()
-        error = relative_error(total, layer.base.quantized)  # type: ignore[attr-defined]
+        error = relative_error(total, layer.base.quantized)
         assert error == pytest.approx(relative_error(total, kind.of(total)), rel=0.01)
     inweave.unmerge(model)
     for layer, bits in zip(layers, before, strict=True):
-        assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, layer.base.quantized, strict=True))  # type: ignore[attr-defined]
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, layer.base.quantized, strict=True))

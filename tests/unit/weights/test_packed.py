@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -18,10 +19,12 @@ from inweave.errors import FormatError
 from inweave.exchange.load import open_base
 from inweave.formats.gguf import TYPES
 from inweave.models import embedded
+from inweave.models.identify import identify
 from inweave.models.model import load_model
 from inweave.ops.adam8bit.reference import code_book
 from inweave.ops.quantized.nf4 import BOOK, Nf4Weight
-from inweave.weights.packed import open_source
+from inweave.targets.bases import known_index
+from inweave.weights.packed import open_source, packed_summary, source_shapes
 
 Tensors = dict[str, torch.Tensor]
 FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25,
@@ -197,7 +200,7 @@ def peer_functions() -> dict[str, Callable[..., torch.Tensor]]:
 
     path = Path(diffusers.__file__).parent / "quantizers" / "gguf" / "utils.py"
     names_of = ("dequantize_blocks", "to_uint32", "split_block_dims", "get_scale_min")
-    body = [
+    body: list[ast.stmt] = [
         node
         for node in ast.parse(path.read_text()).body
         if (isinstance(node, ast.FunctionDef) and node.name.startswith(names_of))
@@ -255,6 +258,25 @@ def test_gguf_of_other_types_and_damaged_ones_are_refused(tmp_path: Path) -> Non
         source.get("a")
     with pytest.raises(FormatError, match="damaged"):
         open_source(path)
+
+
+def test_a_gguf_of_a_known_model_is_identified(tmp_path: Path) -> None:
+    """By its header: the file has no numbers here, only their room."""
+    listed = known_index("flux1-dev", "original").components["unet"]
+    shapes = {name.removeprefix(listed.prefix): shape for name, shape in listed.tensors.items()}
+    path, at, rows = tmp_path / "flux1-dev-Q8_0.gguf", 0, b""
+    for name, shape in shapes.items():
+        kind = "Q8_0" if len(shape) == 2 else "F32"
+        rows += struct.pack("<Q", len(name)) + name.encode()
+        rows += struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), NUMBER[kind], at)
+        block, size = TYPES[kind]
+        at += -(-(math.prod(shape) // block * size) // 32) * 32
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(shapes), 0) + rows)
+        file.truncate(file.tell() + 32 + at)
+    source = open_source(path)
+    assert identify(source_shapes(source), {}).variant.name.startswith("flux1-dev")
+    assert "as Q8_0" in packed_summary(source)
 
 
 # whole models

@@ -126,12 +126,14 @@ def test_an_adapter_is_added_to_the_quantized_layer(network: str, monkeypatch: p
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.branch("default").parameters())
     with torch.no_grad():
         torch.testing.assert_close(model(x), output)
-    bits = [tensor.clone() for tensor in base.quantized]
+    bits = [tensor.clone() for tensor in cast("Any", base).quantized]
     layer.merge()
     merged = base(x)
     assert layer.merged and float((merged - output).norm()) <= 0.1 * float(output.detach().norm())
     layer.unmerge()
-    assert all(torch.equal(one.float(), two.float()) for one, two in zip(bits, base.quantized, strict=True))
+    assert all(
+        torch.equal(one.float(), two.float()) for one, two in zip(bits, cast("Any", base).quantized, strict=True)
+    )
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])

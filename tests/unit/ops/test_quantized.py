@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import inweave
 from inweave.layers import fused, lora_layers
 from inweave.ops.linear.frozen import parts_of, weight_of
 from inweave.ops.quantized import FORMATS, QuantizedLinear, Rows, joint_weight, relative_error, restore_weight
 from inweave.training.config.schema import TrainConfig
+from inweave.training.memory import checkpointing
 
 
 class Int8Weight(NamedTuple):
@@ -295,3 +299,31 @@ def test_merging_into_it_can_be_undone_bit_for_bit(name: str) -> None:
     inweave.unmerge(model)
     for layer, bits in zip(layers, before, strict=True):
         assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, layer.base.quantized, strict=True))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_operator_contract(name: str) -> None:
+    layer: Any = nn.Linear(128, 64).requires_grad_(False)
+    FORMATS[name].quantize(layer)
+    x = torch.randn(3, 128, requires_grad=True)
+    parts = (*layer.quantized, None, None, None)[:4]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.inweave.quantized_linear, (x, *parts, name, layer.bias), test_utils=checks)
+    torch.library.opcheck(
+        torch.ops.inweave.quantized_linear_backward, (torch.randn(3, 64), 128, *parts, name), test_utils=checks
+    )
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("name", EXACT)
+def test_gradient_checkpointing_gives_the_same_gradients(name: str, mode: str) -> None:
+    model = two_layers()
+    for at in (0, 2):
+        FORMATS[name].quantize(model[at])
+    x = torch.randn(5, 128)
+    plain = trained(model, x)[2:]
+    model.zero_grad()
+    contexts = partial(checkpointing._contexts, mode, nullcontext)
+    checkpoint(model, x, use_reentrant=False, context_fn=contexts).square().sum().backward()
+    again = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(plain) == len(again) == 4 and all(map(torch.equal, plain, again))

@@ -191,12 +191,13 @@ class LiveModel:
                 "undo that and call apply([]), or build the model again; call apply([]) before changing modules"
             )
 
-    def refuse_quantized(self, key: TensorKey) -> None:
-        """Raise for a weight that was quantized, or dequantized, while adapters were merged into it."""
-        raise MergeStateError(
-            f"{key[1]}: quantized, or no longer so, while adapters were merged, so it cannot be restored; build the "
-            "model again; call apply([]) before quantizing layers"
-        )
+    def refuse_quantized(self, keys: Collection[TensorKey]) -> None:
+        """Raise for weights that were quantized, or dequantized, while adapters were merged into them."""
+        if keys:
+            raise MergeStateError(
+                f"{min(keys)[1]}: quantized, or no longer so, while adapters were merged, so it cannot be restored; "
+                "build the model again; call apply([]) before quantizing layers"
+            )
 
     def unwritable(self) -> list[str]:
         """Return one line per reason why weights take no adapters: not floating-point, or computed from others."""
@@ -231,7 +232,7 @@ class LiveModel:
         if key in self.layers and not slot.tensor.is_meta:
             memory = packed_memory(self.layers[key])
             place = (id(self.layers[key]), memory.data_ptr(), memory.dtype, memory.device)
-            return LiveHome(memory, slot.tensor, (), place, not memory.is_inference())
+            return LiveHome(memory, slot.tensor, (), place, not slot.tensor.is_inference())
         owner = self._kept_by_hook(key) if slot.tensor.is_meta else slot.tensor
         if owner is None:
             raise TargetError(f"{key[1]}: on the meta device, so it has no numbers; load the model's weights first")

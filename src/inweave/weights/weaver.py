@@ -48,13 +48,7 @@ from inweave.weights.program import LoadedStack, MergeProgram, cloned, compiled
 from inweave.weights.resolved import ResolvedItem
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import Item, StackEntry, Strength, TensorKey, items_by_tensor, read_stack
-from inweave.weights.stack_state import (
-    StackState,
-    ordered,
-    overflow_error,
-    owners_of,
-    signatures_of,
-)
+from inweave.weights.stack_state import StackState, ordered, overflow_error, owners_of, signatures_of
 from inweave.weights.writer import Targets, Writer, as_memory_error
 
 Write = Callable[[], Callable[[], list[TensorKey]]]
@@ -144,9 +138,8 @@ class Weaver(Described):
         """Record the adapters that are merged already; the originals of those tensors are only in the sources."""
         loaded = ordered([(self._cache.put(e.adapter, e.plan), e.strength) for e in stack])
         items = self._items(loaded)
+        self._live.refuse_quantized(self._live.layers.keys() & items)
         for key, received in items.items():
-            if key in self._live.layers:
-                self._live.refuse_quantized(key)
             self._writer.pristine[key[0]].lies_in_source(key[1])
             if any(item.placement.widen or item.placement.creates for item in received):
                 self._fixed.add(key)
@@ -181,12 +174,6 @@ class Weaver(Described):
     def woven(self) -> bool:
         """Whether any weight differs from the base."""
         return self._claim.woven
-
-    @property
-    def lost(self) -> dict[str, float]:
-        """Of quantized layers with adapters: the share of the change that was lost when the sum was quantized again."""
-        changed = self._state.changed()
-        return {f"{key[0]}.{key[1]}": share for key, share in self._writer.lost.items() if key in changed}
 
     def apply(self, stack: Iterable[StackEntry]) -> int:
         """Make the model's weights those of ``stack``; an empty stack restores the base.

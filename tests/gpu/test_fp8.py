@@ -79,6 +79,13 @@ def test_products_are_within_the_errors_of_their_factors(shape: tuple[int, int, 
         whole = big_a @ big_b.T
         return big_a @ off_b.T + off_a @ big_b.T + off_a @ off_b.T + whole * (2.0**-7 + 2.0**-8)
 
+    def folded_room() -> torch.Tensor:
+        """The same for dy with the scales of the weight's rows, which are quantized along its inputs."""
+        scales = layer.quantized[1].double()
+        folded, off_w = dy.double() * scales.T, error_bound(weight) / scales
+        big, off, own = folded.abs(), error_bound(folded), weight.double().abs() / scales
+        return big @ off_w + off @ own + off @ off_w + (big @ own) * (2.0**-7 + 2.0**-8)
+
     plain = x.detach()
     assert (
         (y.detach().double() - plain.double() @ weight.double().T - layer.bias.double())
@@ -89,7 +96,7 @@ def test_products_are_within_the_errors_of_their_factors(shape: tuple[int, int, 
     assert (
         (x.grad.double() - dy.double() @ weight.double())
         .abs()
-        .le(room(dy, weight.T.contiguous()) + 2.0**-8 * x.grad.double().abs())
+        .le(folded_room() + 2.0**-8 * x.grad.double().abs())
         .all()
     )
     exact = plain.double() @ weight.double().T + layer.bias.double()
@@ -142,7 +149,8 @@ def test_the_kernel_that_makes_rows_quantizes_them(deterministic: bool) -> None:
         # rows that were not rounded to 16 bits before: some numbers become the next one of e4m3
         assert float((one.double() - two.double()).norm() / two.double().norm()) < 0.04
     text = "\n".join(codes)
-    assert "fp8_linear" not in text and text.count("fp8_product.default(") == 2
+    counts = [text.count(f"fp8_{name}.default(") for name in ("product", "gradient", "linear")]
+    assert counts == [1, 1, 0]
     launches = re.findall(r"^\s+(?:multi_kernel|triton)\w*\.run\(", text, re.MULTILINE)
     assert len(launches) == 5, (
         "forward the norm and GELU, backward dy, GELU and the norm: all but the last write rows in 8 bits"
@@ -174,13 +182,15 @@ def test_gelu_into_rows_has_the_bits_of_one_after_the_other(
 
 
 @pytest.mark.parametrize("columns", [0, 3072])
-def test_two_frozen_layers_have_the_bits_of_one_after_the_other(columns: int) -> None:
+def test_two_frozen_layers_give_the_results_of_one_after_the_other(columns: int) -> None:
     """At 64 times the sizes of the test on a CPU: 2048 to 4096 and 3072 columns."""
     mine, theirs = (
         results(work, columns, torch.bfloat16, "cuda", 64)
         for work in (lambda x, first, second, left: frozen_feed_forward(x, first, second, left), one_after_the_other)
     )
-    assert mine and all(map(torch.equal, mine, theirs))
+    assert mine and torch.equal(mine[0], theirs[0]), "the forward pass has the same bits"
+    for one, two in zip(mine, theirs, strict=True):  # the scales of a weight are multiplied at another place
+        assert float((one - two).float().norm()) <= 0.03 * float(two.float().norm())
 
 
 def in_a_step(transformer: nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

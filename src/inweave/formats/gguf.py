@@ -94,7 +94,7 @@ class _Reader:
                 alignment = value
         if not 0 < alignment <= 1 << 20:
             raise ValueError(f"an alignment of {alignment} bytes")
-        found: dict[str, tuple[Shape, int, int]] = {}
+        rows: dict[str, tuple[Shape, int, int]] = {}
         for _ in range(tensors):
             name = self.text()
             (axes,) = self.unpack("I")
@@ -103,11 +103,11 @@ class _Reader:
             shape = tuple(reversed(self.unpack(f"{axes}Q")))
             kind, offset = self.unpack("IQ")
             stated = original.get(name, shape)
-            found[name] = (stated if math.prod(stated) == math.prod(shape) else shape, kind, offset)
+            rows[name] = (stated if math.prod(stated) == math.prod(shape) else shape, kind, offset)
         start = -(-self.file.tell() // alignment) * alignment
         return {
             name: GgufTensor(shape, _NUMBERS.get(kind, f"type {kind}"), start + offset)
-            for name, (shape, kind, offset) in found.items()
+            for name, (shape, kind, offset) in rows.items()
         }
 
     def take(self, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Packed weights of safetensors files: which stored tensors make up a weight, told by names, dtypes and small texts.
+"""Packed weights of safetensors files: which stored tensors make up a weight, by names, dtypes and small texts.
 
     scaled     F8 or I8 [out, in], beside `weight_scale` or `scale_weight` (ComfyUI) or `weight_scale_inv`: one scale,
                one per row, or one per block of 128; `scale_input` and `input_scale` are those of activations

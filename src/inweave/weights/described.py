@@ -10,6 +10,7 @@ from torch import nn
 from inweave.errors import ConfigError
 from inweave.weights.stack import Strength
 from inweave.weights.stack_state import StackState
+from inweave.weights.writer import Writer
 
 
 class Described:
@@ -17,10 +18,17 @@ class Described:
 
     _modules: Mapping[str, nn.Module]
     _state: StackState
+    _writer: Writer
 
     def __repr__(self) -> str:
         stack = ", ".join(f"{loaded.name} at {_text(strength)}" for loaded, strength in self._state.stack) or "the base"
         return f"<Weaver of {', '.join(self._modules)}: {stack}{', uncertain' if self._state.uncertain else ''}>"
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """Of quantized layers with adapters: the share of the change that was lost when the sum was quantized again."""
+        changed = self._state.changed()
+        return {f"{key[0]}.{key[1]}": share for key, share in self._writer.lost.items() if key in changed}
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError(

@@ -4,9 +4,11 @@
     home      where its numbers are stored: the tensor itself, or the one that the hook of accelerate's offloading keeps
     copies    rows of a fused projection: after diffusers' `fuse_qkv_projections`, `to_q` is also rows of `to_qkv`
     shared    places of other modules whose memory overlaps: tied weights
+    quantized a layer of `inweave.ops.quantized`: the bytes of its tensors, under the name of its weight
     mark      ((identity, address, dtype, device), version) of a home: any difference is a write or move from outside
 
-What cannot be written is refused by name: tensors on the meta device, offloaded to disk, quantized or expanded.
+What cannot be written is refused by name: tensors on the meta device, offloaded to disk, quantized by other libraries,
+or expanded.
 Writes through `.data` or a raw pointer leave no mark and go unnoticed.
 """
 
@@ -21,10 +23,12 @@ from torch import nn
 from inweave.errors import MergeStateError, TargetError
 from inweave.ops.kinds.offloaded import ON_DISK, elsewhere, in_memory, offload_groups, weight_maps
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
+from inweave.ops.quantized import QuantizedLinear
 from inweave.ops.tensors.overlaps import address, overlaps
 from inweave.ops.tensors.subclasses import class_of, holds_others, sharding_modules
 from inweave.targets.spellings import FUSED
-from inweave.weights.networks import Slot, slots
+from inweave.weights.networks import Slot, quantized_layers, slots
+from inweave.weights.quantized import packed_memory, quantized_layer
 from inweave.weights.snapshot import Entry, Snapshot
 from inweave.weights.stack import TensorKey
 
@@ -59,6 +63,7 @@ class LiveModel:
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
         self._sharded: set[str] = set()  # components, of which parts may be gathered at present
         self._quantized: dict[TensorKey, torch.Tensor] = {}
+        self.layers: dict[TensorKey, QuantizedLinear] = {}
         self._homes: dict[TensorKey, LiveHome] = {}
         self.first: dict[Home, TensorKey] = {}  # the first name of every place
         self._shared: dict[TensorKey, list[TensorKey]] = {}
@@ -74,7 +79,7 @@ class LiveModel:
             return self.looks
         self.looks += 1
         self._whole = None  # until all of it is known
-        self.slots, self._rows, self._groups, self._quantized = {}, {}, {}, {}
+        self.slots, self._rows, self._groups, self._quantized, self.layers = {}, {}, {}, {}, {}
         for component, network in self.networks.items():
             self._add(component, network)
         self.first = {}
@@ -112,7 +117,16 @@ class LiveModel:
         return self._watched[2].holds()
 
     def _add(self, component: str, network: nn.Module) -> None:
+        layers = quantized_layers(network)
+        for layer in layers.values():
+            packed_memory(layer)
         every = slots(network)
+        for path, layer in layers.items():
+            dot = f"{path}." if path else ""
+            for leaf in layer.weights._fields[1:]:
+                del every[dot + leaf]
+            self.slots[component, f"{dot}weight"] = every.pop(dot + layer.weights._fields[0])
+            self.layers[component, f"{dot}weight"] = layer
         fixed = {name: slot.tensor for name, slot in every.items() if not slot.tensor.is_floating_point()}
         every = {name: slot for name, slot in every.items() if name not in fixed}
         self._quantized |= {(component, name): tensor for name, tensor in fixed.items() if name.endswith("weight")}
@@ -129,7 +143,16 @@ class LiveModel:
 
     def layout(self) -> dict[TensorKey, tuple[int, ...]]:
         """Return the shape of every tensor."""
-        return {key: tuple(slot.tensor.shape) for key, slot in self.slots.items()}
+        return {key: self.shape(key) for key in self.slots}
+
+    def shape(self, key: TensorKey) -> tuple[int, ...]:
+        """Return the shape of a tensor, as adapters see it."""
+        layer = self.layers.get(key)
+        return tuple(self.slots[key].tensor.shape) if layer is None else (layer.out_features, layer.in_features)
+
+    def dtype(self, key: TensorKey) -> torch.dtype:
+        """Return the dtype in which sums are rounded: float32 for a layer that is quantized again."""
+        return torch.float32 if key in self.layers else self.home(key).tensor.dtype
 
     def canonical(self, key: TensorKey) -> TensorKey:
         """Return the first name of the place that ``key`` names."""
@@ -168,6 +191,14 @@ class LiveModel:
                 "undo that and call apply([]), or build the model again; call apply([]) before changing modules"
             )
 
+    def refuse_quantized(self, keys: Collection[TensorKey]) -> None:
+        """Raise for weights that were quantized, or dequantized, while adapters were merged into them."""
+        if keys:
+            raise MergeStateError(
+                f"{min(keys)[1]}: quantized, or no longer so, while adapters were merged, so it cannot be restored; "
+                "build the model again; call apply([]) before quantizing layers"
+            )
+
     def unwritable(self) -> list[str]:
         """Return one line per reason why weights take no adapters: not floating-point, or computed from others."""
         reasons = [
@@ -198,6 +229,10 @@ class LiveModel:
 
     def _find(self, key: TensorKey) -> LiveHome:
         slot = self.slots[key]
+        if key in self.layers and not slot.tensor.is_meta:
+            memory = packed_memory(self.layers[key])
+            place = (id(self.layers[key]), memory.data_ptr(), memory.dtype, memory.device)
+            return LiveHome(memory, slot.tensor, (), place, not slot.tensor.is_inference())
         owner = self._kept_by_hook(key) if slot.tensor.is_meta else slot.tensor
         if owner is None:
             raise TargetError(f"{key[1]}: on the meta device, so it has no numbers; load the model's weights first")
@@ -250,7 +285,9 @@ class LiveModel:
             for path, module in named_modules(network):
                 for leaf, buffer in module._buffers.items():
                     key = (component, f"{path}.{leaf}" if path else leaf)
-                    if buffer is not None and key not in self.slots:
+                    layer = quantized_layer(module)
+                    own = layer is not None and leaf in layer.weights._fields
+                    if buffer is not None and key not in self.slots and not own:
                         tensors[key] = buffer
         return overlaps(tensors)
 

@@ -16,7 +16,9 @@ from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
 from inweave.ops.kinds.pipelines import components_of
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
+from inweave.ops.quantized import QuantizedLinear
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
+from inweave.weights.quantized import quantized_layer
 from inweave.weights.source import WeightSource
 
 
@@ -26,7 +28,7 @@ def networks_of(model: object) -> dict[str, nn.Module]:
     if isinstance(model, nn.Module):
         networks = {_component(network): network for network in networks.values()}
     for name, network in networks.items():
-        if not floating_state(network):
+        if not floating_state(network) and not quantized_layers(network):
             raise ConfigError(
                 f"{name}: {type(network).__name__} has no floating-point weights that an adapter could change"
             )
@@ -37,7 +39,7 @@ def _component(network: nn.Module) -> str:
     """Return the component that a bare module is: "model" for one of transformers that is not part of a pipeline."""
     if all(kind.__name__ != "PreTrainedModel" for kind in type(network).__mro__):
         return "unet"
-    only = index_from_names({name: tuple(slot.tensor.shape) for name, slot in slots(network).items()})
+    only = index_from_names(weight_shapes(network))
     return "model" if set(only.components) == {"model"} else "unet"
 
 
@@ -63,11 +65,14 @@ def index_of(model: object) -> ModelIndex:
         return index_from_names({name: model.spec(name).shape for name in model.names()})
     networks = networks_of(model)
     return ModelIndex(
-        {
-            name: component_from_names(name, {key: tuple(t.shape) for key, t in floating_state(network).items()})
-            for name, network in networks.items()
-        }
+        {name: component_from_names(name, _adaptable_shapes(network)) for name, network in networks.items()}
     )
+
+
+def _adaptable_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    floating = floating_state(network)
+    packed = {f"{path}.weight" if path else "weight" for path in quantized_layers(network)}
+    return {name: shape for name, shape in weight_shapes(network).items() if name in floating or name in packed}
 
 
 class Slot(NamedTuple):
@@ -95,3 +100,19 @@ def slots(network: nn.Module) -> dict[str, Slot]:
 def floating_state(network: nn.Module) -> dict[str, torch.Tensor]:
     """Return the floating-point tensors of a network's state dict, not detached."""
     return {name: slot.tensor for name, slot in slots(network).items() if slot.tensor.is_floating_point()}
+
+
+def weight_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the tensors of a network's state dict, those of quantized layers as their weight."""
+    shapes = {name: tuple(slot.tensor.shape) for name, slot in slots(network).items()}
+    for path, layer in quantized_layers(network).items():
+        for leaf in layer.weights._fields:
+            shapes.pop(f"{path}.{leaf}" if path else leaf, None)
+        shapes[f"{path}.weight" if path else "weight"] = (layer.out_features, layer.in_features)
+    return shapes
+
+
+def quantized_layers(network: nn.Module) -> dict[str, QuantizedLinear]:
+    """Return the quantized layers of a network by name."""
+    layers = ((name, quantized_layer(module)) for name, module in named_modules(network))
+    return {name: layer for name, layer in layers if layer is not None}

@@ -51,6 +51,8 @@ def follow(live: LiveModel, writer: Writer, state: StackState, items_of: ItemsOf
         elif key in uncertain:
             writer.pristine[key[0]].convert(key[1], writer.tensor(key))
         elif key in woven:
+            if (mark[0][2] == torch.uint8) != (key in live.layers):
+                live.refuse_quantized([key])
             if mark != live.home(key).mark():
                 moved[key] = mark
         elif not live.is_at(key, mark):

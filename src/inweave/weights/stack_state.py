@@ -98,7 +98,7 @@ def overflow_error(
         f"{owners[id(each.placement)].name} at strength {each.strength:g}" for each in items[keys[0]]
     )
     more = f" (and {len(keys) - 1} more tensors)" if len(keys) > 1 else ""
-    overflow = overflow_of(writer.tensor(keys[0]).dtype)
+    overflow = overflow_of(writer.live.dtype(keys[0]))
     return TargetError(
         f"{', '.join(causes)}: {component}.{tensor}{more} {overflow}; nothing was changed; use a lower strength"
     )

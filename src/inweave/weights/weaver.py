@@ -9,6 +9,7 @@ stay valid, and only those whose stack changed. Without wrappers and hooks, it r
 
     before the first write     an error leaves the old stack
     numbers beyond the dtype   the old stack is put back, bit for bit, and the error names the tensor
+    quantized layers           dequantized, changed and quantized again (`quantized`); `lost` reports what that costs
     any other failure          the base is put back everywhere, also after an interrupt
     an interrupt elsewhere     the tensors being written are recorded first: `woven` is true, and the next `apply`
                                writes them again
@@ -47,13 +48,7 @@ from inweave.weights.program import LoadedStack, MergeProgram, cloned, compiled
 from inweave.weights.resolved import ResolvedItem
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import Item, StackEntry, Strength, TensorKey, items_by_tensor, read_stack
-from inweave.weights.stack_state import (
-    StackState,
-    ordered,
-    overflow_error,
-    owners_of,
-    signatures_of,
-)
+from inweave.weights.stack_state import StackState, ordered, overflow_error, owners_of, signatures_of
 from inweave.weights.writer import Targets, Writer, as_memory_error
 
 Write = Callable[[], Callable[[], list[TensorKey]]]
@@ -144,6 +139,7 @@ class Weaver(Described):
         """Record the adapters that are merged already; the originals of those tensors are only in the sources."""
         loaded = ordered([(self._cache.put(e.adapter, e.plan), e.strength) for e in stack])
         items = self._items(loaded)
+        self._live.refuse_quantized(self._live.layers.keys() & items)
         for key, received in items.items():
             self._writer.pristine[key[0]].lies_in_source(key[1])
             if any(item.placement.widen or item.placement.creates for item in received):

@@ -20,6 +20,7 @@ from inweave.weights.live import LiveModel
 from inweave.weights.marks import Marks
 from inweave.weights.merge import is_product, merge_into
 from inweave.weights.pristine import Pristine
+from inweave.weights.quantized import weight_in, write_sum
 from inweave.weights.scratch import Scratch
 from inweave.weights.stack import Item, TensorKey
 
@@ -60,6 +61,7 @@ class Writer:
         self.pristine = pristine
         self.marks = Marks(live)
         self.as_built: set[TensorKey] = set()
+        self.lost: dict[TensorKey, float] = {}  # of quantized layers: the share of the change that rounding took
         self._untie = untie
 
     def tensor(self, key: TensorKey) -> torch.Tensor:
@@ -95,7 +97,7 @@ class Writer:
         if slot is None:
             raise TargetError(f"{component}.{tensor}: not a tensor of this model; the plan was made for another base")
         for item in items:
-            placement, shape = item.placement, tuple(slot.tensor.shape)
+            placement, shape = item.placement, self.live.shape(key)
             if placement.widen or placement.creates:
                 raise TargetError(
                     f"{tensor}: this adapter changes the model's shape; build the model from a MergedSource of it"
@@ -124,21 +126,39 @@ class Writer:
         for key in keys:
             if self.groupable(key, items[key]):
                 targets += [(key, target) for target, _ in self.targets(key, items[key], owners)]
-            else:
-                self.write_one(key, items[key], scratch)
-                if not all_usable(self.tensor(key)):
-                    unbounded.append(key)
+            elif not self.write_one(key, items[key], scratch):
+                unbounded.append(key)
         unbounded += [targets[number][0] for number in merge_products([target for _, target in targets])]
         return list(dict.fromkeys(unbounded))
 
-    def write_one(self, key: TensorKey, received: Sequence[Item], scratch: Scratch) -> None:
+    def write_one(self, key: TensorKey, received: Sequence[Item], scratch: Scratch) -> bool:
+        """Write one tensor; returns whether its numbers are within the limit."""
+        if key in self.live.layers:
+            lost = self._write_quantized(key, received, self.tensor(key), scratch)
+            if lost is not None:
+                self.lost[key] = lost
+            return lost is not None
         original = self._reader(key[0])
         merge_into(self.tensor(key), original(key[1]), received, original, scratch=scratch)
+        return all_usable(self.tensor(key))
+
+    def _write_quantized(
+        self, key: TensorKey, received: Sequence[Item], out: torch.Tensor, scratch: Scratch | None = None
+    ) -> float | None:
+        """Write a quantized layer to ``out``; returns the lost share of the change, None beyond the limit."""
+        read = self._reader(key[0])
+        before = read(key[1]).to(out.device)
+        total = torch.empty_like(before)
+        merge_into(total, before, received, read, scratch=scratch)
+        return write_sum(self.live.layers[key], out, total, before)
 
     def _reader(self, component: str) -> Callable[[str], torch.Tensor]:
         def original(name: str) -> torch.Tensor:
-            live = self.tensor(self.live.canonical((component, name)))
-            return self.pristine[component].get(name, live).to(live.device)
+            key = self.live.canonical((component, name))
+            live = self.tensor(key)
+            stored = self.pristine[component].get(name, live).to(live.device)
+            layer = self.live.layers.get(key)
+            return stored if layer is None else weight_in(layer, stored).dequantized(torch.float32)
 
         return original
 
@@ -156,6 +176,7 @@ class Writer:
     def forget(self, keys: Iterable[TensorKey]) -> None:
         """Take the present numbers of these tensors as their originals."""
         for key in keys:
+            self.lost.pop(key, None)
             self.pristine[key[0]].forget(key[1])
             self.marks.drop(key)
 
@@ -181,6 +202,9 @@ class Writer:
         self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, LoadedAdapter], out: torch.Tensor
     ) -> torch.Tensor:
         """Write a tensor with ``items`` merged in to ``out``, which has the dtype and device that it was written in."""
+        if key in self.live.layers:
+            self._write_quantized(key, items, out)
+            return out
         pristine = self.pristine[key[0]]
         original = pristine.get(key[1], out).to(device=out.device, dtype=out.dtype)
         by_kernel = key in self.as_built or pristine.is_resident(key[1], out)
@@ -194,6 +218,8 @@ class Writer:
         """Return whether numbers of a tensor are beyond the limit where those of its original are not."""
         live = self.tensor(key)
         original = self.pristine[key[0]].get(key[1], live).to(live.device)
+        if key in self.live.layers:
+            return bool(usable_numbers(self._reader(key[0])(key[1])).all())
         return bool((~usable_numbers(live) & usable_numbers(original)).any())
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, get_args
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import inweave
 from inweave.layers import fused, lora_layers
 from inweave.ops.linear.frozen import parts_of, weight_of
 from inweave.ops.quantized import FORMATS, QuantizedLinear, Rows, joint_weight, relative_error, restore_weight
 from inweave.training.config.schema import TrainConfig
+from inweave.training.memory import checkpointing
 
 
 class Int8Weight(NamedTuple):
@@ -127,7 +131,7 @@ def test_a_new_format_works_with_a_lora_like_the_plain_weight(compiled: bool) ->
 
 
 BUILT_IN = ("fp8", "int8", "int8-hadamard", "nf4")
-EXACT = BUILT_IN[1:]  # x stays as it is
+EXACT = BUILT_IN[1:]  # x is not quantized
 
 
 def weights(kind: str, out: int = 48, into: int = 512) -> torch.Tensor:
@@ -201,9 +205,10 @@ def test_sizes_are_known_without_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_layer_is_saved_loaded_moved_and_converted(name: str) -> None:
     torch.manual_seed(0)
-    first, second = (nn.Sequential(nn.Linear(128, 64)).requires_grad_(False) for _ in range(2))
-    for model in (first, second):
-        FORMATS[name].quantize(model[0])  # type: ignore[arg-type]
+    models: list[Any] = [nn.Sequential(nn.Linear(128, 64)).requires_grad_(False) for _ in range(2)]
+    first, second = models
+    for model in models:
+        FORMATS[name].quantize(model[0])
     second.load_state_dict(first.state_dict())
     x = torch.randn(3, 128)
     assert torch.equal(first(x), second(x))
@@ -218,17 +223,17 @@ def test_a_layer_is_saved_loaded_moved_and_converted(name: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_layers_quantized_together_are_one_weight(name: str) -> None:
     layers = [nn.Linear(128, 64) for _ in range(3)]
-    alone = [FORMATS[name].weights.of(layer.weight.detach()) for layer in layers]
+    single = [FORMATS[name].weights.of(layer.weight.detach()) for layer in layers]
     FORMATS[name].quantize(*layers)
     whole = joint_weight(layers)
     assert whole is not None and whole[0].shape[0] == 192
     parts = [layer.weight for layer in layers]
     assert torch.equal(whole.dequantized(torch.float32), torch.cat(parts))
-    assert all(torch.equal(one, two.dequantized(torch.float32)) for one, two in zip(parts, alone, strict=True))
+    assert all(torch.equal(one, two.dequantized(torch.float32)) for one, two in zip(parts, single, strict=True))
     assert joint_weight(layers[::-1]) is None and joint_weight(layers[:2]) is not None
 
 
-def two_layers() -> nn.Sequential:
+def two_layers() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 128)).requires_grad_(False)
 
@@ -252,7 +257,7 @@ def test_adapters_train_on_it_as_on_the_dequantized_model(name: str, dtype: torc
     """The same bits: outputs, and gradients of the input and of every factor."""
     quantized, plain = two_layers().to(dtype), two_layers().to(dtype)
     for at in (0, 2):
-        FORMATS[name].quantize(quantized[at])  # type: ignore[arg-type]
+        FORMATS[name].quantize(quantized[at])
         plain[at].weight.copy_(quantized[at].weight)
     x = torch.randn(7, 128).to(dtype)
     mine, theirs = trained(quantized, x), trained(plain, x)
@@ -263,29 +268,62 @@ def test_adapters_train_on_it_as_on_the_dequantized_model(name: str, dtype: torc
 def test_no_dequantized_weight_is_kept_for_the_backward_pass(name: str) -> None:
     model = two_layers()
     for at in (0, 2):
-        FORMATS[name].quantize(model[at])  # type: ignore[arg-type]
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        FORMATS[name].quantize(model[at])
+    saved: list[torch.Tensor] = []
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         model(torch.randn(2, 128, requires_grad=True)).sum()
     own = {t.data_ptr() for layer in (model[0], model[2]) for t in layer.quantized}
-    assert all(t.data_ptr() in own or t.numel() <= 2 * 256 for t in kept) and any(t.data_ptr() in own for t in kept)
+    assert all(t.data_ptr() in own or t.numel() <= 2 * 256 for t in saved) and any(t.data_ptr() in own for t in saved)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_merging_into_it_can_be_undone_bit_for_bit(name: str) -> None:
     model = two_layers()
     for at in (0, 2):
-        FORMATS[name].quantize(model[at])  # type: ignore[arg-type]
+        FORMATS[name].quantize(model[at])
     trained(model, torch.randn(2, 128))
-    layers = list(lora_layers(model).values())
-    before = [[tensor.clone() for tensor in layer.base.quantized] for layer in layers]  # type: ignore[attr-defined]
+    layers: list[Any] = list(lora_layers(model).values())
+    before = [[tensor.clone() for tensor in layer.base.quantized] for layer in layers]
     inweave.merge(model)
     for layer, bits in zip(layers, before, strict=True):
         kind = FORMATS[name].weights
         branch = layer.branch("default")
         total = kind(*bits).dequantized(torch.float32) + (branch.product() * branch.scale).detach()
-        error = relative_error(total, layer.base.quantized)  # type: ignore[attr-defined]
+        error = relative_error(total, layer.base.quantized)
         assert error == pytest.approx(relative_error(total, kind.of(total)), rel=0.01)
     inweave.unmerge(model)
     for layer, bits in zip(layers, before, strict=True):
-        assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, layer.base.quantized, strict=True))  # type: ignore[attr-defined]
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, layer.base.quantized, strict=True))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_operator_contract(name: str) -> None:
+    layer: Any = nn.Linear(128, 64).requires_grad_(False)
+    FORMATS[name].quantize(layer)
+    x = torch.randn(3, 128, requires_grad=True)
+    parts = (*layer.quantized, None, None, None)[:4]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.inweave.quantized_linear, (x, *parts, name, layer.bias), test_utils=checks)
+    torch.library.opcheck(
+        torch.ops.inweave.quantized_linear_backward, (torch.randn(3, 64), 128, *parts, name), test_utils=checks
+    )
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("name", EXACT)
+def test_gradient_checkpointing_gives_the_same_gradients(name: str, mode: str) -> None:
+    model = two_layers()
+    for at in (0, 2):
+        FORMATS[name].quantize(model[at])
+    x = torch.randn(5, 128)
+    plain = trained(model, x)[2:]
+    model.zero_grad()
+    contexts = partial(checkpointing._contexts, mode, nullcontext)
+    checkpoint(model, x, use_reentrant=False, context_fn=contexts).square().sum().backward()
+    again = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(plain) == len(again) == 4 and all(map(torch.equal, plain, again))

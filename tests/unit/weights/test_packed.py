@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -18,10 +19,12 @@ from inweave.errors import FormatError
 from inweave.exchange.load import open_base
 from inweave.formats.gguf import TYPES
 from inweave.models import embedded
+from inweave.models.identify import identify
 from inweave.models.model import load_model
 from inweave.ops.adam8bit.reference import code_book
 from inweave.ops.quantized.nf4 import BOOK, Nf4Weight
-from inweave.weights.packed import open_source
+from inweave.targets.bases import known_index
+from inweave.weights.packed import open_source, packed_summary, source_shapes
 
 Tensors = dict[str, torch.Tensor]
 FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25,
@@ -67,8 +70,8 @@ def four_bits(name: str, values: torch.Tensor, kind: str, nested: bool) -> tuple
     packed = [codes[at] << 4 | codes[at + 1] for at in range(0, len(codes), 2)]
     parts[name] = torch.tensor(packed, dtype=torch.uint8).view(-1, 1)
     parts[f"{name}.quant_state.bitsandbytes__{kind}"] = text(state)
-    meant = [book[code] * scale for each, scale in zip(nearest, stored, strict=True) for code in each]
-    return parts, torch.tensor(meant).view(values.shape)
+    expected = [book[code] * scale for each, scale in zip(nearest, stored, strict=True) for code in each]
+    return parts, torch.tensor(expected).view(values.shape)
 
 
 def scaled(name: str, values: torch.Tensor, scale: str, by: str, dtype: torch.dtype) -> tuple[Tensors, torch.Tensor]:
@@ -88,16 +91,16 @@ def scaled(name: str, values: torch.Tensor, scale: str, by: str, dtype: torch.dt
 @pytest.mark.parametrize(("scale", "by"), [("scale_weight", "tensor"), ("weight_scale", "one"),
                                            ("weight_scale", "row"), ("weight_scale", "column")])  # fmt: skip
 def test_comfyui_scales(scale: str, by: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    tensors, meant = scaled("a.weight", weight(), scale, by, dtype)
+    tensors, expected = scaled("a.weight", weight(), scale, by, dtype)
     kind = {torch.int8: "int8_tensorwise", torch.float8_e5m2: "float8_e5m2"}.get(dtype, "float8_e4m3fn")
     tensors |= {"a.scale_input": torch.ones(()), "a.bias": torch.ones(48), "scaled_fp8": torch.empty(2).to(dtype),
                 "a.comfy_quant": text({"format": kind})}  # fmt: skip
     save_file(tensors, tmp_path / "a.safetensors")
     source = open_source(tmp_path / "a.safetensors")
     assert set(source.names()) == {"a.weight", "a.bias"} and source.spec("a.weight").shape == (48, 128)
-    assert torch.equal(source.get("a.weight", dtype=torch.float32), meant)
-    assert torch.equal(source.get("a.weight", dtype=torch.float32, rows=(3, 5)), meant[3:8])
-    assert torch.equal(source.get("a.weight"), meant.bfloat16()), "rounded once"
+    assert torch.equal(source.get("a.weight", dtype=torch.float32), expected)
+    assert torch.equal(source.get("a.weight", dtype=torch.float32, rows=(3, 5)), expected[3:8])
+    assert torch.equal(source.get("a.weight"), expected.bfloat16()), "rounded once"
     assert torch.equal(source.get("a.bias"), torch.ones(48))
 
 
@@ -107,11 +110,11 @@ def test_scales_of_blocks_and_plain_casts(tmp_path: Path) -> None:
         {"a.weight": values, "a.weight_scale_inv": scales, "b.weight": values.clone()}, tmp_path / "a.safetensors"
     )
     source = open_source(tmp_path / "a.safetensors")
-    meant = values.float()
+    expected = values.float()
     for row in range(2):
         for column in range(3):
-            meant[row * 128 : row * 128 + 128, column * 128 : column * 128 + 128] *= scales[row, column]
-    assert torch.equal(source.get("a.weight", dtype=torch.float32), meant)
+            expected[row * 128 : row * 128 + 128, column * 128 : column * 128 + 128] *= scales[row, column]
+    assert torch.equal(source.get("a.weight", dtype=torch.float32), expected)
     assert torch.equal(source.get("b.weight", dtype=torch.float32), values.float())
 
 
@@ -119,11 +122,11 @@ def test_scales_of_blocks_and_plain_casts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("shape", [(24, 64), (7, 33)])
 def test_bitsandbytes_four_bits(shape: tuple[int, int], kind: str, nested: bool, tmp_path: Path) -> None:
-    tensors, meant = four_bits("a.weight", weight(*shape), kind, nested)
+    tensors, expected = four_bits("a.weight", weight(*shape), kind, nested)
     save_file(tensors, tmp_path / "a.safetensors")
     source = open_source(tmp_path / "a.safetensors")
     assert list(source.names()) == ["a.weight"] and source.spec("a.weight").dtype == torch.bfloat16
-    torch.testing.assert_close(source.get("a.weight", dtype=torch.float32), meant, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(source.get("a.weight", dtype=torch.float32), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_our_nf4_is_read_by_the_definition_of_bitsandbytes(tmp_path: Path) -> None:
@@ -148,8 +151,8 @@ def test_bitsandbytes_int8(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "a.safetensors")
     source = open_source(tmp_path / "a.safetensors")
     assert list(source.names()) == ["a.weight"]
-    meant = numbers.float() * largest.view(-1, 1) / 127
-    torch.testing.assert_close(source.get("a.weight", dtype=torch.float32), meant, rtol=1e-6, atol=0)
+    expected = numbers.float() * largest.view(-1, 1) / 127
+    torch.testing.assert_close(source.get("a.weight", dtype=torch.float32), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +199,11 @@ def peer_functions() -> dict[str, Callable[..., torch.Tensor]]:
     import diffusers
 
     path = Path(diffusers.__file__).parent / "quantizers" / "gguf" / "utils.py"
-    wanted = ("dequantize_blocks", "to_uint32", "split_block_dims", "get_scale_min")
-    body = [
+    names_of = ("dequantize_blocks", "to_uint32", "split_block_dims", "get_scale_min")
+    body: list[ast.stmt] = [
         node
         for node in ast.parse(path.read_text()).body
-        if (isinstance(node, ast.FunctionDef) and node.name.startswith(wanted))
+        if (isinstance(node, ast.FunctionDef) and node.name.startswith(names_of))
         or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("QK_K", "K_SCALE_SIZE"))
     ]
     names: dict[str, Any] = {"torch": torch}
@@ -257,6 +260,25 @@ def test_gguf_of_other_types_and_damaged_ones_are_refused(tmp_path: Path) -> Non
         open_source(path)
 
 
+def test_a_gguf_of_a_known_model_is_identified(tmp_path: Path) -> None:
+    """By its header: the file has no numbers here, only their room."""
+    listed = known_index("flux1-dev", "original").components["unet"]
+    shapes = {name.removeprefix(listed.prefix): shape for name, shape in listed.tensors.items()}
+    path, at, rows = tmp_path / "flux1-dev-Q8_0.gguf", 0, b""
+    for name, shape in shapes.items():
+        kind = "Q8_0" if len(shape) == 2 else "F32"
+        rows += struct.pack("<Q", len(name)) + name.encode()
+        rows += struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), NUMBER[kind], at)
+        block, size = TYPES[kind]
+        at += -(-(math.prod(shape) // block * size) // 32) * 32
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(shapes), 0) + rows)
+        file.truncate(file.tell() + 32 + at)
+    source = open_source(path)
+    assert identify(source_shapes(source), {}).variant.name.startswith("flux1-dev")
+    assert "as Q8_0" in packed_summary(source)
+
+
 # whole models
 
 
@@ -270,15 +292,15 @@ def test_a_packed_folder_loads_as_the_model_that_it_stands_for(kind: str, tmp_pa
         plain[name] = packed[name] = tensor
         if tensor.dim() == 2 and name.endswith(("0.attn1.to_q.weight", "0.attn1.to_v.weight")):
             if kind == "nf4":
-                parts, meant = four_bits(name, tensor.float(), "nf4", nested=True)
+                parts, expected = four_bits(name, tensor.float(), "nf4", nested=True)
             elif kind == "fp8":
-                parts, meant = scaled(name, tensor.float(), "scale_weight", "tensor", torch.float8_e4m3fn)
+                parts, expected = scaled(name, tensor.float(), "scale_weight", "tensor", torch.float8_e4m3fn)
             else:
                 largest = tensor.float().abs().amax(1).clamp_min(1e-6)
                 numbers = (tensor.float() * (127 / largest.view(-1, 1))).round().to(torch.int8)
                 parts = {name: numbers, f"{name.removesuffix('weight')}SCB": largest}
-                meant = numbers.float() * (largest.view(-1, 1) / 127)
-            plain[name] = meant
+                expected = numbers.float() * (largest.view(-1, 1) / 127)
+            plain[name] = expected
             packed = {key: value for key, value in packed.items() if key != name} | parts
     assert len(packed) > len(plain)
     save_file({name: tensor.clone() for name, tensor in packed.items()}, file)

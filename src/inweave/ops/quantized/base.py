@@ -173,10 +173,10 @@ class QuantizedLinear(nn.Linear):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move the layer; a conversion of its dtype changes `dtype` alone, never the tensors of the weight."""
-        kept = {name: self._buffers.pop(name) for name in self.weights._fields}
+        tensors = {name: self._buffers.pop(name) for name in self.weights._fields}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        for name, tensor in kept.items():
+        for name, tensor in tensors.items():
             assert tensor is not None
             device = fn(torch.empty(0, dtype=torch.uint8, device=tensor.device)).device
             blank = tensor.is_meta or device.type == "meta"

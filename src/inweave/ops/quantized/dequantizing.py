@@ -47,7 +47,7 @@ class Dequantizing(RowTensors):
 class DequantizingLinear(QuantizedLinear):
     """A layer of such a format: it saves memory, on every device."""
 
-    #: of both sides: smaller layers, which hold little, stay as they are
+    #: of both sides: smaller layers hold little
     SMALLEST_SIDE = 64
     #: of the inputs
     MULTIPLE = 1

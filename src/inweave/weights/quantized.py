@@ -1,0 +1,73 @@
+"""Quantized layers in a live model: their tensors as one piece of memory, and changes that are quantized again.
+
+    W' = Q(D(q) + changes)                          D: dequantized in float32; Q: quantized, with new scales
+    lost = |W' - (D(q) + changes)| / |changes|      the share that did not survive rounding
+
+`packed_memory` makes the tensors of a layer views of one buffer of bytes, so that originals are kept, compared and
+restored as those of any other weight. D and Q depend on nothing else, so a stack has the bits of a fresh build.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from inweave.ops.merge import all_usable
+from inweave.ops.quantized import QuantizedLinear, QuantizedWeight
+
+_ALIGNMENT = 256  # of each tensor, for kernels that read many bytes at once
+
+
+def quantized_layer(module: nn.Module) -> QuantizedLinear | None:
+    """Return the quantized layer that a module is, or carries adapters of; None for any other."""
+    layer = module.__dict__.get("base", module)
+    return layer if isinstance(layer, QuantizedLinear) else None
+
+
+@torch.no_grad()
+def packed_memory(layer: QuantizedLinear) -> torch.Tensor:
+    """Return the bytes that the tensors of a layer are views of; they are moved there unless they are already."""
+    tensors = list(layer.quantized)
+    size, offsets = _layout(tensors)
+    storage = tensors[0].untyped_storage()
+    places = [(t.untyped_storage().data_ptr(), t.storage_offset() * t.itemsize) for t in tensors]
+    if storage.nbytes() == size and places == [(storage.data_ptr(), at) for at in offsets]:
+        return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)
+    memory = torch.zeros(size, dtype=torch.uint8, device=tensors[0].device)
+    views = weight_in(layer, memory)
+    for view, tensor in zip(views, tensors, strict=True):
+        view.copy_(tensor)
+    layer._buffers.update(zip(layer.weights._fields, views, strict=True))
+    return memory
+
+
+def weight_in(layer: QuantizedLinear, memory: torch.Tensor) -> QuantizedWeight:
+    """Return a weight of the layer's format and shape as views of such bytes."""
+    tensors = list(layer.quantized)
+    _, offsets = _layout(tensors)
+    views = (memory[at : at + t.nbytes].view(t.dtype).view(t.shape) for t, at in zip(tensors, offsets, strict=True))
+    weight: QuantizedWeight = layer.weights(*views)
+    return weight
+
+
+def write_sum(layer: QuantizedLinear, memory: torch.Tensor, total: torch.Tensor, before: torch.Tensor) -> float | None:
+    """Quantize a sum into such bytes; return the lost share of the change, or None if the sum is not finite."""
+    if not all_usable(total):
+        return None
+    memory.zero_()  # between the tensors too
+    new: Any = layer.weights.of(total)
+    for view, tensor in zip(weight_in(layer, memory), new, strict=True):
+        view.copy_(tensor)
+    change = (total - before).norm()
+    return float((new.dequantized(torch.float32) - total).norm() / change) if change > 0 else 0.0
+
+
+def _layout(tensors: list[torch.Tensor]) -> tuple[int, list[int]]:
+    """Return the bytes of all tensors, and where each begins."""
+    offsets, end = list[int](), 0
+    for tensor in tensors:
+        offsets.append(end)
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return end, offsets

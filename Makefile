@@ -45,6 +45,7 @@ browser:
 
 demo: $(VENV)/.generate
 	@$(BIN)/inweave demo --out demo
+	@echo "your own images: make shell opens a shell in which inweave is found; $(BIN)/inweave works without it"
 
 # a shell in which `inweave` is found; leave it with exit
 shell: $(VENV)/.generate

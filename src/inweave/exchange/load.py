@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from inweave.formats.base_shapes import base_shapes, has_packed_weights
 from inweave.formats.files import open_container, shard_files, weight_files
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, holds, known_index, listing
+from inweave.targets.catalog import load_outside_bases
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.targets.links import Naming, Shape
 
@@ -124,14 +125,22 @@ def _with_base_name(index: ModelIndex) -> ModelIndex:
     first = index.denoiser or index.components.get("model") or next(iter(index.components.values()), None)
     if first is None:
         raise FormatError(f"{index.source}: no network in this file that an adapter could apply to")
-    best: tuple[int, Known] | None = None
-    for known in KNOWN:
-        name = known.parts[0].listing
-        if holds(first.diffusers, name) and (best is None or len(listing(name)) > best[0]):
-            best = len(listing(name)), known
+    best = _largest_within(first.diffusers)
+    if best is None and load_outside_bases():
+        best = _largest_within(first.diffusers)
     if best is not None and best[0] >= 0.8 * len(first.diffusers):
         components = dict(index.components)
         if "model" in components and "unet" in known_index(best[1].name).components:
             components["unet"] = replace(components.pop("model"), name="unet")
         return ModelIndex(components, best[1].name, index.source)
     return index
+
+
+def _largest_within(shapes: Mapping[str, Shape]) -> tuple[int, Known] | None:
+    """Return the largest known base whose denoiser's tensors are all among ``shapes``, with their number."""
+    best: tuple[int, Known] | None = None
+    for known in KNOWN:
+        name = known.parts[0].listing
+        if holds(shapes, name) and (best is None or len(listing(name)) > best[0]):
+            best = len(listing(name)), known
+    return best

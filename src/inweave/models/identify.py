@@ -18,6 +18,7 @@ from inweave.errors import FormatError
 from inweave.models.families import families
 from inweave.models.families.base import ENCODERS, Family, Variant
 from inweave.targets import bases
+from inweave.targets.catalog import OUTSIDE_LISTINGS
 from inweave.targets.index import DENOISER_TABLES, QUANTIZATION, SINGLE_FILE_PREFIXES
 from inweave.targets.index import identify as table_of
 from inweave.targets.links import Shape
@@ -93,7 +94,8 @@ def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
 def _verify(base: str, tensors: Mapping[str, Shape]) -> list[str]:
     """Compare with the listing of the base; return a remark on tensors the base does not have.
 
-    A base of another package has no listing: its network is built from the configuration and names the missing tensors.
+    A base of another package may have no listing: its network is built from the configuration and names what is
+    missing.
     """
     if bases.find(base) is None:
         return []
@@ -123,7 +125,8 @@ def _plain(shape: Shape) -> Shape:
 def _other_parts(variant: Variant, shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Return folder -> prefix of the autoencoder and the text encoders the file has."""
     known = bases.find(variant.tensors)
-    encoders = SINGLE_FILE_PREFIXES if known is None else [(part.prefix, part.component) for part in known.parts[1:]]
+    listed = known is not None and known.name not in OUTSIDE_LISTINGS  # of others only the denoiser
+    encoders = [(part.prefix, part.component) for part in known.parts[1:]] if known and listed else SINGLE_FILE_PREFIXES
     prefixes = [(prefix, "vae") for prefix, component in SINGLE_FILE_PREFIXES if component == "vae"]
     prefixes += [
         (prefix, _ENCODER_FOLDERS[component]) for prefix, component in encoders if component in _ENCODER_FOLDERS

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 
-from inweave.targets.catalog import KNOWN
+from inweave.targets.catalog import BY_NAME, KNOWN, load_outside_bases
 
 Names = Mapping[str, tuple[str, ...]]
 
@@ -28,7 +28,8 @@ def bases_named(label: str) -> tuple[str, ...]:
     are ignored.
     """
     plain = re.sub(r"\s*\(.*\)\s*$|/lora\s*$", "", label.strip().lower()).strip()
-    return next((names[spelling] for spelling, names in _spellings(plain) if spelling in names), ())
+    names = next((names[spelling] for spelling, names in _spellings(plain) if spelling in names), ())
+    return names or ((plain,) if load_outside_bases() and plain in BY_NAME else ())
 
 
 def _spellings(plain: str) -> Iterator[tuple[str, Names]]:

@@ -16,7 +16,7 @@ from importlib import resources
 
 from inweave.errors import ConfigError
 from inweave.targets.aliases import bases_named
-from inweave.targets.catalog import KNOWN, Known, KnownNetwork
+from inweave.targets.catalog import BY_NAME, KNOWN, OUTSIDE_LISTINGS, Known, KnownNetwork
 from inweave.targets.compact import Shape, expand, expand_inner
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
@@ -24,15 +24,13 @@ from inweave.targets.tables import TABLES
 
 __all__ = ["KNOWN", "Known", "KnownNetwork", "find", "holds", "known_index", "listed_modules", "listing"]
 
-_BY_NAME = {known.name: known for known in KNOWN}
-
 
 def find(name: str) -> Known | None:
     """Return a known base by name or alias, ignoring a remark in parentheses; None also if a name fits several
     bases.
     """
     names = bases_named(name)
-    return _BY_NAME[names[0]] if len(names) == 1 else None
+    return BY_NAME[names[0]] if len(names) == 1 else None
 
 
 def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
@@ -42,10 +40,10 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
         raise ConfigError(f"{name!r} can be any of several base models: {', '.join(names)}; name one of them")
     if not names:
         every = ", ".join(k.name for k in KNOWN)
-        matches = difflib.get_close_matches(name[:100].lower(), _BY_NAME, 1)
+        matches = difflib.get_close_matches(name[:100].lower(), BY_NAME, 1)
         near = f"; did you mean {matches[0]!r}?" if matches else ""
         raise ConfigError(f"unknown base model {name!r}{near}; use one of {every}, or the path of a checkpoint")
-    known = _BY_NAME[names[0]]
+    known = BY_NAME[names[0]]
     components = {part.component: _component(part, naming) for part in known.networks}
     if known.experts == 2 and naming == "diffusers":  # a single file holds one of them
         components["unet2"] = replace(components["unet"], name="unet2")
@@ -102,6 +100,8 @@ def holds(shapes: Mapping[str, Shape], name: str) -> bool:
 @lru_cache(maxsize=256)
 def packed_listing(name: str) -> dict[str, list[int]]:
     """Return the listing of one network as shipped (`inweave.targets.compact`)."""
+    if name in OUTSIDE_LISTINGS:
+        return OUTSIDE_LISTINGS[name]
     text = resources.files("inweave.targets").joinpath("listings", f"{name}.json").read_text("utf-8")
     tensors: dict[str, list[int]] = json.loads(text)["tensors"]
     return tensors

@@ -5,16 +5,20 @@
 
 A network of a base is a shared one by name, or its fields; component and prefix default to those of a denoiser. A
 base is a set of names and shapes: models that share them are one base, and ``same_tensors`` lists those that no file
-can tell apart. Earlier bases win ties between bases that an adapter fits equally well. Hub ids, site labels and
-trainers' strings are in `aliases.json` (`inweave.targets.aliases`).
+can tell apart. Earlier bases win ties between bases that an adapter fits equally well. A family of another package
+(`inweave.families`) brings the listings of its own bases. Hub ids, site labels and trainers' strings are in
+`aliases.json` (`inweave.targets.aliases`).
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
+
+from inweave.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def _network(fields: str | dict[str, Any], shared: dict[str, dict[str, Any]]) ->
     return KnownNetwork(**{"component": "unet", "prefix": "model.diffusion_model.", **fields})
 
 
-def _read_catalog() -> tuple[Known, ...]:
+def _read_catalog() -> list[Known]:
     document = json.loads(resources.files(__package__).joinpath("catalog.json").read_text("utf-8"))
     shared = document["networks"]
     bases = []
@@ -69,7 +73,31 @@ def _read_catalog() -> tuple[Known, ...]:
             key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
         }
         bases.append(Known(name, parts, **more))
-    return tuple(bases)
+    return bases
 
 
 KNOWN = _read_catalog()
+BY_NAME = {known.name: known for known in KNOWN}
+#: the listings of other packages' families, by name
+OUTSIDE_LISTINGS: dict[str, dict[str, list[int]]] = {}
+
+
+@cache
+def load_outside_bases() -> bool:
+    """Add the bases that families of other packages list, once; return whether there are any.
+
+    Called for names and files that the built-in bases do not explain.
+    """
+    from inweave.plugins import load_plugins
+
+    group = "inweave.families"
+    for plugin, family in load_plugins(group).items():
+        table = str(getattr(family, "table", "own"))
+        for name, tensors in dict(getattr(family, "listings", {})).items():
+            if name in BY_NAME:
+                raise ConfigError(f"plugin {plugin!r} ({group}): a base is called {name!r} already")
+            network = KnownNetwork("unet", name, table, "model.diffusion_model.", one_naming=table == "own")
+            OUTSIDE_LISTINGS[name] = {tensor: [int(size) for size in shape] for tensor, shape in tensors.items()}
+            BY_NAME[name] = Known(name, (network,), in_comfyui=False)
+            KNOWN.append(BY_NAME[name])
+    return bool(OUTSIDE_LISTINGS)

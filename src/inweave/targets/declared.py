@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from inweave.targets.aliases import bases_named
-from inweave.targets.bases import KNOWN, Known
+from inweave.targets.catalog import BY_NAME, KNOWN
 
 _ARCHITECTURE = (
     "modelspec.architecture", "ss_base_model_version", "base_model", "baseModel", "base_model_name_or_path",
@@ -58,7 +58,7 @@ def declarations(metadata: Mapping[str, str], config: Mapping[str, object] | Non
 
 def model_of(base: str) -> str:
     """Return the base that ``base`` is a variant of, or itself."""
-    return _BY_NAME[base].variant_of or base if base in _BY_NAME else base
+    return BY_NAME[base].variant_of or base if base in BY_NAME else base
 
 
 _ONE_FAMILY = {"sana-video": "sana"}  # table -> that of its family
@@ -66,7 +66,7 @@ _ONE_FAMILY = {"sana-video": "sana"}  # table -> that of its family
 
 def family_of(base: str) -> str:
     """Return the name table of a base, or the first word of its name if it has none: versions of one architecture."""
-    part = _BY_NAME[base].parts[0]
+    part = BY_NAME[base].parts[0]
     if part.table == "own":
         return _WORD.match(part.listing)[0]  # type: ignore[index]
     return _ONE_FAMILY.get(part.table, part.table)
@@ -79,9 +79,6 @@ def contradicts(declaration: Declaration, base: str) -> bool:
     if len(declaration.bases) > 1:  # a label of several bases names their family
         return family_of(base) not in {family_of(other) for other in declaration.bases}
     return model_of(base) not in {model_of(other) for other in declaration.bases}
-
-
-_BY_NAME: dict[str, Known] = {known.name: known for known in KNOWN}
 
 
 def _labels(metadata: Mapping[str, str], config: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from inweave.adapter import Adapter, Entry
 from inweave.targets.bases import KNOWN, Known, known_index, listed_modules
+from inweave.targets.catalog import load_outside_bases
 from inweave.targets.declared import Declaration, contradicts, declarations, family_of, model_of
 from inweave.targets.index import DENOISER_TABLES
 from inweave.targets.links import Naming
@@ -138,6 +139,9 @@ def fit(adapter: Adapter) -> Fit:
         return Fit(fixed=_listed(adapter, entries))
     groups = grouped(entries)
     scores = _scores(_candidates(groups), groups)
+    most = max((each.placed for each in scores.values()), default=0)
+    if most < len(entries) and load_outside_bases():
+        scores = _scores(_candidates(groups), groups)
     return Fit(scores, len(entries), sum(len(group.numbers) for group in groups if group.encoder))
 
 

@@ -83,6 +83,17 @@ def test_a_family_of_another_package_generates_and_trains(models: Path) -> None:
     assert from_folder.tobytes() == from_file.tobytes() != with_lora.tobytes()
 
 
+def test_its_adapters_are_detected_and_checked_without_the_model(models: Path) -> None:
+    inspected = run(["-m", "inweave", "inspect", "out/lora.safetensors"], models, PACKAGE)
+    assert "mosaic-tiny" in inspected
+    for base in ("mosaic-tiny", "mosaic-tiny/transformer", "mosaic.safetensors"):
+        assert "fits" in run(["-m", "inweave", "check", "out/lora.safetensors", "--base", base], models, PACKAGE)
+    arguments = ["-m", "inweave", "convert", "out/lora.safetensors", "again.safetensors", "--to", "diffusers"]
+    run(arguments, models, PACKAGE)
+    without = run(["-m", "inweave", *arguments[2:], "--force"], models, fails=True)
+    assert "which base model is this adapter for?" in " ".join(without.split())
+
+
 def test_without_the_package_its_model_is_refused_by_name(models: Path) -> None:
     output = run(["-m", "inweave", "generate", "a cat", "--model", "mosaic-tiny"], models, fails=True)
     assert "a network of class 'MosaicTransformer'; known are UNet2DConditionModel" in output

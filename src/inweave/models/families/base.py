@@ -186,6 +186,9 @@ class Family(ABC):
     #: the name table of `inweave.targets` its denoiser is listed in, and the tensors to look for in a single file
     table: ClassVar[str]
     single_file: ClassVar[str]
+    #: of a family that `inweave.targets` does not list: base -> names and shapes of its denoiser's tensors, in the
+    #: spelling of `inweave.targets.compact`, so that its adapters are detected and checked without the model
+    listings: ClassVar[Mapping[str, Mapping[str, Sequence[int]]]] = {}
 
     flow: ClassVar[bool] = False  # trained by flow matching
     even_sigmas: ClassVar[bool] = False  # sampled at evenly spaced noise levels instead of the trained timesteps

@@ -30,6 +30,20 @@ class Mosaic(ClipFamily):
     package = "mosaic"
     table = "own"
     single_file = "Mosaic (tiles)"
+    listings: ClassVar[Mapping[str, Mapping[str, tuple[int, ...]]]] = {
+        "mosaic-tiny": {
+            "tiles.weight": (16, 5),
+            "tiles.bias": (16,),
+            "proj_out.weight": (4, 16),
+            "proj_out.bias": (4,),
+            "blocks.[0-1].ff.up.weight": (32, 16),
+            "blocks.[0-1].ff.up.bias": (32,),
+            "blocks.[0-1].ff.down.weight": (16, 32),
+            "blocks.[0-1].ff.down.bias": (16,),
+        }
+        | {f"blocks.[0-1].{name}.weight": (16, 16) for name in ("to_q", "to_k", "to_v", "to_out")}
+        | {f"blocks.[0-1].{name}.bias": (16,) for name in ("to_q", "to_k", "to_v", "to_out")}
+    }
     flow = True
     steps = 4
     guidance = 3.0

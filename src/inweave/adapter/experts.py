@@ -51,13 +51,13 @@ class ExpertLora(Factors):
         """Return the same change for experts that are stored the other way round."""
         return replace(self, inputs_first=self.experts > 1 and not self.inputs_first)
 
-    def oriented(self, shape: Sequence[int], beside: Sequence[tuple[Factors, Sequence[int]]]) -> ExpertLora:
+    def oriented(self, shape: Sequence[int], siblings: Sequence[tuple[Factors, Sequence[int]]]) -> ExpertLora:
         """Return the change for a weight of this shape; where it is square, as others of the module are stored."""
         turned = self.turned()
         if tuple(shape) != self.shape():
             return turned
         if self.experts > 1 and shape[1] == shape[2]:
-            for other, size in beside:
+            for other, size in siblings:
                 if isinstance(other, ExpertLora) and other.experts > 1 and size[1] != size[2]:
                     first = tuple(size[1:]) == (other.down.shape[1], other.up.shape[0])
                     return replace(self, inputs_first=first)

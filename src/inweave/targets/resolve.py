@@ -87,7 +87,7 @@ class _Resolver:
             shape = shape[::-1]
         fit = fitted(entry.factors, shape)
         if fit is not None and fit.of_parameter:
-            fit = fit.oriented(shape, self._beside(entry, component, uses[0].part))
+            fit = fit.oriented(shape, self._neighbors(entry, component, uses[0].part))
         if fit is None and entry.dialect == "peft":
             fit = self._turned(entry, shape)
         if fit is None and (large := widened(entry.factors, shape, uses)):
@@ -103,7 +103,7 @@ class _Resolver:
             return None
         return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
 
-    def _beside(self, entry: Entry, component: Component, part: str) -> list[tuple[Factors, Shape]]:
+    def _neighbors(self, entry: Entry, component: Component, part: str) -> list[tuple[Factors, Shape]]:
         """Return what other parameters of the module receive, with their shapes."""
         module, owner = entry.ref.name.rpartition(".")[0], part.rpartition(".")[0]
         names = {f"{owner}.{e.ref.name.rpartition('.')[2]}": e.factors for e in self.adapter.entries

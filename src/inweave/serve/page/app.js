@@ -72,16 +72,14 @@ export function App() {
 				<a class="rail-mark" href=${href("generate")} aria-label=${texts.app.name}><span class="mark"></span></a>
 				<${Navigation} current=${current} />
 				<div class="rail-foot">
-					<${Button} kind="quiet" icon=${{auto: "auto", light: "sun", dark: "moon"}[theme]}
-						label=${texts.app.theme[theme]} onClick=${nextTheme} />
+					<${Button} kind="quiet" icon=${{auto: "auto", light: "sun", dark: "moon"}[theme]} label=${texts.app.theme[theme]} onClick=${nextTheme} />
 					<${Button} kind="quiet" icon="help" label=${texts.app.shortcuts} onClick=${() => setSheet(true)} />
 					<${LockButton} />
 				</div>
 			</div>
 			<div class="column">
 				<${Notices} />
-				<main class=${cx("view", `view-${current}`)} id="view" tabindex="-1">
-					<${ViewOf} key=${current} name=${current} /></main>
+				<main class=${cx("view", `view-${current}`)} id="view" tabindex="-1"><${ViewOf} key=${current} name=${current} /></main>
 			</div>
 		</div>
 		${sheet && html`<${Sheet} onClose=${() => setSheet(false)} />`}
@@ -93,13 +91,10 @@ function Navigation({current}) {
 	const waiting = useStore(app).active?.length ?? 0
 	return html`<nav class="rail-nav" aria-label=${texts.app.navigation}>
 		${NAMES.map(
-			name => html`<a key=${name} class="rail-link" href=${href(name)}
-				aria-current=${name === current ? "page" : undefined}>
+			name => html`<a key=${name} class="rail-link" href=${href(name)} aria-current=${name === current ? "page" : undefined}>
 				<${Icon} name=${name} />
 				<span>${titles[name]}</span>
-				${
-					name === "queue" && waiting > 0 && html`<span class="rail-badge num">${waiting > 99 ? "99+" : waiting}</span>`
-				}
+				${name === "queue" && waiting > 0 && html`<span class="rail-badge num">${waiting > 99 ? "99+" : waiting}</span>`}
 			</a>`
 		)}
 	</nav>`
@@ -123,8 +118,7 @@ function ViewOf({name}) {
 		return () => clearTimeout(timer)
 	}, [])
 	if (loaded.failed) {
-		return html`<${Empty} name="failed" title=${texts.app.viewFailed}>
-			<${Button} kind="primary" onClick=${() => location.reload()}>${texts.app.reload}<//><//>`
+		return html`<${Empty} name="failed" title=${texts.app.viewFailed}><${Button} kind="primary" onClick=${() => location.reload()}>${texts.app.reload}<//><//>`
 	}
 	return loaded.View && (known || waited) ? html`<${loaded.View} />` : null
 }

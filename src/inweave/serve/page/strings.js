@@ -1,5 +1,4 @@
-// Every English text of the page, a section per view. Texts with values are functions; lib/types.d.ts has their
-// parameters.
+// Every English text of the page, a section per view. Texts with values are functions; lib/types.d.ts has their parameters.
 
 /** @type {(n: number, word: string) => string} */
 const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`
@@ -231,9 +230,7 @@ export const texts = {
 		show: "Show",
 		parts: {image: "Image", result: "Result"},
 		canvas: "Image and mask",
-		hint:
-			"Paint over the areas to change. Scroll to zoom, hold Space and drag to pan, or use two fingers. " +
-			"Arrow keys move the brush; Enter, or Shift with an arrow key, paints.",
+		hint: "Paint over the areas to change. Scroll to zoom, hold Space and drag to pan, or use two fingers. Arrow keys move the brush; Enter, or Shift with an arrow key, paints.",
 		tools: "Mask tools",
 		tool: "Tool",
 		names: {brush: "Brush", eraser: "Eraser", hand: "Pan"},
@@ -512,9 +509,7 @@ export const texts = {
 		},
 		pad: {
 			title: "Draw a dozen shapes",
-			text:
-				"Draw with a mouse, pen or finger, or use the stamps. " +
-				"Follow the idea or write your own caption, then draw the next one.",
+			text: "Draw with a mouse, pen or finger, or use the stamps. Follow the idea or write your own caption, then draw the next one.",
 			name: "My drawings",
 			file: "drawing",
 			canvas: n => (n ? `Your drawing, ${counted(n, "stroke")}` : "Empty canvas"),

@@ -1,5 +1,4 @@
-// Preact with htm's templates. Their values become text and properties, never markup: names of files cannot
-// inject anything.
+// Preact with htm's templates. Their values become text and properties, never markup: names of files cannot inject anything.
 import {useState} from "../vendor/preact.js"
 
 export {html, render, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState} from "../vendor/preact.js"

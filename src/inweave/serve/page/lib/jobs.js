@@ -1,5 +1,4 @@
-// Jobs: submit, watch, cancel, reorder. The list is polled and running jobs are followed by their event
-// streams, so that all
+// Jobs: submit, watch, cancel, reorder. The list is polled and running jobs are followed by their event streams, so that all
 // tabs show the same, also after a reload or a restart of the worker.
 
 import {texts} from "../strings.js"

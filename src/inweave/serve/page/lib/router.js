@@ -1,5 +1,4 @@
-// The view and its parameters are in the fragment of the address: it can be shared, and prompts stay out of
-// server logs.
+// The view and its parameters are in the fragment of the address: it can be shared, and prompts stay out of server logs.
 //
 //   #/compare?lora=pixel&seed=7      { view: "compare", params: { lora: "pixel", seed: "7" } }
 import {createStore, useStore} from "./store.js"

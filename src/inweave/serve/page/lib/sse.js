@@ -1,11 +1,7 @@
 // Server-sent events over fetch, which unlike EventSource shows the status of a refusal and where to resume.
 import {ApiError, call} from "./api.js"
 
-/**
- * The events in a body, as they come.
- * @param {ReadableStream<Uint8Array>} body
- * @returns {AsyncGenerator<ServerEvent>}
- */
+/** The events in a body, as they come. @param {ReadableStream<Uint8Array>} body @returns {AsyncGenerator<ServerEvent>} */
 export async function* parseEvents(body) {
 	const decoder = new TextDecoder()
 	const reader = body.getReader()
@@ -38,8 +34,7 @@ export async function* parseEvents(body) {
 }
 
 /**
- * Everything an address streams, reconnecting as needed; ends with `isFinal`, an abort, or a permanent refusal
- * (a job that
+ * Everything an address streams, reconnecting as needed; ends with `isFinal`, an abort, or a permanent refusal (a job that
  * is unknown or has expired).
  * @param {string} path @param {FollowStreamOptions} options
  */

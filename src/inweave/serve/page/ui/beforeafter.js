@@ -14,8 +14,7 @@ export function BeforeAfter({before, after, beforeLabel, afterLabel, width, heig
 		<span class="beforeafter-tag beforeafter-tag-before" aria-hidden="true">${beforeLabel}</span>
 		<span class="beforeafter-tag beforeafter-tag-after" aria-hidden="true">${afterLabel}</span>
 		<label class="visually-hidden" for=${id}>${texts.compare.handle}</label>
-		<input id=${id} type="range" min="0" max="100" step="1" value=${position}
-			onInput=${e => setPosition(Number(e.currentTarget.value))} />
+		<input id=${id} type="range" min="0" max="100" step="1" value=${position} onInput=${e => setPosition(Number(e.currentTarget.value))} />
 		<span class="beforeafter-handle" aria-hidden="true"></span>
 	</div>`
 }

@@ -8,8 +8,7 @@ export function Button({children, icon, label, kind = "plain", size, href, class
 	const inside = html`${icon && html`<${Icon} name=${icon} />`}${children && html`<span>${children}</span>`}`
 	const naming = bare ? {"aria-label": label, title: label} : {title: label}
 	if (href !== undefined) return html`<a class=${names} href=${href} ...${naming} ...${rest}>${inside}</a>`
-	return html`<button type="button" class=${names} disabled=${disabled || busy} aria-busy=${busy} ...${naming}
-		...${rest}>
+	return html`<button type="button" class=${names} disabled=${disabled || busy} aria-busy=${busy} ...${naming} ...${rest}>
 		${inside}
 	</button>`
 }

@@ -36,11 +36,7 @@ export function DropZone({onFiles, accept, label, hint, multiple, icon = "upload
 	</label>`
 }
 
-/**
- * Take files dropped anywhere or pasted. Returns an overlay for drags.
- * @param {(files: File[]) => void} onFiles
- * @param {string} text
- */
+/** Take files dropped anywhere or pasted. Returns an overlay for drags. @param {(files: File[]) => void} onFiles @param {string} text */
 export function usePageDrop(onFiles, text) {
 	const [over, setOver] = useState(false)
 	const newest = useRef(onFiles)
@@ -90,11 +86,7 @@ async function deliver(transfer, onFiles) {
 	if (files.length) onFiles(files)
 }
 
-/**
- * The files of an entry, without hidden ones.
- * @param {any} entry a File or a FileSystemEntry
- * @returns {Promise<File[]>}
- */
+/** The files of an entry, without hidden ones. @param {any} entry a File or a FileSystemEntry @returns {Promise<File[]>} */
 async function walk(entry) {
 	if (entry instanceof File) return [entry]
 	if (!entry || entry.name.startsWith(".")) return []

@@ -14,8 +14,7 @@ export const Text = ({
 	class: extra = "",
 	...rest
 }) => html`<${Field} label=${label} hint=${hint}>
-	${id => html`<${rows ? "textarea" : "input"} id=${id} class=${`input ${extra}`} rows=${rows} value=${value}
-		onInput=${e => onChange(e.currentTarget.value)} ...${rest} />`}
+	${id => html`<${rows ? "textarea" : "input"} id=${id} class=${`input ${extra}`} rows=${rows} value=${value} onInput=${e => onChange(e.currentTarget.value)} ...${rest} />`}
 <//>`
 
 /** A `submit` handler that replaces the browser's. @type {(run: () => void) => (event: Event) => void} */
@@ -36,8 +35,7 @@ export function useBusy() {
 }
 
 /**
- * A list reordered by dragging its grips or with the arrow keys. Returns a function for the attributes and the
- * grip of an item.
+ * A list reordered by dragging its grips or with the arrow keys. Returns a function for the attributes and the grip of an item.
  * @param {string[]} keys of the items @param {(from: number, to: number) => void} move
  */
 export function useReorder(keys, move) {

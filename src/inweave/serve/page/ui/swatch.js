@@ -35,8 +35,7 @@ function weave(name, size) {
 /** @param {{ name: string, size?: number }} props */
 export function Swatch({name, size = 8}) {
 	const paths = useMemo(() => Object.entries(weave(name, size)), [name, size])
-	return html`<svg class="swatch" viewBox=${`0 0 ${size} ${size}`} preserveAspectRatio="xMidYMid slice"
-		aria-hidden="true" focusable="false">
+	return html`<svg class="swatch" viewBox=${`0 0 ${size} ${size}`} preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
 		${paths.map(([dye, path]) => html`<path d=${path} style=${{stroke: `var(--thread-${dye})`}} />`)}
 	</svg>`
 }

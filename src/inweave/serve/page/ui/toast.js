@@ -51,8 +51,7 @@ export function Toasts() {
 						each.action?.run()
 					}}>${each.action.label}<//>`
 				}
-				<${Button} kind="quiet" size="small" icon="close" label=${texts.actions.dismiss}
-					onClick=${() => dismiss(each.id)} />
+				<${Button} kind="quiet" size="small" icon="close" label=${texts.actions.dismiss} onClick=${() => dismiss(each.id)} />
 			</div>`
 		)}
 	</div>`

@@ -111,45 +111,25 @@ export function View() {
 					(lora, index) => html`<fieldset class="compare-lora" key=${index}>
 						<legend class="visually-hidden">${t.lora(index + 1)}</legend>
 						<div class="compare-lora-name">
-							<${Select} label=${t.lora(index + 1)} value=${lora.name} options=${choices(lora)}
-								onChange=${name => setLora(index, {name})} />
-							<${Button} kind="quiet" icon="close" label=${texts.generate.removeLora(nameOf(lora.name))}
-								onClick=${() => change({loras: form.loras.filter((_, place) => place !== index)})} />
+							<${Select} label=${t.lora(index + 1)} value=${lora.name} options=${choices(lora)} onChange=${name => setLora(index, {name})} />
+							<${Button} kind="quiet" icon="close" label=${texts.generate.removeLora(nameOf(lora.name))} onClick=${() => change({loras: form.loras.filter((_, place) => place !== index)})} />
 						</div>
-						<${Slider} label=${texts.generate.strengthOf(nameOf(lora.name))} value=${lora.strength} min=${-1} max=${2}
-							onChange=${strength => move(index, strength)} />
+						<${Slider} label=${texts.generate.strengthOf(nameOf(lora.name))} value=${lora.strength} min=${-1} max=${2} onChange=${strength => move(index, strength)} />
 					</fieldset>`
 				)}
-				${
-					offered.length > 0 &&
-					html`<${Button} icon="plus"
-					onClick=${() => change({loras: [...form.loras, ...another()]})}>${t.add}<//>`
-				}
-				${
-					loras &&
-					!offered.length &&
-					html`<p class="field-hint">${texts.generate.noLoras} <a href="#/library">${texts.nav.library}</a></p>`
-				}
+				${offered.length > 0 && html`<${Button} icon="plus" onClick=${() => change({loras: [...form.loras, ...another()]})}>${t.add}<//>`}
+				${loras && !offered.length && html`<p class="field-hint">${texts.generate.noLoras} <a href="#/library">${texts.nav.library}</a></p>`}
 				<div class="compare-numbers">
 					<${NumberField} label=${t.seed} value=${form.seed} min=${0} onChange=${seed => change({seed: seed ?? 0})} />
-					<${NumberField} label=${t.steps} value=${form.steps} min=${1} max=${150} placeholder=${t.own}
-						onChange=${steps => change({steps})} />
-					${
-						form.mode !== "without" &&
-						html`<${NumberField} label=${t.count} value=${form.count} min=${2} max=${8}
-						onChange=${count => change({count: Math.max(2, Math.min(8, count ?? 4))})} />`
-					}
+					<${NumberField} label=${t.steps} value=${form.steps} min=${1} max=${150} placeholder=${t.own} onChange=${steps => change({steps})} />
+					${form.mode !== "without" && html`<${NumberField} label=${t.count} value=${form.count} min=${2} max=${8} onChange=${count => change({count: Math.max(2, Math.min(8, count ?? 4))})} />`}
 				</div>
 				${form.mode === "pairs" && form.loras.length < 2 && html`<p class="field-hint">${t.two}</p>`}
 				<div class="row wrap">
 					<${Button} kind="primary" type="submit" disabled=${!sheet}>${t.run}<//>
 					${left > 0 && html`<${Button} onClick=${stop}>${t.cancel}<//>`}
 				</div>
-				${
-					left > 0 &&
-					html`<div class="stack stack-2" role="status"><p class="muted small">${t.left(left)}</p>
-					<${Thread} percent=${null} label=${t.left(left)} /></div>`
-				}
+				${left > 0 && html`<div class="stack stack-2" role="status"><p class="muted small">${t.left(left)}</p><${Thread} percent=${null} label=${t.left(left)} /></div>`}
 			</form>
 			<div class="compare-result">
 				${
@@ -204,12 +184,8 @@ function Sheet({sheet, made, slider, prompt}) {
 							return html`<td>
 								${
 									cell?.image
-										? html`<a href=${cell.image.url} target="_blank" rel="noopener">
-											<img src=${cell.image.url} width=${cell.image.width} height=${cell.image.height}
-											alt=${`${sheet.labels[row]}, ${sheet.columns[column]}`} /></a>`
-										: html`<div class="compare-waiting">${
-												cell?.error && html`<span class="field-error">${cell.error}</span>`
-											}</div>`
+										? html`<a href=${cell.image.url} target="_blank" rel="noopener"><img src=${cell.image.url} width=${cell.image.width} height=${cell.image.height} alt=${`${sheet.labels[row]}, ${sheet.columns[column]}`} /></a>`
+										: html`<div class="compare-waiting">${cell?.error && html`<span class="field-error">${cell.error}</span>`}</div>`
 								}
 							</td>`
 						})}

@@ -68,11 +68,7 @@ function Start() {
 	const {ended} = useStore(app)
 	const images = imagesOf(ended)
 	return html`<${DropZone} onFiles=${open} accept=${IMAGES} label=${t.drop} hint=${t.dropText} icon="image" />
-		${
-			images.length > 0 &&
-			html`<${Gallery} images=${images} selected=${null}
-			onSelect=${each => navigate("edit", {job: each.job.id, image: each.image.index})} />`
-		}`
+		${images.length > 0 && html`<${Gallery} images=${images} selected=${null} onSelect=${each => navigate("edit", {job: each.job.id, image: each.image.index})} />`}`
 }
 
 /** @param {{ images: any[], current: any, shown: string }} props */

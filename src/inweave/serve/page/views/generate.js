@@ -68,19 +68,9 @@ export function View() {
 			</form>
 			<div class="generate-result">
 				<div class="generate-stage card">
-					${
-						shown
-							? html`<${Finished} key=${keyOf(shown)} item=${shown} />`
-							: current
-								? html`<${Running} key=${current.id} job=${current} />`
-								: ended && html`<${Nothing} />`
-					}
+					${shown ? html`<${Finished} key=${keyOf(shown)} item=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : ended && html`<${Nothing} />`}
 				</div>
-				${
-					ended &&
-					html`<${Gallery} images=${images} selected=${shown ? keyOf(shown) : null}
-					onSelect=${item => setSelected(keyOf(item))} />`
-				}
+				${ended && html`<${Gallery} images=${images} selected=${shown ? keyOf(shown) : null} onSelect=${item => setSelected(keyOf(item))} />`}
 			</div>
 		</div>
 		${veil}`

@@ -98,30 +98,16 @@ export function View() {
 						title=${loras.length ? t.nothingTitle : t.emptyTitle}
 						text=${loras.length ? t.nothingText : t.emptyText}
 					>
-						${
-							loras.length > 0 &&
-							html`<${Button} onClick=${() => change({query: "", base: "", only: ""})}>${t.showAll}<//>`
-						}
+						${loras.length > 0 && html`<${Button} onClick=${() => change({query: "", base: "", only: ""})}>${t.showAll}<//>`}
 					<//>`
 				: filters.layout === "table"
 					? html`<${Table} loras=${shown.slice(0, limit)} twins=${twins} filters=${filters} />`
 					: html`<ul class="tiles library-cards">
-							${shown.slice(0, limit).map(
-								lora => html`<${Card} key=${lora.id} lora=${lora} twins=${twins}
-								filters=${filters} />`
-							)}
+							${shown.slice(0, limit).map(lora => html`<${Card} key=${lora.id} lora=${lora} twins=${twins} filters=${filters} />`)}
 						</ul>`
 		}
-		${
-			shown.length > limit &&
-			html`<div class="library-more">
-			<${Button} onClick=${() => setLimit(limit + PAGE)}>${t.more(shown.length - limit)}<//></div>`
-		}
-		${
-			params.lora &&
-			html`<${Details} key=${params.lora} id=${params.lora} twins=${twins}
-			onClose=${() => navigate("library", address(filters))} />`
-		}
+		${shown.length > limit && html`<div class="library-more"><${Button} onClick=${() => setLimit(limit + PAGE)}>${t.more(shown.length - limit)}<//></div>`}
+		${params.lora && html`<${Details} key=${params.lora} id=${params.lora} twins=${twins} onClose=${() => navigate("library", address(filters))} />`}
 		${veil}`
 }
 
@@ -192,16 +178,12 @@ function Filters({loras, twins, filters, change}) {
 	].filter(each => each.count > 0 || filters.only === each.value)
 	return html`<div class="library-filters">
 		<${Field} label=${t.search}>
-			${id => html`<${Search} id=${id} placeholder=${t.searchHint} value=${filters.query}
-				onChange=${query => change({query})} />`}
+			${id => html`<${Search} id=${id} placeholder=${t.searchHint} value=${filters.query} onChange=${query => change({query})} />`}
 		<//>
 		<${Select}
 			label=${t.base}
 			value=${filters.base}
-			options=${[
-				["", t.anyBase(loras.length)],
-				...bases.map(base => [base, `${base === "?" ? t.unknownBase : base} (${counts.get(base)?.length})`])
-			]}
+			options=${[["", t.anyBase(loras.length)], ...bases.map(base => [base, `${base === "?" ? t.unknownBase : base} (${counts.get(base)?.length})`])]}
 			onChange=${base => change({base})}
 		/>
 		<${Select} label=${t.sort} value=${filters.sort} options=${t.orders} onChange=${sort => change({sort})} />
@@ -225,14 +207,10 @@ function Filters({loras, twins, filters, change}) {
 /** @param {{ lora: Lora, twins: Twins }} props */
 const Health = ({lora, twins}) => html`${
 	lora.health.length > 0 &&
-	html`<span class=${lora.error ? "badge badge-bad" : "badge badge-warning"}>${
-		lora.error ? t.unreadable : t.problem(lora.health.length)
-	}</span>`
+	html`<span class=${lora.error ? "badge badge-bad" : "badge badge-warning"}>${lora.error ? t.unreadable : t.problem(lora.health.length)}</span>`
 }
 ${twins.has(lora.id) && html`<span class="badge">${t.duplicate}</span>`}
-${
-	!lora.health.length && lora.checked && !twins.has(lora.id) && html`<span class="badge badge-good">${t.healthy}</span>`
-}
+${!lora.health.length && lora.checked && !twins.has(lora.id) && html`<span class="badge badge-good">${t.healthy}</span>`}
 ${!lora.health.length && !lora.checked && html`<span class="badge">${t.notRead}</span>`}`
 
 /** @param {{ lora: Lora, twins: Twins, filters: LibraryFilters }} props */
@@ -262,8 +240,7 @@ const Table = ({
 		<tbody>
 			${loras.map(
 				lora => html`<tr key=${lora.id}>
-					<th scope="row"><a href=${href("library", {...address(filters), lora: lora.id})}>${lora.display_name}</a>
-						<div class="muted small library-file">${printable(lora.path)}</div></th>
+					<th scope="row"><a href=${href("library", {...address(filters), lora: lora.id})}>${lora.display_name}</a><div class="muted small library-file">${printable(lora.path)}</div></th>
 					<td>${lora.base ?? t.unknownBase}</td>
 					<td>${lora.algorithms.join(", ")}</td>
 					<td class="num">${lora.ranks.join(", ")}</td>

@@ -40,14 +40,9 @@ export function View() {
 				<h1>${t.title}</h1>
 				<p>${paused ? t.paused : t.text}</p>
 			</div>
-			<${Button} icon=${paused ? "play" : "pause"} kind=${paused ? "primary" : "plain"}
-				onClick=${toggle}>${paused ? t.resume : t.pause}<//>
+			<${Button} icon=${paused ? "play" : "pause"} kind=${paused ? "primary" : "plain"} onClick=${toggle}>${paused ? t.resume : t.pause}<//>
 		</header>
-		${
-			active?.length === 0 &&
-			html`<${Empty} name="all woven" title=${t.emptyTitle} text=${t.emptyText}>
-			<${Button} kind="primary" href=${href("generate")}>${t.emptyAction}<//><//>`
-		}
+		${active?.length === 0 && html`<${Empty} name="all woven" title=${t.emptyTitle} text=${t.emptyText}><${Button} kind="primary" href=${href("generate")}>${t.emptyAction}<//><//>`}
 		${
 			running.length > 0 &&
 			html`<section>
@@ -83,11 +78,7 @@ const linked = (job, title) =>
 
 /** @param {{ job: Job }} props */
 const Thumbnail = ({job}) => html`<span class="queue-image cover">
-	${
-		job.result?.images?.[0]
-			? html`<img src=${job.result.images[0].url} alt="" loading="lazy" />`
-			: html`<${Swatch} name=${job.id} />`
-	}
+	${job.result?.images?.[0] ? html`<img src=${job.result.images[0].url} alt="" loading="lazy" />` : html`<${Swatch} name=${job.id} />`}
 </span>`
 
 /** @param {{ job: Job }} props */
@@ -113,12 +104,9 @@ function Running({job}) {
 		<div class="grow stack queue-body">
 			<p class="queue-title clip">${linked(job, title)}</p>
 			<${Thread} percent=${progress?.total ? progress.percent : null} label=${texts.generate.progress} />
-			<p class="queue-facts num"><span>${statusOf(job, progress)}</span>${
-				progress?.eta ? html`<span>${texts.generate.left(duration(progress.eta))}</span>` : null
-			}</p>
+			<p class="queue-facts num"><span>${statusOf(job, progress)}</span>${progress?.eta ? html`<span>${texts.generate.left(duration(progress.eta))}</span>` : null}</p>
 		</div>
-		<${Button} kind="quiet" icon="stop" label=${t.cancel(title)} disabled=${job.cancel_requested}
-			onClick=${() => cancelJob(job.id).catch(showError)} />
+		<${Button} kind="quiet" icon="stop" label=${t.cancel(title)} disabled=${job.cancel_requested} onClick=${() => cancelJob(job.id).catch(showError)} />
 	</li>`
 }
 
@@ -143,13 +131,8 @@ function Waiting({jobs}) {
 						<p class="queue-title clip">${linked(job, title)}</p>
 						<${Facts} job=${job} />
 					</div>
-					${
-						index > 0 &&
-						html`<${Button} kind="quiet" size="small" class="queue-next"
-						onClick=${() => move(index, 0)}>${t.first}<//>`
-					}
-					<${Button} kind="quiet" icon="close" label=${t.cancel(title)}
-						onClick=${() => cancelJob(job.id).catch(showError)} />
+					${index > 0 && html`<${Button} kind="quiet" size="small" class="queue-next" onClick=${() => move(index, 0)}>${t.first}<//>`}
+					<${Button} kind="quiet" icon="close" label=${t.cancel(title)} onClick=${() => cancelJob(job.id).catch(showError)} />
 				</li>`
 			})}
 		</ol>
@@ -163,19 +146,10 @@ function Ended({job}) {
 	return html`<li class="row queue-item queue-ended" data-job=${job.id}>
 		<${Thumbnail} job=${job} />
 		<div class="grow queue-body">
-			<p class="row"><span class="queue-title clip">${linked(job, title)}</span>
-				<span class=${cx("badge", BADGES[job.state])}>${t.states[job.state]}</span></p>
-			${
-				job.error
-					? html`<p class="queue-error">${job.error.message}${
-							advice ? html` <span class="muted">${advice}</span>` : null
-						}</p>`
-					: html`<${Facts} job=${job} />`
-			}
+			<p class="row"><span class="queue-title clip">${linked(job, title)}</span><span class=${cx("badge", BADGES[job.state])}>${t.states[job.state]}</span></p>
+			${job.error ? html`<p class="queue-error">${job.error.message}${advice ? html` <span class="muted">${advice}</span>` : null}</p>` : html`<${Facts} job=${job} />`}
 		</div>
-		<${Button} kind="quiet" size="small" icon="reuse" label=${`${t.retry}: ${title}`}
-			onClick=${() => retryJob(job.id).catch(showError)} />
-		<${Button} kind="quiet" size="small" icon="close" label=${`${t.forget}: ${title}`}
-			onClick=${() => forgetJob(job.id).catch(showError)} />
+		<${Button} kind="quiet" size="small" icon="reuse" label=${`${t.retry}: ${title}`} onClick=${() => retryJob(job.id).catch(showError)} />
+		<${Button} kind="quiet" size="small" icon="close" label=${`${t.forget}: ${title}`} onClick=${() => forgetJob(job.id).catch(showError)} />
 	</li>`
 }

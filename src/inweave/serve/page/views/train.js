@@ -87,10 +87,7 @@ function Home() {
 		${veil}`
 }
 
-/**
- * @param {{ dataset?: string, onClose: () => void }} props  drawings go to the dataset one by one; it is
- * created if missing
- */
+/** @param {{ dataset?: string, onClose: () => void }} props  drawings go to the dataset one by one; it is created if missing */
 function Drawing({dataset, onClose}) {
 	const [id, setId] = useState(dataset ?? "")
 	const [added, setAdded] = useState(0)
@@ -120,11 +117,7 @@ const Datasets = ({title, list}) => html`<section class="train-section">
 	<ul class="tiles">
 		${list.map(
 			each => html`<li key=${each.id}><a class="card train-dataset" href=${href("train", {dataset: each.id})}>
-				<span class="train-cover cover">${
-					each.first
-						? html`<img src=${thumbnail(each.id, {name: each.first, modified: each.created})} alt="" loading="lazy" />`
-						: html`<${Swatch} name=${each.id} />`
-				}</span>
+				<span class="train-cover cover">${each.first ? html`<img src=${thumbnail(each.id, {name: each.first, modified: each.created})} alt="" loading="lazy" />` : html`<${Swatch} name=${each.id} />`}</span>
 				<span class="clip">${each.name}</span>
 				<span class="muted small">${t.count(each.pictures)}</span>
 			</a></li>`
@@ -142,11 +135,7 @@ function Runs() {
 			${runs.map(
 				job => html`<li key=${job.id}><a class="card row train-runs" href=${href("train", {job: job.id})}>
 					<span class="grow clip">${String(job.settings.name ?? "")}</span>
-					${
-						job.state === "running" &&
-						html`<span class="grow">
-						<${Thread} percent=${progress[job.id]?.percent ?? null} label=${texts.generate.progress} /></span>`
-					}
+					${job.state === "running" && html`<span class="grow"><${Thread} percent=${progress[job.id]?.percent ?? null} label=${texts.generate.progress} /></span>`}
 					<span class="badge">${t.run.states[job.state]}</span>
 					<span class="muted small">${ago(job.finished ?? job.created)}</span>
 				</a></li>`
@@ -165,8 +154,7 @@ function Workspace({id}) {
 		openDataset(id).catch(error => error.status && setGone(error.message))
 	}, [id, online])
 	if (gone && !current)
-		return html`<${Empty} name=${id} title=${t.gone} text=${gone}>
-			<${Button} href=${href("train")}>${t.run.back}<//><//>`
+		return html`<${Empty} name=${id} title=${t.gone} text=${gone}><${Button} href=${href("train")}>${t.run.back}<//><//>`
 	return current ? html`<${Desk} dataset=${current} />` : html`<h1 class="visually-hidden">${t.title}</h1>`
 }
 
@@ -198,15 +186,10 @@ function Desk({dataset}) {
 			<div class="grow">
 				<h1 class="visually-hidden">${t.title}: ${dataset.name}</h1>
 				<p class="small"><a class="train-back" href=${href("train")}>${t.title}</a></p>
-				<input class="train-name" aria-label=${t.name} value=${dataset.name} readonly=${dataset.built_in}
-					maxlength="200" onChange=${rename} />
+				<input class="train-name" aria-label=${t.name} value=${dataset.name} readonly=${dataset.built_in} maxlength="200" onChange=${rename} />
 				<p>${t.count(dataset.pictures.length)}</p>
 			</div>
-			${
-				!dataset.built_in &&
-				html`<${Button} kind="quiet" icon="trash" label=${t.delete}
-				onClick=${() => setAsking(true)} />`
-			}
+			${!dataset.built_in && html`<${Button} kind="quiet" icon="trash" label=${t.delete} onClick=${() => setAsking(true)} />`}
 		</header>
 		<div class="train-desk">
 			<div class="stack train-left">
@@ -219,19 +202,11 @@ function Desk({dataset}) {
 				}
 				<${UploadProgress} />
 				${!dataset.built_in && dataset.pictures.length > 0 && html`<${BulkCaptions} />`}
-				${
-					dataset.pictures.length
-						? html`<${Images} dataset=${dataset} />`
-						: html`<${Empty} name=${dataset.id} title=${t.emptyTitle} text=${t.emptyText} />`
-				}
+				${dataset.pictures.length ? html`<${Images} dataset=${dataset} />` : html`<${Empty} name=${dataset.id} title=${t.emptyTitle} text=${t.emptyText} />`}
 			</div>
 			<${Setup} dataset=${dataset} form=${form} />
 		</div>
-		${
-			asking &&
-			html`<${Confirm} title=${t.deleteTitle(dataset.name)} text=${t.deleteText}
-			confirm=${texts.actions.delete} onConfirm=${remove} onClose=${() => setAsking(false)} />`
-		}
+		${asking && html`<${Confirm} title=${t.deleteTitle(dataset.name)} text=${t.deleteText} confirm=${texts.actions.delete} onConfirm=${remove} onClose=${() => setAsking(false)} />`}
 		${drawing && html`<${Drawing} dataset=${dataset.id} onClose=${() => setDrawing(false)} />`}
 		${!dataset.built_in && veil}`
 }

@@ -44,12 +44,7 @@ export const formAddress = ({mode, prompt, seed, steps, count, loras, more}) => 
 	...more
 })
 
-/**
- * The settings of an image, with the LoRAs applied to it.
- * @param {Job} job
- * @param {number} index
- * @returns {CompareForm}
- */
+/** The settings of an image, with the LoRAs applied to it. @param {Job} job @param {number} index @returns {CompareForm} */
 export function formOfJob(job, index) {
 	const image = job.result?.images?.[index]
 	/** @type {Fields} */

@@ -1,7 +1,6 @@
 // The image with its mask over it: paint with mouse, pen, finger or arrow keys, zoom and pan.
 //
-// Both canvases have the size of their frame; the mask is drawn unchanged, and a filter does to it what the
-// worker will do:
+// Both canvases have the size of their frame; the mask is drawn unchanged, and a filter does to it what the worker will do:
 // a pixel counts from one half on, and feathering fades inside the mask, alpha = 2 * blurred - 1.
 import {html, texts, useEffect, useLayoutEffect, useRef, useStore} from "../../kit.js"
 import {draft, edit, panBy, placeOf, zoomBy} from "./state.js"
@@ -206,8 +205,7 @@ export function Canvas() {
 		<canvas ref=${overlay} class="edit-layer edit-mask" style=${{filter: "url(#edit-feather)"}}></canvas>
 		<div ref=${ring} class="edit-ring" style=${{"--size": `${state.size * zoom}px`}} hidden></div>
 		<svg class="edit-filter" aria-hidden="true">
-			<filter id="edit-feather" filterUnits="userSpaceOnUse" primitiveUnits="userSpaceOnUse"
-				color-interpolation-filters="sRGB" ...${all}>
+			<filter id="edit-feather" filterUnits="userSpaceOnUse" primitiveUnits="userSpaceOnUse" color-interpolation-filters="sRGB" ...${all}>
 				<feComponentTransfer in="SourceAlpha" result="kept" ...${here}>
 					<feFuncA type="discrete" tableValues="1 0" />
 				</feComponentTransfer>

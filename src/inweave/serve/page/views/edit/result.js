@@ -49,15 +49,9 @@ export function Result({images, current}) {
 				<div class="row wrap panel">
 					<${Button} icon="edit" onClick=${() => useAsSource(shown)}>${t.useResult}<//>
 					<span class="grow"></span>
-					<${Button} kind="quiet" icon="download" label=${texts.actions.download} href=${shown.image.url}
-						download=${`${shown.job.id}-${shown.image.file}`} />
+					<${Button} kind="quiet" icon="download" label=${texts.actions.download} href=${shown.image.url} download=${`${shown.job.id}-${shown.image.file}`} />
 				</div>`
 			: current && html`<${Running} key=${current.id} job=${current} />`
 	}
-	${
-		images.length > 1 &&
-		html`<div class="panel">
-		<${Thumbs} images=${images} selected=${shown ? keyOf(shown) : null} onSelect=${each => setChosen(keyOf(each))}
-		/></div>`
-	}`
+	${images.length > 1 && html`<div class="panel"><${Thumbs} images=${images} selected=${shown ? keyOf(shown) : null} onSelect=${each => setChosen(keyOf(each))} /></div>`}`
 }

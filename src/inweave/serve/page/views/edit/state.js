@@ -102,8 +102,7 @@ export async function openFile(file) {
 const download = async address => (await call(address)).blob()
 
 /**
- * Open what the address names: `job` and `image`, a generated image; `upload`, an uploaded one; `edit`, an edit
- * with its
+ * Open what the address names: `job` and `image`, a generated image; `upload`, an uploaded one; `edit`, an edit with its
  * source and mask.
  * @param {Labels} params
  */

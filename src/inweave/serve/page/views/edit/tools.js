@@ -27,16 +27,11 @@ export function Tools() {
 	return html`<div class="edit-tools">
 		<div class="row wrap" role="toolbar" aria-label=${t.tools}>
 			<div class="row edit-group" role="group" aria-label=${t.tool}>
-				${TOOLS.map(
-					name => html`<${Button} key=${name} kind="quiet" icon=${name} label=${t.names[name]}
-					aria-pressed=${tool === name} onClick=${() => edit.set({tool: name})} />`
-				)}
+				${TOOLS.map(name => html`<${Button} key=${name} kind="quiet" icon=${name} label=${t.names[name]} aria-pressed=${tool === name} onClick=${() => edit.set({tool: name})} />`)}
 			</div>
 			<div class="row edit-group">
-				<${Button} kind="quiet" icon="undo" label=${t.undo} disabled=${!mask.undos.length}
-					onClick=${() => mask.undo()} />
-				<${Button} kind="quiet" icon="redo" label=${t.redo} disabled=${!mask.redos.length}
-					onClick=${() => mask.redo()} />
+				<${Button} kind="quiet" icon="undo" label=${t.undo} disabled=${!mask.undos.length} onClick=${() => mask.undo()} />
+				<${Button} kind="quiet" icon="redo" label=${t.redo} disabled=${!mask.redos.length} onClick=${() => mask.redo()} />
 				<${Button} kind="quiet" icon="trash" label=${t.clear} disabled=${!mask.painted} onClick=${() => mask.clear()} />
 				<${Button} kind="quiet" icon="invert" label=${t.invert} onClick=${() => mask.invert()} />
 				${source.holes && html`<${Button} kind="quiet" icon="holes" label=${t.alpha} onClick=${takeAlpha} />`}
@@ -50,13 +45,9 @@ export function Tools() {
 			</div>
 		</div>
 		<div class="edit-sliders">
-			<${Slider} label=${t.size} min=${1} max=${Math.max(2, Math.round(longest / 2))} step=${1} value=${size}
-				onChange=${setSize} />
-			<${Slider} label=${t.softness} min=${0} max=${Math.min(256, Math.max(8, Math.round(longest / 8)))} step=${1}
-				value=${feather} onChange=${setFeather} />
+			<${Slider} label=${t.size} min=${1} max=${Math.max(2, Math.round(longest / 2))} step=${1} value=${size} onChange=${setSize} />
+			<${Slider} label=${t.softness} min=${0} max=${Math.min(256, Math.max(8, Math.round(longest / 8)))} step=${1} value=${feather} onChange=${setFeather} />
 		</div>
-		<p class="small muted num" role="status">${source.width} × ${source.height} · ${
-			mask.painted ? t.share(share) : t.noMask
-		}</p>
+		<p class="small muted num" role="status">${source.width} × ${source.height} · ${mask.painted ? t.share(share) : t.noMask}</p>
 	</div>`
 }

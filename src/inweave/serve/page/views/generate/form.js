@@ -27,8 +27,7 @@ export function Form({draft, size, children}) {
 		}
 		<div class="field">
 			<label for="prompt">${t.prompt}</label>
-			<textarea id="prompt" class="input prompt" rows="4" placeholder=${t.promptPlaceholder} value=${state.prompt}
-				onInput=${e => onPrompt(e.currentTarget.value)}></textarea>
+			<textarea id="prompt" class="input prompt" rows="4" placeholder=${t.promptPlaceholder} value=${state.prompt} onInput=${e => onPrompt(e.currentTarget.value)}></textarea>
 		</div>
 		<${Triggers} prompt=${state.prompt} onPrompt=${onPrompt} />
 		${children}
@@ -53,8 +52,7 @@ function Settings({draft, size}) {
 	return html`<details class="fold" open=${changed.length > 0 || state.negative_prompt !== ""}>
 		<summary>${t.settings}</summary>
 		<div class="stack">
-			<${Text} label=${t.negative} rows="2" value=${state.negative_prompt}
-				onChange=${negative_prompt => draft.set({negative_prompt})} />
+			<${Text} label=${t.negative} rows="2" value=${state.negative_prompt} onChange=${negative_prompt => draft.set({negative_prompt})} />
 			<div class="field-pairs">
 				${
 					/** @type {[(typeof SETTINGS)[number], any][]} */ ([
@@ -65,22 +63,12 @@ function Settings({draft, size}) {
 						["clip_skip", {min: 1, max: 12, placeholder: t.own}]
 					]).map(
 						([name, rest]) =>
-							html`<${NumberField} key=${name} label=${t[name]} value=${state[name]} onChange=${set(name)} ...${rest}
-								/>`
+							html`<${NumberField} key=${name} label=${t[name]} value=${state[name]} onChange=${set(name)} ...${rest} />`
 					)
 				}
-				${
-					/** @type {const} */ (["sampler", "schedule"]).map(
-						name => html`<${Select} key=${name} label=${t[name]}
-					value=${state[name] ?? ""} options=${[own, ...(capabilities?.[`${name}s`] ?? [])]} onChange=${set(name)} />`
-					)
-				}
+				${/** @type {const} */ (["sampler", "schedule"]).map(name => html`<${Select} key=${name} label=${t[name]} value=${state[name] ?? ""} options=${[own, ...(capabilities?.[`${name}s`] ?? [])]} onChange=${set(name)} />`)}
 			</div>
-			${
-				changed.length > 0 &&
-				html`<button type="button" class="link small"
-				onClick=${() => draft.set(Object.fromEntries(changed.map(name => [name, undefined])))}>${t.reset}</button>`
-			}
+			${changed.length > 0 && html`<button type="button" class="link small" onClick=${() => draft.set(Object.fromEntries(changed.map(name => [name, undefined])))}>${t.reset}</button>`}
 		</div>
 	</details>`
 }
@@ -90,15 +78,11 @@ export function Seed({draft}) {
 	const {seed, locked, count} = useStore(draft)
 	const most = useStore(app).capabilities?.limits.images_per_job
 	return html`<div class="seed">
-		<${NumberField} label=${t.seed} min=${0} value=${seed} placeholder=${t.randomSeed}
-			onChange=${value => draft.set({seed: value, locked: value !== undefined})} />
+		<${NumberField} label=${t.seed} min=${0} value=${seed} placeholder=${t.randomSeed} onChange=${value => draft.set({seed: value, locked: value !== undefined})} />
 		<div class="row seed-buttons">
-			<${Button} kind="quiet" icon=${locked ? "lock" : "unlock"} label=${locked ? t.unlockSeed : t.lockSeed}
-				aria-pressed=${locked} onClick=${() =>
-					draft.set({locked: !locked, ...(seed === undefined ? {seed: randomSeed()} : {})})} />
+			<${Button} kind="quiet" icon=${locked ? "lock" : "unlock"} label=${locked ? t.unlockSeed : t.lockSeed} aria-pressed=${locked} onClick=${() => draft.set({locked: !locked, ...(seed === undefined ? {seed: randomSeed()} : {})})} />
 			<${Button} kind="quiet" icon="dice" label=${t.roll} onClick=${() => draft.set({seed: randomSeed()})} />
 		</div>
-		<${NumberField} label=${t.count} min=${1} max=${most} value=${count} placeholder="1"
-			onChange=${value => draft.set({count: value})} />
+		<${NumberField} label=${t.count} min=${1} max=${most} value=${count} placeholder="1" onChange=${value => draft.set({count: value})} />
 	</div>`
 }

@@ -17,10 +17,8 @@ export const Thumbs = ({images, selected, onSelect}) => html`<ul class="tiles ga
 		${images.map(item => {
 			const key = keyOf(item)
 			return html`<li key=${key}>
-				<button type="button" class="gallery-item cover" aria-pressed=${key === selected}
-					onClick=${() => onSelect(item)}>
-					<img src=${item.image.url} alt=${t.imageOf(item.image.settings.prompt, item.image.seed)} loading="lazy"
-						width=${item.image.width} height=${item.image.height} />
+				<button type="button" class="gallery-item cover" aria-pressed=${key === selected} onClick=${() => onSelect(item)}>
+					<img src=${item.image.url} alt=${t.imageOf(item.image.settings.prompt, item.image.seed)} loading="lazy" width=${item.image.width} height=${item.image.height} />
 				</button>
 			</li>`
 		})}

@@ -53,17 +53,14 @@ export function Stack({prompt, onPrompt}) {
 					<div class="row">
 						<span class="lora-name grow clip" title=${name}>${name}</span>
 						${loras && !lora && html`<span class="badge badge-bad">${t.missing}</span>`}
-						<${Button} kind="quiet" size="small" icon="sliders" label=${t.apart(name)} aria-expanded=${apart}
-							onClick=${() => setOpen(open === index ? null : index)} />
-						<${Button} kind="quiet" size="small" icon="close" label=${t.removeLora(name)}
-							onClick=${() => onPrompt(removeTag(prompt, index))} />
+						<${Button} kind="quiet" size="small" icon="sliders" label=${t.apart(name)} aria-expanded=${apart} onClick=${() => setOpen(open === index ? null : index)} />
+						<${Button} kind="quiet" size="small" icon="close" label=${t.removeLora(name)} onClick=${() => onPrompt(removeTag(prompt, index))} />
 					</div>
 					${
 						apart
 							? html`<${Slider} label=${t.textEncoder} min=${-1} max=${2} value=${tag.te} onChange=${te => set({te})} />
 								<${Slider} label=${t.denoiser} min=${-1} max=${2} value=${tag.unet} onChange=${unet => set({unet})} />`
-							: html`<${Slider} label=${t.strengthOf(name)} hideLabel min=${-1} max=${2} value=${tag.unet}
-								onChange=${value => set({te: value, unet: value})} />`
+							: html`<${Slider} label=${t.strengthOf(name)} hideLabel min=${-1} max=${2} value=${tag.unet} onChange=${value => set({te: value, unet: value})} />`
 					}
 				</div>
 			</li>`
@@ -87,16 +84,11 @@ export function Triggers({prompt, onPrompt}) {
 	const visible = all ? words : words.slice(0, 8)
 	return html`<div class="row wrap triggers" role="group" aria-label=${t.triggers}>
 		${visible.map(
-			word => html`<button key=${word} type="button" class="chip" aria-pressed=${hasWord(prompt, word)}
-				onClick=${() => onPrompt(toggleWord(prompt, word))}>
+			word => html`<button key=${word} type="button" class="chip" aria-pressed=${hasWord(prompt, word)} onClick=${() => onPrompt(toggleWord(prompt, word))}>
 			<span class="clip">${word}</span>
 		</button>`
 		)}
-		${
-			words.length > 8 &&
-			html`<button type="button" class="chip"
-			onClick=${() => setAll(!all)}>${all ? t.fewer : t.moreWords(words.length - 8)}</button>`
-		}
+		${words.length > 8 && html`<button type="button" class="chip" onClick=${() => setAll(!all)}>${all ? t.fewer : t.moreWords(words.length - 8)}</button>`}
 	</div>`
 }
 
@@ -131,8 +123,7 @@ export function Picker({prompt, onPrompt, model}) {
 	return html`<div class="stack lora-picker">
 		${
 			(loras?.length ?? 0) > 4 &&
-			html`<${Search} id="lora-search" placeholder=${t.search} aria-label=${t.search} value=${query}
-				onChange=${setQuery} />`
+			html`<${Search} id="lora-search" placeholder=${t.search} aria-label=${t.search} value=${query} onChange=${setQuery} />`
 		}
 		${loras?.length === 0 && html`<p class="muted small">${t.noLoras} <a href="#/library">${texts.nav.library}</a></p>`}
 		<ul class="tiles lora-cards">
@@ -146,12 +137,7 @@ export function Picker({prompt, onPrompt, model}) {
 						aria-pressed=${index >= 0}
 						disabled=${Boolean(lora.error)}
 						title=${[lora.description, why].filter(Boolean).join(" ") || printable(lora.path)}
-						onClick=${() =>
-							onPrompt(
-								index >= 0
-									? removeTag(prompt, index)
-									: addTag(prompt, tagName(lora, loras), lora.preferred_strength ?? 1)
-							)}
+						onClick=${() => onPrompt(index >= 0 ? removeTag(prompt, index) : addTag(prompt, tagName(lora, loras), lora.preferred_strength ?? 1))}
 					>
 						<span class="lora-card-image cover"><${LoraImage} lora=${lora} name=${lora.name} /></span>
 						<span class="lora-card-name clip">${lora.display_name}</span>
@@ -161,17 +147,12 @@ export function Picker({prompt, onPrompt, model}) {
 				</li>`
 			})}
 		</ul>
-		${
-			shown.length > limit &&
-			html`<${Button} size="small"
-			onClick=${() => setLimit(limit + 48)}>${t.moreLoras(shown.length - limit)}<//>`
-		}
+		${shown.length > limit && html`<${Button} size="small" onClick=${() => setLimit(limit + 48)}>${t.moreLoras(shown.length - limit)}<//>`}
 		${
 			hidden.length > 0 &&
 			html`<p class="small muted">
 			${everything ? t.allShown : t.hidden(hidden.length, reasons.join(", "))}
-			${" "}<button type="button" class="link"
-				onClick=${() => setEverything(!everything)}>${everything ? t.hideAgain : t.showAll}</button>
+			${" "}<button type="button" class="link" onClick=${() => setEverything(!everything)}>${everything ? t.hideAgain : t.showAll}</button>
 		</p>`
 		}
 	</div>`

@@ -33,28 +33,20 @@ export function Running({job}) {
 	const height = job.settings.height ?? 1
 	return html`<figure class="stage" data-job=${job.id}>
 		<div class="stage-image" style=${{"--ratio": `${width} / ${height}`}}>
-			${
-				progress?.preview
-					? html`<img src=${progress.preview} alt=${t.preview} />`
-					: html`<div class="stage-cloth"><${Loom} name=${job.id} percent=${percent ?? 0} /></div>`
-			}
+			${progress?.preview ? html`<img src=${progress.preview} alt=${t.preview} />` : html`<div class="stage-cloth"><${Loom} name=${job.id} percent=${percent ?? 0} /></div>`}
 		</div>
 		<figcaption class="stack stage-caption">
 			<${Thread} percent=${job.state === "queued" ? 0 : percent} label=${t.progress} />
 			<div class="row spread">
 				<span class="num">${statusOf(job, progress)}</span>
 				<span class="muted num">${progress?.eta ? t.left(duration(progress.eta)) : ""}</span>
-				<${Button} size="small" icon="stop" disabled=${job.cancel_requested}
-					onClick=${() => cancelJob(job.id).catch(showError)}>${t.cancel}<//>
+				<${Button} size="small" icon="stop" disabled=${job.cancel_requested} onClick=${() => cancelJob(job.id).catch(showError)}>${t.cancel}<//>
 			</div>
 		</figcaption>
 	</figure>`
 }
 
-/**
- * The settings of an image, with its LoRAs as tags in the prompt.
- * @param {{ job: Job, image: { settings: ImageSettings } }} item
- */
+/** The settings of an image, with its LoRAs as tags in the prompt. @param {{ job: Job, image: { settings: ImageSettings } }} item */
 export function promptOf({job, image}) {
 	const prompt = image.settings.prompt ?? ""
 	const tagged = new Set(parseTags(prompt).map(tag => tag.name))
@@ -95,16 +87,11 @@ export function Finished({item}) {
 		<figcaption class="stack stage-caption">
 			<div class="row wrap">
 				<${Button} size="small" icon="reuse" onClick=${() => reuseSettings(item)}>${t.use}<//>
-				${
-					(job.result?.loras?.length ?? 0) > 0 &&
-					html`<${Button} size="small" icon="compare" href=${href("compare", place)}>${t.compare}<//>`
-				}
+				${(job.result?.loras?.length ?? 0) > 0 && html`<${Button} size="small" icon="compare" href=${href("compare", place)}>${t.compare}<//>`}
 				<${Button} size="small" icon="edit" href=${href("edit", place)}>${texts.nav.edit}<//>
 				<span class="grow"></span>
-				<${Button} size="small" kind="quiet" icon="download" label=${texts.actions.download} href=${image.url}
-					download=${`${job.id}-${image.file}`} />
-				<${Button} size="small" kind="quiet" icon="trash" label=${texts.actions.delete}
-					onClick=${() => removeImage(item)} />
+				<${Button} size="small" kind="quiet" icon="download" label=${texts.actions.download} href=${image.url} download=${`${job.id}-${image.file}`} />
+				<${Button} size="small" kind="quiet" icon="trash" label=${texts.actions.delete} onClick=${() => removeImage(item)} />
 			</div>
 			<${Details} item=${item} />
 		</figcaption>
@@ -131,30 +118,19 @@ function Details({item: {job, image}}) {
 		${loras.map(
 			lora => html`<div class="row wrap details-lora">
 			<span class="clip">${nameOf(lora.name)}</span>
-			<span class="muted num">${
-				lora.te === lora.unet ? strength(lora.unet) : `te ${strength(lora.te)}, unet ${strength(lora.unet)}`
-			}</span>
-			<span class=${
-				lora.modules ? "badge badge-good" : "badge badge-bad"
-			}>${t.changed(lora.modules, lora.modules_in_model)}</span>
+			<span class="muted num">${lora.te === lora.unet ? strength(lora.unet) : `te ${strength(lora.te)}, unet ${strength(lora.unet)}`}</span>
+			<span class=${lora.modules ? "badge badge-good" : "badge badge-bad"}>${t.changed(lora.modules, lora.modules_in_model)}</span>
 		</div>`
 		)}
 		<details class="fold">
-			<summary>${t.details}${
-				job.result?.seconds ? html` <span class="muted">${t.made(duration(job.result.seconds))}</span>` : ""
-			}</summary>
+			<summary>${t.details}${job.result?.seconds ? html` <span class="muted">${t.made(duration(job.result.seconds))}</span>` : ""}</summary>
 			<dl class="tiles facts">
-				${rows
-					.filter(([, value]) => value !== undefined && value !== "" && value !== null)
-					.map(([label, value]) => html`<div><dt>${label}</dt><dd class="num">${value}</dd></div>`)}
+				${rows.filter(([, value]) => value !== undefined && value !== "" && value !== null).map(([label, value]) => html`<div><dt>${label}</dt><dd class="num">${value}</dd></div>`)}
 			</dl>
 		</details>
 	</div>`
 }
 
 export const Nothing = () => html`<${Empty} name="loom" title=${t.emptyTitle} text=${t.emptyText}>
-	${t.examples.map(
-		example => html`<button type="button" class="chip"
-		onClick=${() => draft.set({prompt: example})}>${example}</button>`
-	)}
+	${t.examples.map(example => html`<button type="button" class="chip" onClick=${() => draft.set({prompt: example})}>${example}</button>`)}
 <//>`

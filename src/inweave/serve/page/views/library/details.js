@@ -61,14 +61,9 @@ export function Details({id, twins, onClose}) {
 				${lora.description && html`<p>${lora.description}</p>`}
 				<${Facts} lora=${lora} />
 				<div class="row wrap">
-					<${Button} kind="primary"
-						onClick=${() => navigate("generate", {prompt: formatTag(tagName(lora, app.get().loras), strength, strength)})}>${t.use}<//>
+					<${Button} kind="primary" onClick=${() => navigate("generate", {prompt: formatTag(tagName(lora, app.get().loras), strength, strength)})}>${t.use}<//>
 					<${Button} icon="download" href=${address(`/v1/loras/${lora.id}/file`)} download>${texts.actions.download}<//>
-					${
-						lora.removable &&
-						html`<${Button} kind="danger" icon="trash"
-						onClick=${() => setAsking(true)}>${texts.actions.delete}<//>`
-					}
+					${lora.removable && html`<${Button} kind="danger" icon="trash" onClick=${() => setAsking(true)}>${texts.actions.delete}<//>`}
 				</div>
 			</div>
 		</div>
@@ -83,10 +78,7 @@ export function Details({id, twins, onClose}) {
 			same.length > 0 &&
 			html`<section>
 				<h3>${t.sameContents}</h3>
-				<p class="row wrap">${same.map(
-					each => html`<a href=${href("library", {lora: each.id})}>
-					${printable(each.path)}</a>`
-				)}</p>
+				<p class="row wrap">${same.map(each => html`<a href=${href("library", {lora: each.id})}>${printable(each.path)}</a>`)}</p>
 			</section>`
 		}
 		<${Words} lora=${lora} />
@@ -98,18 +90,11 @@ export function Details({id, twins, onClose}) {
 			html`<details class="fold">
 				<summary>${t.metadata(Object.keys(lora.metadata).length)}</summary>
 				<dl class="library-metadata">
-					${Object.entries(lora.metadata).map(
-						([name, value]) => html`<div><dt>${name}</dt>
-						<dd class="mono">${String(value).slice(0, 2000)}</dd></div>`
-					)}
+					${Object.entries(lora.metadata).map(([name, value]) => html`<div><dt>${name}</dt><dd class="mono">${String(value).slice(0, 2000)}</dd></div>`)}
 				</dl>
 			</details>`
 		}
-		${
-			asking &&
-			html`<${Confirm} title=${t.deleteTitle(lora.display_name)} text=${t.deleteText}
-			confirm=${texts.actions.delete} onConfirm=${remove} onClose=${() => setAsking(false)} />`
-		}
+		${asking && html`<${Confirm} title=${t.deleteTitle(lora.display_name)} text=${t.deleteText} confirm=${texts.actions.delete} onConfirm=${remove} onClose=${() => setAsking(false)} />`}
 	<//>`
 }
 
@@ -129,12 +114,7 @@ function Facts({lora}) {
 		[t.notes, lora.notes ?? ""]
 	]
 	return html`<dl class="library-facts">
-		${rows
-			.filter(([, value]) => value !== "")
-			.map(
-				([name, value]) => html`<div><dt>${name}</dt>
-			<dd>${value}</dd></div>`
-			)}
+		${rows.filter(([, value]) => value !== "").map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
 	</dl>`
 }
 
@@ -153,10 +133,7 @@ function Words({lora}) {
 		html`<section>
 			<h3>${t.triggers}</h3>
 			<p class="row wrap">
-				${list.slice(0, 40).map(
-					word => html`<button type="button" class="chip" title=${t.copy}
-					onClick=${() => copy(word)}>${word}</button>`
-				)}
+				${list.slice(0, 40).map(word => html`<button type="button" class="chip" title=${t.copy} onClick=${() => copy(word)}>${word}</button>`)}
 				${list.length > 40 && html`<span class="muted small">${t.moreWords(list.length - 40)}</span>`}
 			</p>
 		</section>`
@@ -174,8 +151,7 @@ const Hashes = ({lora}) => html`<section>
 						.map(
 							([name, hash]) => html`<div>
 								<dt>${t.hashNames[name] ?? name}</dt>
-								<dd><button type="button" class="library-hash mono" title=${t.copy}
-									onClick=${() => copy(String(hash))}>${hash}</button></dd>
+								<dd><button type="button" class="library-hash mono" title=${t.copy} onClick=${() => copy(String(hash))}>${hash}</button></dd>
 							</div>`
 						)}
 				</dl>`
@@ -213,13 +189,9 @@ function Convert({lora}) {
 				(result.error
 					? html`<p class="field-error library-lines">${result.error}</p>`
 					: html`<div class="library-answer">
-							<${Button} kind="primary" icon="download" href=${result.url}
-								download=${result.file}>${t.downloadAs(result.file, bytes(result.bytes))}<//>
+							<${Button} kind="primary" icon="download" href=${result.url} download=${result.file}>${t.downloadAs(result.file, bytes(result.bytes))}<//>
 							${[...result.notes, ...result.warnings].map(line => html`<p class="muted small">${line}</p>`)}
-							${
-								result.dropped.length > 0 &&
-								html`<p class="field-error">${t.leftOut(result.dropped.length, result.dropped[0].reason)}</p>`
-							}
+							${result.dropped.length > 0 && html`<p class="field-error">${t.leftOut(result.dropped.length, result.dropped[0].reason)}</p>`}
 						</div>`)
 			}
 		</div>

@@ -37,27 +37,16 @@ export function Fit({lora}) {
 			<${Field} label=${t.target}>
 				${id => html`<select id=${id} class="input" value=${target} onChange=${e => setTarget(e.currentTarget.value)}>
 					<optgroup label=${t.models}>
-						${capabilities?.models.map(
-							({name}) => html`<option value=${`model:${name}`}
-							selected=${target === `model:${name}`}>${name}</option>`
-						)}
+						${capabilities?.models.map(({name}) => html`<option value=${`model:${name}`} selected=${target === `model:${name}`}>${name}</option>`)}
 					</optgroup>
 					<optgroup label=${t.bases}>
-						${capabilities?.bases?.map(
-							name => html`<option value=${`base:${name}`}
-							selected=${target === `base:${name}`}>${name}</option>`
-						)}
+						${capabilities?.bases?.map(name => html`<option value=${`base:${name}`} selected=${target === `base:${name}`}>${name}</option>`)}
 					</optgroup>
 				</select>`}
 			<//>
 			<${Button} type="submit" busy=${busy}>${t.check}<//>
 		</form>
-		<div role="status">${
-			answer &&
-			(answer.error
-				? html`<p class="field-error">${answer.error}</p>`
-				: html`<${Verdict} verdict=${answer.verdict} name=${answer.model ?? answer.base} />`)
-		}</div>
+		<div role="status">${answer && (answer.error ? html`<p class="field-error">${answer.error}</p>` : html`<${Verdict} verdict=${answer.verdict} name=${answer.model ?? answer.base} />`)}</div>
 	</section>`
 }
 
@@ -67,9 +56,7 @@ function Verdict({verdict, name}) {
 	return html`<div class="library-answer">
 		<p class=${verdict.ok ? "library-verdict library-fits" : "library-verdict"}>
 			<${Icon} name=${verdict.ok ? "check" : "warning"} />
-			<span>${
-				verdict.ok ? t.fits(name, verdict.tensors) : (verdict.error ?? t.fitsNot(name, verdict.placed, verdict.tensors))
-			}</span>
+			<span>${verdict.ok ? t.fits(name, verdict.tensors) : (verdict.error ?? t.fitsNot(name, verdict.placed, verdict.tensors))}</span>
 		</p>
 		${verdict.nonfinite.length > 0 && html`<p class="field-error">${t.nonfinite(verdict.nonfinite.length)}</p>`}
 		${verdict.warnings.map(line => html`<p class="muted small">${line}</p>`)}
@@ -77,27 +64,14 @@ function Verdict({verdict, name}) {
 			findings.length > 0 &&
 			html`<details class="fold" open=${findings.length < 10}>
 				<summary>${t.unused(findings.length)}</summary>
-				<${Rows} columns=${t.findingColumns} rows=${findings.map(each => [
-					each.module || each.keys[0],
-					each.kind,
-					each.reason,
-					each.nearest ?? (each.expected ? each.expected.join(" × ") : "")
-				])}
-					/>
+				<${Rows} columns=${t.findingColumns} rows=${findings.map(each => [each.module || each.keys[0], each.kind, each.reason, each.nearest ?? (each.expected ? each.expected.join(" × ") : "")])} />
 			</details>`
 		}
 		${
 			verdict.placements.length > 0 &&
 			html`<details class="fold">
 				<summary>${t.placements(verdict.placed)}</summary>
-				<${Rows} columns=${t.placementColumns}
-					rows=${verdict.placements.map(each => [
-						each.keys.join("\n"),
-						each.component,
-						each.tensor + (each.rows ? ` ${t.rows(each.rows[0], each.rows[0] + each.rows[1] - 1)}` : ""),
-						each.shape.join(" × "),
-						each.algorithm
-					])} />
+				<${Rows} columns=${t.placementColumns} rows=${verdict.placements.map(each => [each.keys.join("\n"), each.component, each.tensor + (each.rows ? ` ${t.rows(each.rows[0], each.rows[0] + each.rows[1] - 1)}` : ""), each.shape.join(" × "), each.algorithm])} />
 			</details>`
 		}
 	</div>`
@@ -109,24 +83,13 @@ function Rows({columns, rows}) {
 	const [limit, setLimit] = useState(ROWS)
 	const matching = query ? rows.filter(row => row.join("\n").toLowerCase().includes(query.toLowerCase())) : rows
 	return html`<div class="stack">
-		${
-			rows.length > 10 &&
-			html`<${Search} aria-label=${t.filterRows} placeholder=${t.filterRows} value=${query}
-			onChange=${setQuery} />`
-		}
+		${rows.length > 10 && html`<${Search} aria-label=${t.filterRows} placeholder=${t.filterRows} value=${query} onChange=${setQuery} />`}
 		<div class="library-scroll library-rows" tabindex="0" role="region" aria-label=${columns[0]}>
 			<table class="library-table">
 				<thead><tr>${columns.map(name => html`<th scope="col">${name}</th>`)}</tr></thead>
-				<tbody>${matching.slice(0, limit).map(
-					row => html`<tr>
-					${row.map((cell, index) => html`<td class=${index === 0 ? "mono library-lines" : "mono"}>${cell}</td>`)}</tr>`
-				)}</tbody>
+				<tbody>${matching.slice(0, limit).map(row => html`<tr>${row.map((cell, index) => html`<td class=${index === 0 ? "mono library-lines" : "mono"}>${cell}</td>`)}</tr>`)}</tbody>
 			</table>
 		</div>
-		${
-			matching.length > limit &&
-			html`<${Button} size="small"
-			onClick=${() => setLimit(limit + ROWS)}>${t.more(matching.length - limit)}<//>`
-		}
+		${matching.length > limit && html`<${Button} size="small" onClick=${() => setLimit(limit + ROWS)}>${t.more(matching.length - limit)}<//>`}
 	</div>`
 }

@@ -57,24 +57,11 @@ export function Uploads() {
 			each => html`<div key=${each.key} class="card row library-upload">
 				<${Icon} name=${{waiting: "upload", sending: "upload", added: "check", refused: "warning"}[each.state]} />
 				<div class="grow">
-					<p class="clip">${
-						each.state === "added" ? html`<a href=${href("library", {lora: each.id})}>${each.name}</a>` : each.name
-					} <span class="muted small">${bytes(each.size)}</span></p>
-					${
-						each.state === "sending"
-							? html`<${Thread} percent=${null} label=${t.sending} />`
-							: html`<p class=${
-									each.state === "refused" ? "field-error" : "muted small"
-								}>${each.reason ?? t.states[each.state]}</p>`
-					}
+					<p class="clip">${each.state === "added" ? html`<a href=${href("library", {lora: each.id})}>${each.name}</a>` : each.name} <span class="muted small">${bytes(each.size)}</span></p>
+					${each.state === "sending" ? html`<${Thread} percent=${null} label=${t.sending} />` : html`<p class=${each.state === "refused" ? "field-error" : "muted small"}>${each.reason ?? t.states[each.state]}</p>`}
 				</div>
 			</div>`
 		)}
-		${
-			list.length > 0 &&
-			!busy &&
-			html`<${Button} size="small" kind="quiet"
-			onClick=${() => uploads.set({list: []})}>${t.clear}<//>`
-		}
+		${list.length > 0 && !busy && html`<${Button} size="small" kind="quiet" onClick=${() => uploads.set({list: []})}>${t.clear}<//>`}
 	</section>`
 }

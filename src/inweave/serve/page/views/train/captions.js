@@ -12,13 +12,7 @@ const tagsOf = caption =>
 		.map(tag => tag.trim())
 		.filter(Boolean)
 
-/**
- * A caption after an edit.
- * @param {string} mode
- * @param {string} caption
- * @param {string} text
- * @param {string} other replaces it
- */
+/** A caption after an edit. @param {string} mode @param {string} caption @param {string} text @param {string} other replaces it */
 export function edited(mode, caption, text, other) {
 	const now = caption.trim()
 	if (!text) return caption
@@ -82,10 +76,6 @@ export function BulkCaptions() {
 				</div>`
 			}
 		</form>
-		${
-			undo.length > 0 &&
-			html`<${Button} size="small" icon="undo"
-			onClick=${() => undoCaptions().catch(showError)}>${words.undo(undo.at(-1)?.label ?? "")}<//>`
-		}
+		${undo.length > 0 && html`<${Button} size="small" icon="undo" onClick=${() => undoCaptions().catch(showError)}>${words.undo(undo.at(-1)?.label ?? "")}<//>`}
 	</details>`
 }

@@ -54,17 +54,10 @@ export function LossChart({points, total}) {
 				figure(newest.loss_average ?? 0),
 				figure(Math.min(...finite.map(each => each.loss_average ?? 0)))
 			)}>
-				${[0.25, 0.5, 0.75].map(
-					share => html`<line class="train-grid" x1="0" x2=${WIDTH} y1=${HEIGHT * share}
-					y2=${HEIGHT * share} />`
-				)}
+				${[0.25, 0.5, 0.75].map(share => html`<line class="train-grid" x1="0" x2=${WIDTH} y1=${HEIGHT * share} y2=${HEIGHT * share} />`)}
 				<polyline class="train-loss" points=${line("loss")} />
 				<polyline class="train-average" points=${line("loss_average")} />
-				${
-					place !== null &&
-					html`<line class="train-cursor" x1=${across(at.step)} x2=${across(at.step)} y1="0"
-					y2=${HEIGHT} />`
-				}
+				${place !== null && html`<line class="train-cursor" x1=${across(at.step)} x2=${across(at.step)} y1="0" y2=${HEIGHT} />`}
 			</svg>
 			<span class="train-axis train-axis-top num" aria-hidden="true">${figure(top)}</span>
 		</div>

@@ -43,19 +43,12 @@ export function Images({dataset}) {
 			html`<section key=${bucket} class="train-bucket">
 				<h3>${bucket === "?" ? t.planning : bucket ? t.bucket(bucket, images.length) : t.tooSmall(images.length)}</h3>
 				<ul class="tiles train-images">
-					${shown.map(
-						each => html`<${Card} key=${each.name} dataset=${dataset} image=${each}
-						crop=${known ? crops.get(each.name) : undefined} />`
-					)}
+					${shown.map(each => html`<${Card} key=${each.name} dataset=${dataset} image=${each} crop=${known ? crops.get(each.name) : undefined} />`)}
 				</ul>
 			</section>`
 		)
 	})}
-	${
-		dataset.pictures.length > limit &&
-		html`<${Button} onClick=${() => setLimit(limit + PAGE)}>
-		${texts.actions.more} (${dataset.pictures.length - limit})<//>`
-	}`
+	${dataset.pictures.length > limit && html`<${Button} onClick=${() => setLimit(limit + PAGE)}>${texts.actions.more} (${dataset.pictures.length - limit})<//>`}`
 }
 
 /** @param {CardProps} props */
@@ -68,11 +61,7 @@ function Card({dataset, image, crop}) {
 				<img src=${thumbnail(dataset.id, image)} alt=${image.caption || name} loading="lazy" decoding="async" />
 				${crop?.bucket && html`<span class="train-window" style=${windowOf(crop)}></span>`}
 			</div>
-			${
-				!dataset.built_in &&
-				html`<${Button} kind="plain" size="small" icon="trash" class="train-remove"
-				label=${t.remove(name)} onClick=${() => removeImage(image.name).catch(showError)} />`
-			}
+			${!dataset.built_in && html`<${Button} kind="plain" size="small" icon="trash" class="train-remove" label=${t.remove(name)} onClick=${() => removeImage(image.name).catch(showError)} />`}
 		</div>
 		${lost > 0 && html`<span class=${lost > 25 ? "badge badge-warning" : "badge"}>${t.cropped(lost)}</span>`}
 		<textarea
@@ -103,23 +92,8 @@ export function UploadProgress() {
 	if (!uploads) return null
 	const {total, done, failures} = uploads
 	return html`<div class="stack train-uploads" role="status">
-		${
-			done < total &&
-			html`<p class="small">${t.sending(done, total)}</p>
-			<${Thread} percent=${(100 * done) / total} label=${t.sending(done, total)} />`
-		}
-		${
-			failures.length > 0 &&
-			html`<ul class="stack">${failures.map(
-				each => html`<li class="field-error row"><${Icon} name="warning" />
-			<span>${each.name}: ${each.message}</span></li>`
-			)}</ul>`
-		}
-		${
-			done >= total &&
-			failures.length > 0 &&
-			html`<${Button} size="small"
-			onClick=${() => desk.set({uploads: null})}>${texts.actions.dismiss}<//>`
-		}
+		${done < total && html`<p class="small">${t.sending(done, total)}</p><${Thread} percent=${(100 * done) / total} label=${t.sending(done, total)} />`}
+		${failures.length > 0 && html`<ul class="stack">${failures.map(each => html`<li class="field-error row"><${Icon} name="warning" /><span>${each.name}: ${each.message}</span></li>`)}</ul>`}
+		${done >= total && failures.length > 0 && html`<${Button} size="small" onClick=${() => desk.set({uploads: null})}>${texts.actions.dismiss}<//>`}
 	</div>`
 }

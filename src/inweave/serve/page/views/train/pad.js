@@ -117,23 +117,15 @@ export function Pad({onAdd, onClose, added}) {
 	}
 	return html`<${Dialog} title=${words.title} onClose=${onClose} wide>
 		<form class="train-pad" onSubmit=${submits(add)}>
-			<canvas ref=${canvas} width=${SIDE} height=${SIDE} role="img" aria-label=${words.canvas(count)}
-				onPointerDown=${begin}></canvas>
+			<canvas ref=${canvas} width=${SIDE} height=${SIDE} role="img" aria-label=${words.canvas(count)} onPointerDown=${begin}></canvas>
 			<div class="stack grow">
 				<p>${words.text}</p>
 				<div class="row wrap" role="radiogroup" aria-label=${words.color}>
-					${COLORS.map(
-						(each, index) => html`<label key=${each} class="train-color" style=${{"--color": each}}>
-						<input type="radio" name="pad-color" checked=${each === color} aria-label=${words.colors[index]}
-						onChange=${() => setColor(each)} /></label>`
-					)}
+					${COLORS.map((each, index) => html`<label key=${each} class="train-color" style=${{"--color": each}}><input type="radio" name="pad-color" checked=${each === color} aria-label=${words.colors[index]} onChange=${() => setColor(each)} /></label>`)}
 				</div>
 				<${Slider} label=${words.size} min=${2} max=${40} step=${1} value=${size} onChange=${setSize} />
 				<div class="row wrap" role="group" aria-label=${words.stamp}>
-					${Object.keys(STAMPS).map(
-						name => html`<button key=${name} type="button" class="chip"
-						onClick=${() => stamp(name)}>${words.stamps[name]}</button>`
-					)}
+					${Object.keys(STAMPS).map(name => html`<button key=${name} type="button" class="chip" onClick=${() => stamp(name)}>${words.stamps[name]}</button>`)}
 				</div>
 				<div class="row wrap">
 					<${Button} size="small" icon="undo" disabled=${!count} onClick=${() => clear(-1)}>${texts.actions.undo}<//>
@@ -141,8 +133,7 @@ export function Pad({onAdd, onClose, added}) {
 				</div>
 				<${Text} label=${words.caption} value=${caption} onChange=${setCaption} required maxlength="300" />
 				<div class="row wrap">
-					<${Button} kind="primary" type="submit" icon="plus" busy=${busy}
-						disabled=${!count}>${words.add(added + 1)}<//>
+					<${Button} kind="primary" type="submit" icon="plus" busy=${busy} disabled=${!count}>${words.add(added + 1)}<//>
 					<${Button} onClick=${onClose}>${words.done}<//>
 				</div>
 				<p class="small muted" role="status">${words.added(added)}</p>

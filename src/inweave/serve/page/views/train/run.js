@@ -105,8 +105,7 @@ export function Run({id}) {
 		}
 	}, [id])
 	if (gone && !job)
-		return html`<${Empty} name=${id} title=${t.run.gone} text=${gone}>
-			<${Button} href=${href("train")}>${t.run.back}<//><//>`
+		return html`<${Empty} name=${id} title=${t.run.gone} text=${gone}><${Button} href=${href("train")}>${t.run.back}<//><//>`
 	if (!job) return html`<h1 class="visually-hidden">${t.title}</h1>`
 	const words = t.run
 	const ended = FINAL.has(job.state)
@@ -135,41 +134,21 @@ export function Run({id}) {
 	return html`<header class="view-head">
 			<div>
 				<h1>${name}</h1>
-				<p><span class=${`badge ${BADGES[job.state] ?? ""}`}>${
-					words.states[job.cancel_requested && !ended ? "pausing" : job.state]
-				}</span> ${job.model}
+				<p><span class=${`badge ${BADGES[job.state] ?? ""}`}>${words.states[job.cancel_requested && !ended ? "pausing" : job.state]}</span> ${job.model}
 					${job.dataset && html` · <a href=${href("train", {dataset: job.dataset})}>${words.dataset}</a>`}</p>
 			</div>
 			<div class="row wrap">
-				${
-					newest !== undefined &&
-					html`<${Button} kind="primary" icon="generate" busy=${busy === "use"}
-					onClick=${() => act("use", () => use(newest))}>${words.use}<//>`
-				}
-				${
-					!ended &&
-					html`<${Button} icon="pause" disabled=${job.cancel_requested}
-					onClick=${() => act("pause", pause)}>${words.pause}<//>`
-				}
-				${
-					["failed", "cancelled"].includes(job.state) &&
-					html`<${Button} icon="play" busy=${busy === "resume"}
-					onClick=${() => act("resume", () => retryJob(id).then(go))}>${at.step ? words.resume : words.again}<//>`
-				}
+				${newest !== undefined && html`<${Button} kind="primary" icon="generate" busy=${busy === "use"} onClick=${() => act("use", () => use(newest))}>${words.use}<//>`}
+				${!ended && html`<${Button} icon="pause" disabled=${job.cancel_requested} onClick=${() => act("pause", pause)}>${words.pause}<//>`}
+				${["failed", "cancelled"].includes(job.state) && html`<${Button} icon="play" busy=${busy === "resume"} onClick=${() => act("resume", () => retryJob(id).then(go))}>${at.step ? words.resume : words.again}<//>`}
 				${ended && at.step > 0 && html`<${Button} icon="plus" onClick=${() => setExtending(true)}>${words.extend}<//>`}
 			</div>
 		</header>
-		${
-			job.error &&
-			html`<p class="train-problem field-error row" role="alert"><${Icon} name="warning" />
-			<span>${job.error.message} ${texts.queue.advice[job.error.code] ?? ""}</span></p>`
-		}
+		${job.error && html`<p class="train-problem field-error row" role="alert"><${Icon} name="warning" /><span>${job.error.message} ${texts.queue.advice[job.error.code] ?? ""}</span></p>`}
 		<${Progress} job=${job} at=${at} ended=${ended} />
 		<div class="train-run">
-			<section class="card panel stack"><h2>${words.loss}</h2>
-				<${LossChart} points=${at.points} total=${at.total} /></section>
-			<section class="card panel stack"><h2>${words.samples}</h2>
-				<${Samples} samples=${at.samples} name=${name} prompts=${job.settings.sample_prompts ?? []} /></section>
+			<section class="card panel stack"><h2>${words.loss}</h2><${LossChart} points=${at.points} total=${at.total} /></section>
+			<section class="card panel stack"><h2>${words.samples}</h2><${Samples} samples=${at.samples} name=${name} prompts=${job.settings.sample_prompts ?? []} /></section>
 		</div>
 		${
 			at.checkpoints.length > 0 &&
@@ -179,17 +158,11 @@ export function Run({id}) {
 					.sort((a, b) => b - a)
 					.map(
 						step =>
-							html`<button key=${step} type="button" class="chip"
-								onClick=${() => act("use", () => use(step))}>${words.useStep(step)}</button>`
+							html`<button key=${step} type="button" class="chip" onClick=${() => act("use", () => use(step))}>${words.useStep(step)}</button>`
 					)}</div>
 			</section>`
 		}
-		${
-			at.notes.length > 0 &&
-			html`<details class="fold train-section">
-			<summary>${words.notes(at.notes.length)}</summary>
-			<ul class="train-notes">${at.notes.map(each => html`<li>${each}</li>`)}</ul></details>`
-		}
+		${at.notes.length > 0 && html`<details class="fold train-section"><summary>${words.notes(at.notes.length)}</summary><ul class="train-notes">${at.notes.map(each => html`<li>${each}</li>`)}</ul></details>`}
 		${extending && html`<${Extend} id=${id} done=${at.step} onClose=${() => setExtending(false)} onJob=${go} />`}`
 }
 
@@ -212,21 +185,16 @@ function Progress({job, at, ended}) {
 							.filter(Boolean)
 							.join(" · ")
 					: texts.generate.phases[at.phase]
-	return html`<div class="train-progress"><p class="small num" role="status">${text}</p>
-		<${Thread} percent=${job.state === "queued" ? 0 : percent} label=${texts.generate.progress} /></div>`
+	return html`<div class="train-progress"><p class="small num" role="status">${text}</p><${Thread} percent=${job.state === "queued" ? 0 : percent} label=${texts.generate.progress} /></div>`
 }
 
-/**
- * @param {{ samples: Sample[], name: string, prompts: string[] }} props  the newest, or the one that was
- * scrubbed to
- */
+/** @param {{ samples: Sample[], name: string, prompts: string[] }} props  the newest, or the one that was scrubbed to */
 function Samples({samples, name, prompts}) {
 	const [chosen, setChosen] = useState(/** @type {number | null} */ (null))
 	const steps = useMemo(() => [...new Set(samples.map(each => each.step))].sort((a, b) => a - b), [samples])
 	const words = t.run
 	if (!steps.length)
-		return html`<div class="train-sample-empty"><div class="train-loom"><${Loom} name=${name} percent=${35} /></div>
-			<p class="muted small">${words.noSamples}</p></div>`
+		return html`<div class="train-sample-empty"><div class="train-loom"><${Loom} name=${name} percent=${35} /></div><p class="muted small">${words.noSamples}</p></div>`
 	const place = chosen === null ? steps.length - 1 : Math.max(0, steps.indexOf(chosen))
 	const step = steps[place]
 	/** @param {number} index */
@@ -236,25 +204,18 @@ function Samples({samples, name, prompts}) {
 				.filter(each => each.step === step)
 				.map(
 					each =>
-						html`<figure key=${each.index}><img src=${each.url}
-							alt=${words.sampleOf(prompts[each.index] ?? name, step)} />
-							<figcaption class="small muted clip">
-							${(prompts[each.index] ?? "").replace(/ --\w.*/, "")}</figcaption></figure>`
+						html`<figure key=${each.index}><img src=${each.url} alt=${words.sampleOf(prompts[each.index] ?? name, step)} /><figcaption class="small muted clip">${(prompts[each.index] ?? "").replace(/ --\w.*/, "")}</figcaption></figure>`
 				)}
 		</div>
 		${
 			steps.length > 1 &&
 			html`<label class="small num row train-scrub"><span>${words.step(step)}</span>
-			<input type="range" min="0" max=${steps.length - 1} step="1" value=${place} aria-valuetext=${words.step(step)}
-				style=${{"--to": `${(100 * place) / (steps.length - 1)}%`}}
-				onInput=${e => pick(Number(e.currentTarget.value))} />
+			<input type="range" min="0" max=${steps.length - 1} step="1" value=${place} aria-valuetext=${words.step(step)} style=${{"--to": `${(100 * place) / (steps.length - 1)}%`}} onInput=${e => pick(Number(e.currentTarget.value))} />
 		</label>`
 		}
 		<ol class="train-strip">${steps.map((each, index) => {
 			const first = samples.find(sample => sample.step === each)
-			return html`<li key=${each}><button type="button" aria-label=${words.step(each)}
-				aria-current=${index === place ? "true" : undefined} onClick=${() => pick(index)}>
-				<img src=${first?.url} alt="" loading="lazy" /></button></li>`
+			return html`<li key=${each}><button type="button" aria-label=${words.step(each)} aria-current=${index === place ? "true" : undefined} onClick=${() => pick(index)}><img src=${first?.url} alt="" loading="lazy" /></button></li>`
 		})}</ol>`
 }
 
@@ -277,8 +238,7 @@ function Extend({id, done, onClose, onJob}) {
 		<form class="stack" onSubmit=${submits(submit)}>
 			<p>${words.extendText(done)}</p>
 			<${NumberField} label=${words.extendTo} value=${steps} min=${done + 1} onChange=${setSteps} />
-			<div class="dialog-actions"><${Button} kind="primary" type="submit" busy=${busy}
-				disabled=${!steps || steps <= done}>${words.extend}<//></div>
+			<div class="dialog-actions"><${Button} kind="primary" type="submit" busy=${busy} disabled=${!steps || steps <= done}>${words.extend}<//></div>
 		</form>
 	<//>`
 }

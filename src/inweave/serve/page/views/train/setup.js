@@ -112,8 +112,7 @@ export function Setup({dataset, form}) {
 		onSubmit=${submits(() => (report?.ok ? start() : check()))}
 	>
 		<h2>${words.title}</h2>
-		<${Text} label=${words.name} value=${form.name} required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" maxlength="100"
-			onChange=${name => change({name})} />
+		<${Text} label=${words.name} value=${form.name} required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" maxlength="100" onChange=${name => change({name})} />
 		<${Select}
 			label=${words.base}
 			value=${form.model}
@@ -127,16 +126,13 @@ export function Setup({dataset, form}) {
 			hint=${preset && words.presetHint(preset.settings.steps, preset.settings.rank)}
 			onChange=${value => change({preset: value, overrides: {}})}
 		/>
-		<${Text} label=${words.trigger} hint=${words.triggerHint} value=${form.trigger} maxlength="200"
-			onChange=${trigger => change({trigger})} />
+		<${Text} label=${words.trigger} hint=${words.triggerHint} value=${form.trigger} maxlength="200" onChange=${trigger => change({trigger})} />
 		<details class="fold">
 			<summary>${words.more}</summary>
-			<div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change}
-				/></div>
+			<div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change} /></div>
 		</details>
 		${report ? html`<${Report} report=${report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
-		<${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"}
-			busy=${checking > 0 || starting} disabled=${!dataset.pictures.length || !options}>
+		<${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking > 0 || starting} disabled=${!dataset.pictures.length || !options}>
 			${checking ? words.checking : report?.ok ? words.start : words.check}
 		<//>
 	</form>`
@@ -174,8 +170,7 @@ function More({form, options, preset, change}) {
 				onChange=${value => set(name, value === usual(name) ? undefined : value)}
 			/>`
 		)}
-		<${Text} label=${words.prompts} hint=${words.promptsHint} rows="2" value=${form.prompts}
-			onChange=${prompts => change({prompts})} />`
+		<${Text} label=${words.prompts} hint=${words.promptsHint} rows="2" value=${form.prompts} onChange=${prompts => change({prompts})} />`
 }
 
 /** The trainer's report before a run. @param {{ report: CheckReport }} props */
@@ -189,20 +184,15 @@ function Report({report}) {
 			device &&
 			dataset &&
 			html`<dl>
-				<div><dt>${words.memory}</dt>
-					<dd>${words.of(bytes(estimate.total_bytes), bytes(device.total_bytes), device.name)}</dd></div>
+				<div><dt>${words.memory}</dt><dd>${words.of(bytes(estimate.total_bytes), bytes(device.total_bytes), device.name)}</dd></div>
 				<div><dt>${words.time}</dt><dd>${words.about(duration(estimate.seconds))}</dd></div>
-				<div><dt>${words.steps}</dt>
-					<dd>${words.epochs(estimate.steps, estimate.steps / dataset.steps_per_epoch)}</dd></div>
+				<div><dt>${words.steps}</dt><dd>${words.epochs(estimate.steps, estimate.steps / dataset.steps_per_epoch)}</dd></div>
 				<div><dt>${words.buckets}</dt><dd>${Object.entries(dataset.buckets)
 					.map(([size, n]) => `${size.replace("x", "×")} (${n})`)
 					.join(", ")}</dd></div>
 			</dl>`
 		}
-		${[...(report.warnings ?? []), ...(estimate?.choices ?? [])].map(
-			each => html`<p class="train-warning row">
-			<${Icon} name="info" /><span>${each}</span></p>`
-		)}
+		${[...(report.warnings ?? []), ...(estimate?.choices ?? [])].map(each => html`<p class="train-warning row"><${Icon} name="info" /><span>${each}</span></p>`)}
 		${report.ok && html`<p class="train-good row"><${Icon} name="check" /><span>${words.good}</span></p>`}
 	</section>`
 }

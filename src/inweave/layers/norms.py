@@ -139,7 +139,7 @@ def norm_problem(module: nn.Module) -> str | None:
     base = module.base if isinstance(module, LoraLayer) else module
     weight = base._parameters.get("weight")
     if not isinstance(base, nn.LayerNorm | nn.GroupNorm) or weight is None or weight.dim() != 1:
-        return f"{type(base).__name__} is no LayerNorm or GroupNorm with a weight of one axis"
+        return f"differences are those of LayerNorm and GroupNorm with a weight of one axis, not {type(base).__name__}"
     return None if weight.is_floating_point() else f"its weight is stored as {weight.dtype}"
 
 

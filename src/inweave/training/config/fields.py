@@ -94,6 +94,11 @@ class TrainSettings(CheckedModel):
     )
     rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, per example, as in kohya")
     module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's LoRA, per example")
+    train_norm: bool = _adapter(
+        False,
+        "also train LayerNorm and GroupNorm: those that targets match, or of the blocks with a preset",
+        task="image",
+    )
     lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
         -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
     )

@@ -165,6 +165,8 @@ def read_argument(out: Translation, network: NetworkArgs, name: str, value: Any)
         out.put(theirs, "rank_dropout", scalar)
     elif name == "module_dropout" and network.algorithm in ("lora", "locon") and not network.decomposes and scalar:
         out.put(theirs, "module_dropout", scalar)
+    elif name == "train_norm" and network.is_lycoris and parse_bool(value):
+        out.put(theirs, "train_norm", True)
     elif name in ("conv_dim", "conv_alpha", "factor", "rs_lora"):
         ours = {"conv_dim": "conv_rank", "rs_lora": "rslora", "factor": "lokr_factor"}.get(name, name)
         used = scalar and (name != "factor" or network.algorithm == "lokr")

@@ -26,6 +26,7 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("network_dropout", 0.1, {"hidden_dropout": 0.1}),
     ("network_args", ["rank_dropout=0.1"], {"rank_dropout": 0.1}),
     ("network_args", ["module_dropout=0.1"], {"module_dropout": 0.1}),
+    ("network_args", ["algo=loha", "train_norm=True"], {"network": "loha", "train_norm": True}),
     ("network_weights", "a.safetensors", {"start_from": "a.safetensors"}),
     ("network_module", "networks.lora", {"network": "lora", "targets": "attention-mlp"}),
     ("network_module", "networks.lora_flux", {"network": "lora", "targets": "attention-mlp"}),

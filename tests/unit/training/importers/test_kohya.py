@@ -164,6 +164,14 @@ def test_a_list_of_images_becomes_a_metadata_file(tmp_path: Path) -> None:
     assert c.dataset == {"general": {"num_repeats": 3}, "datasets": [{"subsets": [subset]}]}
 
 
+def test_train_norm_is_that_of_lycoris(tmp_path: Path) -> None:
+    arguments = '["algo=loha", "preset=attn-mlp", "train_norm=True"]'
+    text = re.sub(r"network_args = .*", f"network_args = {arguments}", KOHYA)
+    assert import_config(write_text(tmp_path, text)).config.train_norm
+    text = re.sub(r"network_args = .*", 'network_args = ["algo=loha", "train_norm=False"]', KOHYA)
+    assert not import_config(write_text(tmp_path, text)).config.train_norm
+
+
 @pytest.mark.parametrize(("algorithm", "cored"), [("locon", True), ("loha", False)])
 def test_a_tucker_core_is_that_of_locon(algorithm: str, cored: bool, tmp_path: Path) -> None:
     arguments = f'["algo={algorithm}", "preset=full", "conv_dim=8", "conv_alpha=4", "use_tucker=True"]'

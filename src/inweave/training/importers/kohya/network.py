@@ -30,7 +30,8 @@ _NO_CORE = "only convolutions of LoCon have a Tucker core"
 _WHY = {
     "rank_dropout": "LyCORIS drops outputs, or ranks of a whole batch, by its version and bypass_mode",
     "module_dropout": "only that of LoRA and LoCon is skipped",
-    "train_norm": "normalization layers are not adapted", "use_scalar": "an adapter has no scalar of its own",
+    "train_norm": "no LayerNorm or GroupNorm of this model has weights",
+    "use_scalar": "an adapter has no scalar of its own",
     "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(_CONVOLUTIONS_ONLY, _NO_CORE),
     "train_t5xxl": "T5 is not trained", "rank_dropout_scale": "ranks are scaled by 1 / (1 - rank_dropout)",
     "wd_on_output": "DoRA has one magnitude per output", "exclude_patterns": "modules are left out by rules",
@@ -123,6 +124,8 @@ def _argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> 
         out.note(theirs, "no convolution is trained")
     elif name in _CONVOLUTIONS_ONLY and network.is_lycoris and parse_bool(value) and out.fields["network"] == "locon":
         out.put(theirs, "tucker", True)
+    elif name == "train_norm" and out.family in FLOW and parse_bool(value):
+        out.refuse(theirs, f"{for_message(value)}: {_WHY[name]}")
     elif read_argument(out, network, name, value):
         return
     elif is_off(parse_scalar(value)) or parse_scalar(value) == "all":

@@ -94,11 +94,12 @@ class Request:
 
 def _foreign_options(spec: AdapterSpec) -> list[str]:
     """Return a message for each option that was set but belongs to another algorithm."""
+    own = branch_named(spec.network).options
     changed = {each.name for each in fields(spec) if getattr(spec, each.name) != getattr(AdapterSpec(), each.name)}
     return [
         f"{' and '.join(sorted(options))} belong to {network}; {spec.network} does not use them"
         for network in networks()
-        if network != spec.network and (options := branch_named(network).options) & changed
+        if network != spec.network and (options := (branch_named(network).options - own) & changed)
     ]
 
 

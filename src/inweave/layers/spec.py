@@ -52,7 +52,7 @@ class AdapterSpec:
         factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.
         decompose_both: for LoKr: also make the small factor low-rank if that is smaller. If both factors are full,
             there is no rank to divide alpha by, and the scale is 1.
-        tucker: for LoRA: a core between the factors of convolutions wider than 1x1, as LyCORIS' use_tucker.
+        tucker: a core between the factors of convolutions wider than 1x1, as LyCORIS' use_tucker.
         seed: the seed of the initial values, combined with each module's name.
         dtype: dtype of the new parameters; None: float32, or float64 if the base is float64.
     """

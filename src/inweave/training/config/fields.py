@@ -87,7 +87,7 @@ class TrainSettings(CheckedModel):
     rslora: bool = _adapter(False, "rank-stabilized scaling (rs-LoRA): alpha / sqrt(rank)")
     conv_rank: PositiveInt | None = _adapter(None, "rank of convolutions; none: same as rank, where they are trained")
     conv_alpha: PositiveFloat | None = _adapter(None, "alpha of convolutions; none: their rank")
-    tucker: bool = _adapter(False, "locon: a Tucker core in convolutions wider than 1x1: LyCORIS' use_tucker")
+    tucker: bool = _adapter(False, "a Tucker core in convolutions wider than 1x1: LyCORIS' use_tucker")
     dropout: FractionBelowOne = _adapter(0.0, "dropout probability of the adapter's inputs")
     hidden_dropout: FractionBelowOne = _adapter(
         0.0, "dropout probability between LoRA's factors: kohya's network_dropout"

@@ -67,7 +67,9 @@ def ensure_consistent(config: TrainSettings) -> None:
         f'lokr_factor: needs network = "lokr", not "{c.network}"',
     )  # fmt: skip
     reject_if(
-        c.tucker and c.network != "locon", "tucker network", f'tucker: needs network = "locon", not "{c.network}"'
+        c.tucker and c.network in ("lora", "dora"),
+        "tucker network",
+        f'tucker: needs network = "locon", "loha" or "lokr", not "{c.network}"',
     )
     for name in ("hidden_dropout", "rank_dropout", "module_dropout"):
         reject_if(

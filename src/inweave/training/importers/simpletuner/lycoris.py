@@ -22,7 +22,7 @@ _CLASSES = {
     "QwenImageTransformerBlock": r"transformer_blocks\.\d+\..+", "ZImageTransformerBlock": r"layers\.\d+\..+",
 }  # fmt: skip
 #: options of LyCORIS that are read, or change only how it computes
-_READ = names("algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode train_norm")
+_READ = names("algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode train_norm use_tucker")
 _AT = "lycoris_config"
 
 
@@ -40,9 +40,11 @@ def put_lycoris(out: Translation, table: Mapping[str, Any]) -> None:
     _put_modules(out, table, preset, algorithm)
     if not is_off(table.get("dora_wd", table.get("weight_decompose"))) and algorithm in ("lora", "locon"):
         fields["network"] = "dora"
-    for theirs, ours in (("rs_lora", "rslora"), ("train_norm", "train_norm")):
+    for theirs, ours in (("rs_lora", "rslora"), ("train_norm", "train_norm"), ("use_tucker", "tucker")):
         if not is_off(table.get(theirs)):
             fields[ours] = True
+    if fields.get("tucker") and fields["network"] in ("lora", "dora"):
+        out.refuse(f"{_AT}.use_tucker", f"{for_message(fields['network'])} has no Tucker core")
     for key, value in table.items():
         doubled = key in ("dora_wd", "weight_decompose", "rs_lora") and algorithm in ("lora", "locon")
         plain = key in _READ or doubled or is_off(value) or (key == "multiplier" and parse_number(value) == 1)

@@ -24,7 +24,7 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.exchange.load import load
 from inweave.formats.files import maps_of, refuse_truncated
-from inweave.layers.algorithms import branch_named, hidden_dropout_problem, only_lora, to_branch
+from inweave.layers.algorithms import branch_named, dropout_problem, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import adapter_parts, factors_by_site
@@ -356,14 +356,15 @@ def _layer(site: Site, *, tied: bool) -> LoraLayer:
 
 
 def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch]) -> None:
-    """Raise ConfigError if a branch has dropout between its factors but does not apply them in two steps."""
+    """Raise ConfigError if a branch has a dropout that its algorithm or its layer's kind does not define."""
     problems = []
     for layer, branch in zip(layers, branches, strict=True):
-        reason = hidden_dropout_problem(branch.network(), branch.magnitude is not None)
-        if reason is None and not layer.kind.in_two_steps:
+        rates = {name: getattr(branch, name) for name in DROPOUTS}
+        reason = dropout_problem(branch.network(), branch.magnitude is not None, rates)
+        if branch.drops_hidden and branch.is_pair and branch.magnitude is None and not layer.kind.in_two_steps:
             reason = f"{type(layer.kind).__name__} applies the product of both factors at once; use dropout"
-        if branch.drops_hidden and reason is not None:
-            problems.append(f"{', '.join(DROPOUTS[1:])}: {layer.label}: {reason}")
+        if reason is not None:
+            problems.append(f"{layer.label}: {reason}")
     if problems:
         raise ConfigError(problems[:5])
 

@@ -186,7 +186,8 @@ class LoraLayer(nn.Module):
         added = branch.output(self.kind, self.base, inputs, dtype, self.training)
         if isinstance(plain, torch.Tensor):
             added = added.to(plain.dtype)
-        return added if branch.magnitude is None else self._decomposed(x, plain, added, branch)
+        change = added if branch.magnitude is None else self._decomposed(x, plain, added, branch)
+        return branch.left_out(self.kind, self.base, change) if self.training and branch.drops_hidden else change
 
     def _decomposed(self, x: torch.Tensor, plain: torch.Tensor, added: torch.Tensor, branch: Branch) -> torch.Tensor:
         """Return (c - 1) * apply(x, W) + c * scale * added."""

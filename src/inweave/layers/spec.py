@@ -11,7 +11,7 @@ import torch
 
 from inweave.errors import ConfigError
 
-#: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are between its factors
+#: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are behind its input
 DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout", "module_dropout")
 
 
@@ -45,8 +45,9 @@ class AdapterSpec:
         dropout: dropout of the adapter's input in training.
         hidden_dropout: dropout of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's
             network_dropout; not with DoRA.
-        rank_dropout: dropout of whole ranks of each row of the input; not with DoRA.
-        module_dropout: probability of leaving the adapter of a module out for an example; not with DoRA.
+        rank_dropout: dropout of whole ranks of each row of the input; for LoHa and LoKr of outputs, which are not
+            scaled; not with DoRA.
+        module_dropout: probability of leaving the adapter of a module out for an example.
         rank_pattern: {regular expression: rank} for some modules, matched as in PEFT; the first match wins.
         alpha_pattern: {regular expression: alpha}, likewise.
         factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.

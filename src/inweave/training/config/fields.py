@@ -92,8 +92,8 @@ class TrainSettings(CheckedModel):
     hidden_dropout: FractionBelowOne = _adapter(
         0.0, "dropout probability between LoRA's factors: kohya's network_dropout"
     )
-    rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, per example, as in kohya")
-    module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's LoRA, per example")
+    rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, of LoHa's and LoKr's outputs")
+    module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's adapter, per example")
     train_norm: bool = _adapter(
         False,
         "also train LayerNorm and GroupNorm: those that targets match, or of the blocks with a preset",

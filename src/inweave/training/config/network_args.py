@@ -164,9 +164,10 @@ def dropout_of_lycoris(out: Translation, network: NetworkArgs) -> tuple[str, Any
 def read_argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> bool:
     """Translate an argument that means the same in a configuration and in an import; return whether it is one."""
     theirs, scalar = f"network_args.{name}", parse_scalar(value)
-    if name == "rank_dropout" and not network.is_lycoris and network.algorithm in ("lora", "locon") and scalar:
+    pair = network.algorithm in ("lora", "locon")
+    if name == "rank_dropout" and network.is_lycoris != pair and not network.decomposes and scalar:
         out.put(theirs, "rank_dropout", scalar)
-    elif name == "module_dropout" and network.algorithm in ("lora", "locon") and not network.decomposes and scalar:
+    elif name == "module_dropout" and (network.is_lycoris or pair) and scalar:
         out.put(theirs, "module_dropout", scalar)
     elif name in TUCKER and network.is_lycoris and parse_bool(value) and out.fields.get("network") in _CORES:
         out.put(theirs, "tucker", True)

@@ -150,14 +150,17 @@ def test_a_model_without_such_layers_is_refused() -> None:
         attach_adapters({"unet": model.denoiser}, plain())
 
 
-@pytest.mark.parametrize("network", ["lora", "dora", "lokr"])
-def test_a_resumed_run_is_the_straight_one(network: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "drops"),
+    [("lora", {}), ("dora", {"module_dropout": 0.3}), ("lokr", {"rank_dropout": 0.3, "module_dropout": 0.3})],
+)
+def test_a_resumed_run_is_the_straight_one(network: str, drops: dict[str, float], tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
 
     def run(folder: str, steps: int) -> Path:
         settings = {"model": "inweave/emoji", "dataset": str(data), "output": str(tmp_path / folder), "name": "t"}
         return train(TrainConfig.of(
-            **settings, steps=steps, resolution=32, min_bucket=32, bucket_step=32, batch_size=1, rank=2,
+            **settings, **drops, steps=steps, resolution=32, min_bucket=32, bucket_step=32, batch_size=1, rank=2,
             train_norm=True, resume="auto", lr_scheduler="constant", network=network,
             precision="fp32", save_dtype="fp32", save_every=1, ema_decay=0.9, warmup=0,
             scale_weight_norms=1.0, weight_decay=0.1, device="cpu", gradient_checkpointing="full",

@@ -27,6 +27,11 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("network_args", ["rank_dropout=0.1"], {"rank_dropout": 0.1}),
     ("network_args", ["module_dropout=0.1"], {"module_dropout": 0.1}),
     ("network_args", ["algo=loha", "use_tucker=True"], {"network": "loha", "tucker": True}),
+    (
+        "network_args",
+        ["algo=lokr", "rank_dropout=0.1", "module_dropout=0.2"],
+        {"network": "lokr", "rank_dropout": 0.1, "module_dropout": 0.2},
+    ),
     ("network_args", ["algo=loha", "train_norm=True"], {"network": "loha", "train_norm": True}),
     ("network_weights", "a.safetensors", {"start_from": "a.safetensors"}),
     ("network_module", "networks.lora", {"network": "lora", "targets": "attention-mlp"}),

@@ -28,8 +28,8 @@ from inweave.training.importers.targets import BLOCKS, FLOW, LYCORIS_PRESETS, ko
 
 _NO_CORE = "only convolutions of LoCon, LoHa and LoKr have a Tucker core"
 _WHY = {
-    "rank_dropout": "LyCORIS drops outputs, or ranks of a whole batch, by its version and bypass_mode",
-    "module_dropout": "only that of LoRA and LoCon is skipped",
+    "rank_dropout": "of LoCon and DoRA, LyCORIS drops outputs or ranks, by its version and bypass_mode",
+    "module_dropout": "only that of LyCORIS and of networks.lora is known",
     "train_norm": "no LayerNorm or GroupNorm of this model has weights",
     "use_scalar": "an adapter has no scalar of its own",
     "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(TUCKER, _NO_CORE),

@@ -241,7 +241,7 @@ def test_where_nothing_is_between_two_factors_it_is_refused(monkeypatch: pytest.
     ]  # fmt: skip
     for options, name in refused:
         with pytest.raises(ConfigError, match=f"{name}: .*use dropout"):
-            inject(model, 2, targets=["layer"], **options, **{name: P})
+            inject(model, 2, targets=["layer"], **options, **{name: P})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rank_dropout must be at least 0 and below 1, got 1"):
         inject(model, 2, targets=["layer"], rank_dropout=1.0)
     for options in ({"dora": True}, {"network": "loha"}):

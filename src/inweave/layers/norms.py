@@ -45,6 +45,8 @@ class NormKind(LayerKind):
 def normalized(norm: nn.Module, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return the output of a normalization layer with another weight and bias."""
     if isinstance(norm, nn.GroupNorm):
+        if x.device.type == "cpu" and not x.requires_grad:  # torch crashes in the backward pass of channels-last ones
+            x = x.contiguous()
         return functional.group_norm(x, norm.num_groups, weight, bias, norm.eps)
     assert isinstance(norm, nn.LayerNorm)
     return functional.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)

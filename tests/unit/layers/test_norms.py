@@ -161,6 +161,16 @@ def test_norms_without_such_a_weight_are_refused() -> None:
         inject_norms(model, ["tokens"], "default")
 
 
+def test_channels_last_images_without_a_gradient_are_normalized() -> None:
+    model = adapted()
+    x = numbers(3, 2, 8, 4, 4)
+    expected = model.image(x)
+    actual = model.image(x.contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(actual, expected)
+    actual.square().sum().backward()
+    assert model.image.branch("default").w_norm.grad.any()
+
+
 def test_the_torch_encoder_calls_its_norms() -> None:
     model = nn.ModuleDict({"encoder": nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)}).eval()
     inject(model, 4, targets=["encoder.linear1"])

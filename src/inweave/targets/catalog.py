@@ -96,7 +96,7 @@ def load_outside_bases() -> bool:
         for name, tensors in dict(getattr(family, "listings", {})).items():
             if name in BY_NAME:
                 raise ConfigError(f"plugin {plugin!r} ({group}): a base is called {name!r} already")
-            network = KnownNetwork("unet", name, table, "model.diffusion_model.", one_naming=table == "own")
+            network = KnownNetwork("unet", name, table, "model.diffusion_model.")
             OUTSIDE_LISTINGS[name] = {tensor: [int(size) for size in shape] for tensor, shape in tensors.items()}
             BY_NAME[name] = Known(name, (network,), in_comfyui=False)
             KNOWN.append(BY_NAME[name])

@@ -44,9 +44,31 @@ def test_names_that_no_table_gives_are_refused_with_the_reason(dialect: str, tmp
     file = write_sparse(tmp_path / "transformer.safetensors", shapes)
     with pytest.raises(TargetError, match="no table of the original names of cogvideox-2b"):
         inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=file)
+    other = {f"model.diffusion_model.{name.replace('to_', 'in_')}": shape for name, shape in shapes.items()}
+    file = write_sparse(tmp_path / "unlisted.safetensors", other)
+    unlisted = read({name.replace("to_", "in_"): tensor for name, tensor in trained("cogvideox-2b").items()})
+    with pytest.raises(TargetError, match=r"no table of the original names of .*unlisted"):
+        inweave.save(unlisted, tmp_path / "x.safetensors", dialect=dialect, base=file)
+    assert inweave.save(unlisted, tmp_path / "x.safetensors", base=file).dialect == "diffusers"
+    assert inweave.save(adapter, tmp_path / "x.safetensors", base="cogvideox-2b").dialect == "diffusers"
     unknown = write_sparse(tmp_path / "other.safetensors", {name + "x.weight": shape for name, shape in shapes.items()})
     with pytest.raises(TargetError, match="whose names inweave knows"):
         inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=unknown)
+
+
+def test_a_shorter_model_has_the_one_naming_of_its_listed_relative(tmp_path: Path) -> None:
+    parts = known_index("qwen-image").components["unet"].parts
+    shapes = {f"model.diffusion_model.{name}": ("BF16", shape) for name, shape in parts.items() if ".59." not in name}
+    file = write_sparse(tmp_path / "pruned.safetensors", shapes)
+    done = inweave.save(read(trained("qwen-image", blocks=9)), tmp_path / "x.safetensors", dialect="kohya", base=file)
+    assert not any("diffusers does not read" in note for note in done.notes)
+
+
+def test_a_dialect_that_is_refused_is_not_advised(tmp_path: Path) -> None:
+    whole = {"transformer.transformer_blocks.0.attn1.to_q.diff": random(1, 1920, 1920)}
+    with pytest.raises(TargetError) as refused:
+        inweave.save(read(whole), tmp_path / "x.safetensors", dialect="diffusers", base="cogvideox-2b")
+    assert "kohya" not in str(refused.value) and "comfy" not in str(refused.value)
 
 
 def notes(base: str, dialect: str) -> str:

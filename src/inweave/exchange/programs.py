@@ -64,7 +64,9 @@ def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> l
     elif dialect == "comfy":
         forge = " and Forge" if family in ("unet", "flux") else ""
         notes.append(f"these are the names of ComfyUI{forge}")
-    if family not in DIFFUSERS_READS[dialect]:
+    if known is not None and not known.in_diffusers:
+        notes.append(f"diffusers has no model class of {known.name}")
+    elif family not in DIFFUSERS_READS[dialect]:
         notes.append("diffusers does not read these names of this model: for it write diffusers")
     trainers = next((names for names, families in _TRAINED_BY.items() if family in families), "")
     if dialect == "comfy" and trainers:

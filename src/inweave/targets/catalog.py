@@ -48,6 +48,10 @@ class Known:
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes
     in_comfyui: bool = True  # ComfyUI has a model class of it (January 2026, and the forks that add later models)
 
+    in_diffusers: bool = True  # diffusers has a model class of it
+    #: of a model that grew out of a language model: the modules that only it has, which tell their adapters apart
+    own_modules: tuple[str, ...] = ()
+
     @property
     def networks(self) -> tuple[KnownNetwork, ...]:
         """All networks that an adapter may change."""

@@ -243,6 +243,7 @@ def _scores(candidates: list[Known], groups: list[EntryGroup]) -> dict[str, Scor
     namings = _namings(groups)
     input_named = any(_INPUT.search(group.form) for group in groups)
     encoders = any(group.encoder for group in groups)
+    candidates = [known for known in candidates if not known.own_modules or _is_denoiser(known, groups)]
     parts = {known.name: known.parts for known in candidates}
     scores: dict[str, Score] = {}
     for known in candidates:
@@ -252,6 +253,11 @@ def _scores(candidates: list[Known], groups: list[EntryGroup]) -> dict[str, Scor
         else:
             scores[known.name] = score(known, groups, namings)
     return scores
+
+
+def _is_denoiser(known: Known, groups: list[EntryGroup]) -> bool:
+    """Return whether a file is for this denoiser, and not for the language model whose modules it has too."""
+    return any(group.component == "unet" or any(own in group.form for own in known.own_modules) for group in groups)
 
 
 _INPUT = re.compile(

@@ -15,6 +15,7 @@ from inweave.exchange.convert import rewrite
 from inweave.exchange.programs import DIFFUSERS_READS
 from inweave.formats.read import read
 from inweave.targets.bases import known_index
+from inweave.targets.detect import detect
 from inweave.targets.forms import numbers_in
 from tests.support import random, write, write_sparse
 
@@ -138,3 +139,40 @@ def test_original_names_on_a_model_without_a_table_say_why() -> None:
     assert "diffusers' names alone" in report.unplaced[0].reason
     report = inweave.check(read(original), "qwen-image", values="none").report
     assert report.unplaced[0].reason == "no module of this name in the base"
+
+
+ATTENTION_8B = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+
+
+def of_hidream_o1(prefix: str, leaves: tuple[str, ...] = ATTENTION_8B) -> dict[str, Tensor]:
+    diffusers = trained("hidream-o1", leaves).items()
+    return {name.replace("transformer.", prefix, 1): tensor for name, tensor in diffusers}
+
+
+def test_hidream_o1_is_separated_from_the_language_model_inside_it(tmp_path: Path) -> None:
+    """Its decoder has the names and shapes of Qwen3-VL's: a prefix of denoisers, or a layer of its own, decides."""
+    for prefix in ("base_model.model.model.", "model."):
+        assert detect(read(of_hidream_o1(prefix))).base is None
+        assert inweave.check(read(of_hidream_o1(prefix)), "hidream-o1", values="none").ok
+        detection = detect(read(of_hidream_o1(prefix, (*ATTENTION_8B, "x_embedder.proj1"))))
+        assert (detection.base, detection.proven) == ("hidream-o1", True)
+    file = write(tmp_path / "o1.safetensors", of_hidream_o1("diffusion_model."))
+    assert inweave.inspect(file).as_dict()["base"]["detected"] == "hidream-o1"
+    done = inweave.convert(file, tmp_path / "kohya.safetensors", to="kohya")
+    assert done.notes == ["diffusers has no model class of hidream-o1"]
+    back = inweave.convert(tmp_path / "kohya.safetensors", tmp_path / "back.safetensors", to="comfy")
+    assert back.base == "hidream-o1"
+    written = inweave.load(back.path).tensors
+    assert {key.rpartition(".lora_")[0] for key in written} >= {
+        "diffusion_model.language_model.layers.35.self_attn.o_proj"
+    }
+
+
+def test_a_checkpoint_of_hidream_o1_is_recognized(tmp_path: Path) -> None:
+    parts = known_index("hidream-o1").components["unet"].parts
+    shapes = {f"model.{name}": ("BF16", shape) for name, shape in parts.items()}
+    shapes["lm_head.weight"] = ("BF16", (151936, 4096))
+    file = write_sparse(tmp_path / "hidream.safetensors", shapes)
+    verdict = inweave.check(read(of_hidream_o1("diffusion_model.")), file, values="none")
+    assert verdict.ok
+    assert {placement.tensor for placement in verdict.placements} <= shapes.keys()

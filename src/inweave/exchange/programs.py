@@ -6,7 +6,7 @@
     A1111        kohya's names of UNets and SD 3; sd-scripts and musubi-tuner: of the families that they train
 
 diffusers 0.42 was tried with a file of each family (`tests/unit/exchange/test_readers.py`), ComfyUI's rules are
-those of January 2026.
+those of comfy/lora.py at 17358c8f and of the models that comfy/supported_models.py lists at 01f03bbd.
 """
 
 from __future__ import annotations

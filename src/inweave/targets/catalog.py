@@ -46,7 +46,7 @@ class Known:
     experts: int = 1  # denoisers of the same names and shapes: Wan 2.2 has one for high and one for low noise
     language_model: KnownNetwork | None = None  # encodes the prompts; it comes as a folder or a file of its own
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes
-    in_comfyui: bool = True  # ComfyUI has a model class of it (January 2026, and the forks that add later models)
+    in_comfyui: bool = True  # ComfyUI@01f03bbd has a model class of it (comfy/supported_models.py)
 
     in_diffusers: bool = True  # diffusers has a model class of it
     #: of a model that grew out of a language model: the modules that only it has, which tell their adapters apart

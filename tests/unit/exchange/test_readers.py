@@ -81,7 +81,8 @@ def test_modules_that_comfyui_skips_are_counted() -> None:
     assert "ComfyUI skips" in notes("hunyuanvideo", "kohya")
     assert "ComfyUI skips" not in notes("hunyuanvideo", "comfy")
     assert "ComfyUI skips" not in notes("flux1-dev", "kohya")
-    assert "no model class of sana-1.6b" in notes("sana-1.6b", "comfy")
+    for base in ("sana-1.6b", "flux3", "kolors"):
+        assert f"no model class of {base}" in notes(base, "comfy")
 
 
 def test_a_tie_is_asked_for_unless_every_base_gives_the_same_file(tmp_path: Path) -> None:
@@ -176,3 +177,12 @@ def test_a_checkpoint_of_hidream_o1_is_recognized(tmp_path: Path) -> None:
     verdict = inweave.check(read(of_hidream_o1("diffusion_model.")), file, values="none")
     assert verdict.ok
     assert {placement.tensor for placement in verdict.placements} <= shapes.keys()
+
+
+def test_shapes_of_no_known_base_come_with_the_bases_whose_names_they_have() -> None:
+    narrow = {name: random(1, *(size if size == 1 else size * 3 // 4 for size in tensor.shape))
+              for name, tensor in trained("qwen-image").items()}  # fmt: skip
+    evidence = " ".join(detect(read(narrow)).evidence)
+    assert "120 of 120 modules have names of sd3.5-large, " in evidence and "shapes of no known base" in evidence
+    other = {name.replace("attn.", "mixer."): tensor for name, tensor in narrow.items()}
+    assert detect(read(other)).evidence == ("no known base has these modules",)

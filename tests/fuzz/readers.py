@@ -23,7 +23,8 @@ from inweave.models import embedded
 from inweave.models.open import open_model
 from inweave.training.config.dataset_toml import Subset
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.captions import caption_variants, read_metadata
+from inweave.training.data.captions import caption_variants
+from inweave.training.data.metadata import read_metadata
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.texts import read_texts
 from inweave.training.importers.detect import import_config

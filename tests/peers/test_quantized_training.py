@@ -134,7 +134,7 @@ def test_a_format_that_only_stores_trains_on_any_device(format: str, tmp_path: P
     _, _, plain = check(config.model_copy(update={"quantize": "off"}))
     records: list[Any] = []
     run, sample = prepare(config)
-    quantized = [layer for layer in run.model.denoiser.modules() if isinstance(layer, QuantizedLinear)]
+    quantized: list[Any] = [layer for layer in run.model.denoiser.modules() if isinstance(layer, QuantizedLinear)]
     quantized += [layer.base for layer in lora_layers(run.model.denoiser).values()]
     quantized = [layer for layer in quantized if isinstance(layer, FORMATS[format])]
     assert quantized and not any("weight" in layer._parameters for layer in quantized)

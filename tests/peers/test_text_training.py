@@ -52,9 +52,7 @@ def test_the_folder_of_a_run_names_its_base_and_loads_in_one_call(model: Path, t
     assert not any("base_model_name" in key for key in kohya_like.metadata), "a path is in the configuration alone"
 
 
-def test_the_printed_recipe_with_a_trainer_runs(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_printed_recipe_with_a_trainer_runs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import AutoPeftModelForCausalLM
 
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inweave.serve.jobs.clock import AgeClock, seconds_since_boot
-from inweave.serve.jobs.job import Submission
+from inweave.serve.jobs.job import Kind, Submission
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.storage.run_retention import expire_runs
 from inweave.serve.storage.uploads import UploadStore
@@ -35,7 +35,7 @@ class Machine:
         store._age_clock = AgeClock(lambda: self.time, lambda: self.since_boot)
 
 
-def finished(store: JobStore, size: int = 1000, kind: str = "generate") -> str:
+def finished(store: JobStore, size: int = 1000, kind: Kind = "image_generation") -> str:
     job = store.submit(Submission(kind, "m", {}))[0].id
     store.claim()
     store.files.write(job, "0.png", bytes(size))

@@ -155,8 +155,8 @@ def test_the_document_is_served_and_metrics_follow_the_conventions(worker: Worke
 
 def test_metrics_have_the_memory_of_devices_that_have_their_own(worker: Worker) -> None:
     states = [
-        DeviceState(None, "ready", False, 0, 0, 0.0, None),
-        DeviceState("cuda:1", "ready", False, 0, 0, 0.0, None),
+        DeviceState(None, "ready", False, 0, 0, 0.0),
+        DeviceState("cuda:1", "ready", False, 0, 0, 0.0),
     ]
     assert list(device_memory(states)) == [] and "inweave_device_memory" not in worker.http.get("/metrics").text
     states[1] = replace(states[1], memory=DeviceMemory(allocated=1, reserved=2, total=3))

@@ -23,21 +23,22 @@ from inweave.errors import ConfigError, TargetError
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
          "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}  # fmt: skip
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+LIBRARY: Any = transformers  # its names are loaded when they are used
 IDS = torch.arange(12).reshape(2, 6) % 31
 
 
 def mixtral() -> Any:
     torch.manual_seed(0)
-    config = transformers.MixtralConfig(**SIZES, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2)
-    return transformers.MixtralForCausalLM(config).eval()
+    config: Any = LIBRARY.MixtralConfig(**SIZES, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2)
+    return LIBRARY.MixtralForCausalLM(config).eval()
 
 
 def qwen() -> Any:
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
+    config: Any = LIBRARY.Qwen3MoeConfig(
         **SIZES, intermediate_size=24, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, head_dim=8
     )
-    return transformers.Qwen3MoeForCausalLM(config).eval()
+    return LIBRARY.Qwen3MoeForCausalLM(config).eval()
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -175,14 +175,17 @@ def arrange(
         raise ConfigError(f"batch size {batch_size}: expected 1 or more")
     subset_rules = {subset: _rules_of(subset, rules) for subset in {example.subset for example in dataset.examples}}
     placements: list[BucketFit | None] = []
+    fits: dict[tuple[int, tuple[int, int]], BucketFit | None] = {}  # (subset, size): a dataset has few of them
     slots: list[Hashable] = []
     sizes: dict[Hashable, int] = {}
     for number, example in enumerate(dataset.examples):
-        here = subset_rules[example.subset]
-        try:
-            placement = assign(example.size, here)
-        except ConfigError:  # too small
-            placement = None
+        key = (id(example.subset), example.size)
+        if key not in fits:
+            try:
+                fits[key] = assign(example.size, subset_rules[example.subset])
+            except ConfigError:  # too small
+                fits[key] = None
+        placement = fits[key]
         size = example.subset.batch_size or batch_size
         placements.append(placement)
         alike = (lengths[number],) if lengths and size > 1 else ()

@@ -10,7 +10,7 @@ language models    up to the model's own limit; a mask hides the padding from th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inweave.files.paths import printable_path
@@ -18,6 +18,14 @@ from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import example_variants
 from inweave.training.data.types import Dataset, Example, subset_defaults, with_defaults
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionLengths:
+    """The captions of a run: their chunks, and those whose end no text encoder reads."""
+
+    chunks: Mapping[str, int]
+    cut: frozenset[str]
 
 
 def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
@@ -28,10 +36,15 @@ def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
     return [list(dict.fromkeys(example_variants(example, **options))) for example in examples]
 
 
-def caption_chunks(model: Model, captions: Sequence[Sequence[str]], limit: int) -> dict[str, int]:
-    """Map all captions of a run, and the empty one, to their chunks; ``limit``: `max_token_length`."""
-    texts = sorted({"", *(text for texts in captions for text in texts)})
-    return {text: model.family.tokenize(model, ((text, 1.0),), None, limit).chunks if text else 1 for text in texts}
+def measured_captions(model: Model, captions: Sequence[Sequence[str]], limit: int) -> CaptionLengths:
+    """Return the lengths of all captions of a run, and of the empty one; ``limit``: `max_token_length`."""
+    chunks, cut = {"": 1}, set()
+    for text in sorted({text for texts in captions for text in texts if text}):
+        tokens = model.family.tokenize(model, ((text, 1.0),), None, limit)
+        chunks[text] = tokens.chunks
+        if tokens.warnings:  # the length is the only reason for a warning about a plain text
+            cut.add(text)
+    return CaptionLengths(chunks, frozenset(cut))
 
 
 def example_lengths(captions: Sequence[Sequence[str]], chunks: Mapping[str, int]) -> list[int]:
@@ -45,14 +58,12 @@ def batch_lengths(model: Model, lengths: Sequence[int]) -> Sequence[int]:
 
 
 def long_caption_warnings(
-    model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: Mapping[str, int], limit: int
+    model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], known: CaptionLengths, limit: int
 ) -> list[str]:
     """Return a line about truncated captions, and one about long ones that make steps slow."""
     names = [printable_path(example.path) for example in examples]
-    lengths, allowed = example_lengths(captions, chunks), model.family.long_text
-    # the length is the only reason for a warning about a plain text
-    long = {text for text in chunks if text and model.family.tokenize(model, ((text, 1.0),), None, limit).warnings}
-    truncated = [name for name, texts in zip(names, captions, strict=True) if not long.isdisjoint(texts)]
+    lengths, allowed = example_lengths(captions, known.chunks), model.family.long_text
+    truncated = [name for name, texts in zip(names, captions, strict=True) if not known.cut.isdisjoint(texts)]
     slow = [name for name, length in zip(names, lengths, strict=True) if length > allowed]
     warnings = []
     if truncated:

@@ -19,6 +19,7 @@ captions without an image.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -196,13 +197,14 @@ class _Scanner:
         self.caption_users: dict[Path, dict[Path, None]] = {}  # images by the file their captions are from
         self.written: dict[tuple[str, ...], dict[Path, None]] = {}  # images by their own captions
         self.folders: dict[Path, bool] = {}  # True if a metadata file lists its part of the dataset
+        self._entries = functools.cache(_entries)
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
         before, project = len(self.examples), False
         listed = self.scan_folder(folder, subset)
-        for sub in _entries(folder)[1]:
+        for sub in self._entries(folder)[1]:
             numbered = _numbered(sub)
-            if sub.name == "img" and not listed and any(map(_numbered, _entries(sub)[1])):
+            if sub.name == "img" and not listed and any(map(_numbered, self._entries(sub)[1])):
                 project = True
                 self.scan_tree(sub, subset)
             elif sub.name == "reg" and not subset.regularization:
@@ -229,7 +231,7 @@ class _Scanner:
 
     def scan_folder(self, folder: Path, subset: Subset, metadata: Path | None = None) -> bool:
         """Add the images of one folder; returns whether a metadata file lists them."""
-        files, folder_name = _entries(folder)[0], folder.resolve().name
+        files, folder_name = self._entries(folder)[0], folder.resolve().name
         names = {path.name.lower(): path for path in files} | {path.name: path for path in files}
         rows: dict[Path, tuple[str, ...] | None] = {path: None for path in files if _is_image(path)}
         masks = {path for path in files if path.name.lower().endswith(MASK)}
@@ -278,7 +280,7 @@ class _Scanner:
     def note_unread_folders(self) -> None:
         """List folders with images below those that were read: the topmost of each branch, by file names alone."""
         known = {folder.resolve() for folder in self.folders}
-        below = [sub for folder, listed in self.folders.items() if not listed for sub in _entries(folder)[1]]
+        below = [sub for folder, listed in self.folders.items() if not listed for sub in self._entries(folder)[1]]
         for top in below:
             walk = os.walk(top, onerror=lambda error: self.ignored.append(Path(error.filename)))
             for here, folders, files in walk:
@@ -321,7 +323,7 @@ class _Scanner:
         elif not self.scan_folder(folder, subset, self._listing(root, entry, problems)) and subset.subfolders:
             self.scan_below(folder, subset)
         if len(self.examples) + len(self.unreadable) == before:
-            subs = ", ".join(sub.name for sub in _entries(folder)[1][:3])
+            subs = ", ".join(sub.name for sub in self._entries(folder)[1][:3])
             hint = f"; it has subfolders ({subs}), and each needs a table of its own" if subs else ""
             problems.append(f"{where}.image_dir: no {', '.join(IMAGES)} in {printable_path(folder)}{hint}")
 

@@ -64,7 +64,8 @@ class DiffusionTask:
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
         self.captions = caption_lengths.run_captions(config, dataset)
-        self._chunks = caption_lengths.caption_chunks(model, self.captions, config.max_token_length)
+        self._caption_lengths = caption_lengths.measured_captions(model, self.captions, config.max_token_length)
+        self._chunks = self._caption_lengths.chunks
         self._lengths = caption_lengths.example_lengths(self.captions, self._chunks)
         self.chunks = max(self._lengths, default=1)
         self.batch_lengths = caption_lengths.batch_lengths(model, self._lengths)
@@ -271,7 +272,8 @@ class DiffusionTask:
     def notes(self) -> list[str]:
         """Return notes on captions that are truncated or make the run slow."""
         limit = self.config.max_token_length
-        return caption_lengths.long_caption_warnings(self.model, self.examples, self.captions, self._chunks, limit)
+        known = self._caption_lengths
+        return caption_lengths.long_caption_warnings(self.model, self.examples, self.captions, known, limit)
 
     def new_notes(self) -> list[str]:
         return self.cache.new_notes()

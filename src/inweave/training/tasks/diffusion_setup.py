@@ -134,9 +134,9 @@ class DiffusionSetup:
         model = replace(self._blank(self.config), tokenizers=tokenizers)
         captions = caption_lengths.run_captions(self.config, self.dataset)
         limit = self.config.max_token_length
-        chunks = caption_lengths.caption_chunks(model, captions, limit)
-        warnings = caption_lengths.long_caption_warnings(model, self.dataset.examples, captions, chunks, limit)
-        return caption_lengths.example_lengths(captions, chunks), warnings
+        known = caption_lengths.measured_captions(model, captions, limit)
+        warnings = caption_lengths.long_caption_warnings(model, self.dataset.examples, captions, known, limit)
+        return caption_lengths.example_lengths(captions, known.chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
         return blank(self._blueprint, DTYPES[config.precision])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -43,7 +44,7 @@ def test_a_file_that_lists_images_is_a_dataset(name: str, text: str, tmp_path: P
         image(tmp_path / "c.png")
     (tmp_path / name).write_text(text, "utf-8")
     tables = {"datasets": [{"subsets": [{"image_dir": str(tmp_path), "metadata_file": str(tmp_path / name)}]}]}
-    sources = [tmp_path / name, tables, *([tmp_path] if name.startswith("metadata.") else [])]
+    sources: list[Any] = [tmp_path / name, tables, *([tmp_path] if name.startswith("metadata.") else [])]
     for source in sources:
         assert captions(read_dataset(source)) == {"a.png": ("A, b",), "c.png": ("C",)}
 

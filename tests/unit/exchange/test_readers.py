@@ -57,6 +57,17 @@ def test_names_that_no_table_gives_are_refused_with_the_reason(dialect: str, tmp
         inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=unknown)
 
 
+@pytest.mark.parametrize("base", ["cogvideox-2b", None])
+def test_the_worker_refuses_by_the_same_rule(base: str | None, tmp_path: Path) -> None:
+    process = pytest.importorskip("inweave.serve.sandbox.process")
+    file = write(tmp_path / "cog.safetensors", trained("cogvideox-2b", (*ATTENTION, "norm1.linear")))
+    data = {"path": str(file), "label": "cog", "target": str(tmp_path), "base": base, "drop": True}
+    for dialect in ("kohya", "comfy"):
+        with pytest.raises(TargetError, match="no table of the original names of cogvideox-2b"):
+            process.convert_lora({**data, "to": dialect})
+    assert process.convert_lora({**data, "to": "diffusers"})["ok"]
+
+
 def test_a_shorter_model_has_the_one_naming_of_its_listed_relative(tmp_path: Path) -> None:
     parts = known_index("qwen-image").components["unet"].parts
     shapes = {f"model.diffusion_model.{name}": ("BF16", shape) for name, shape in parts.items() if ".59." not in name}

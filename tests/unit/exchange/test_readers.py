@@ -197,3 +197,16 @@ def test_shapes_of_no_known_base_come_with_the_bases_whose_names_they_have() -> 
     assert "120 of 120 modules have names of sd3.5-large, " in evidence and "shapes of no known base" in evidence
     other = {name.replace("attn.", "mixer."): tensor for name, tensor in narrow.items()}
     assert detect(read(other)).evidence == ("no known base has these modules",)
+
+
+def test_longcat_image_is_written_in_the_names_of_comfyuis_flux(tmp_path: Path) -> None:
+    """ComfyUI builds its Flux for it, without pooled text: only the embedding of the time is called otherwise."""
+    leaves = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp", "timestep_embedder.linear_1")
+    file = write(tmp_path / "longcat.safetensors", trained("longcat-image", leaves))
+    done = inweave.convert(file, tmp_path / "comfy.safetensors", to="comfy")
+    keys = {key.rpartition(".lora_")[0] for key in inweave.load(done.path).tensors}
+    assert keys >= {f"diffusion_model.{name}" for name in ("time_in.in_layer", "double_blocks.9.img_attn.qkv")}
+    assert "diffusion_model.single_blocks.19.linear1" in keys and "names of ComfyUI" in " ".join(done.notes)
+    back = inweave.convert(done.path, tmp_path / "back.safetensors", to="diffusers")
+    assert back.base == "longcat-image"
+    assert set(inweave.load(back.path).tensors) >= set(trained("longcat-image", leaves))

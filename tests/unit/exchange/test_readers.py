@@ -210,3 +210,10 @@ def test_longcat_image_is_written_in_the_names_of_comfyuis_flux(tmp_path: Path) 
     back = inweave.convert(done.path, tmp_path / "back.safetensors", to="diffusers")
     assert back.base == "longcat-image"
     assert set(inweave.load(back.path).tensors) >= set(trained("longcat-image", leaves))
+
+
+def test_a_wrong_base_is_refused_with_every_base_that_fits() -> None:
+    one = inweave.check(read(trained("cogview4-6b")), "flux1-dev", values="none").error or ""
+    assert one.startswith("this file is for cogview4-6b (")
+    several = inweave.check(read(trained("cogview4-6b", ("attn1.to_q",), 3)), "flux1-dev", values="none").error or ""
+    assert several.startswith("this file is for ltx-video-13b, ltx-2") and "not for flux1-dev" in several

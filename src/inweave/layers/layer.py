@@ -88,7 +88,8 @@ class LoraLayer(nn.Module):
         self._quantized: QuantizedWeight | None = None  # the original bits of a merged, quantized weight
         self._live: tuple[str, ...] = ()
         self._acting: tuple[tuple[Branch, float], ...] = ()  # the same with branches: saves lookups in forward
-        self.out, self.into = kind.shape(weight_like(base))
+        weight = weight_like(base) if isinstance(base, QuantizedLinear) else self.weight  # it may have another name
+        self.out, self.into = kind.shape(weight)
 
     # the wrapped module
 

@@ -23,6 +23,7 @@ EXCEPTIONS = {
     "layers/collect.py": "modules that were trained whole become `Full` entries",
     "layers/fused.py": "kernels of a low-rank pair",
     "layers/fused_conv.py": "kernels of a low-rank pair",
+    "layers/norms.py": "differences of normalization layers are `Full` entries",
     "layers/plan.py": "kernels of a low-rank pair",
     "layers/siblings.py": "kernels of a low-rank pair",
     "weights/factors.py": "kernels of a low-rank pair",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from inweave.adapter import ALGORITHMS, Factors, Tensor, imported, load_algorithms
@@ -61,11 +63,14 @@ def only_lora(network: str) -> str:
     return f"an embedding takes LoRA only, not {network}"
 
 
-def hidden_dropout_problem(network: str, dora: bool) -> str | None:
-    """Return why an algorithm cannot have dropout between its factors, or None if it can."""
-    if not branch_named(network).is_pair:
-        return f"{network} multiplies its factors first, so there are no values between them to drop; use dropout"
-    return "DoRA is not defined with a dropout between its factors; use dropout" if dora else None
+def dropout_problem(network: str, dora: bool, rates: Mapping[str, float]) -> str | None:
+    """Return which of an algorithm's dropouts it cannot have, and why; None if it can have all."""
+    if rates["hidden_dropout"] and not branch_named(network).is_pair:
+        why = f"{network} multiplies its factors first, so there are no values between them to drop; use dropout"
+        return f"hidden_dropout: {why}"
+    if dora and (names := [name for name in ("hidden_dropout", "rank_dropout") if rates[name]]):
+        return f"{', '.join(names)}: DoRA is not defined with a dropout between its factors; use dropout"
+    return None
 
 
 def to_branch(

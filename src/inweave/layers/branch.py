@@ -25,6 +25,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Magnitude, Tensor, imported, scale
 from inweave.errors import TargetError
+from inweave.layers.dropout import MODULE, RANKS, module_dropout, output_dropout
 from inweave.layers.spec import DROPOUTS, AdapterSpec
 from inweave.ops.kinds import LayerKind
 from inweave.ops.kinds.offloaded import numbers
@@ -228,13 +229,28 @@ class Branch(nn.Module, ABC):
 
     @property
     def drops_hidden(self) -> bool:
-        """Whether it has a dropout between its factors; only a low-rank pair can (`hidden_dropout_problem`)."""
+        """Whether it has a dropout behind its input: between its factors, or of what it adds (`left_out`)."""
         return bool(self.hidden_dropout or self.rank_dropout or self.module_dropout)
 
     @property
     def drops(self) -> bool:
         """Whether it has any dropout."""
         return bool(self.dropout or self.drops_hidden)
+
+    def left_out(self, kind: LayerKind, module: nn.Module, change: torch.Tensor) -> torch.Tensor:
+        """Return what it adds in training, without the outputs and examples that are dropped.
+
+        A low-rank pair drops between its factors instead, unless it has a magnitude.
+        """
+        if self.is_pair and self.magnitude is None:
+            return change
+        axis = -kind.along_outputs(module, change.new_empty(1)).dim()
+        if self.rank_dropout:
+            number = self.layer_number + RANKS
+            change = output_dropout(change, self.rank_dropout, axis, self.row_seeds, number)
+        if self.module_dropout:
+            change = module_dropout(change, self.module_dropout, axis, self.row_seeds, self.layer_number + MODULE)
+        return change
 
     def output(
         self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype, training: bool = False

@@ -20,6 +20,7 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.formats.dialects.base import BASE_MODEL, TASK_TYPE
 from inweave.layers.layer import LoraLayer
+from inweave.layers.norms import NormLayer
 from inweave.layers.sites import Site, networks, sites
 from inweave.layers.state import lora_layers, require_in_place
 from inweave.layers.training import trained_leaves
@@ -64,6 +65,9 @@ def collect(model: object, name: str = "default", *, component: str = "") -> Ada
     for module, layer in layers.items():
         if name not in layer.adapters:
             continue
+        if isinstance(layer, NormLayer):
+            _put_whole(layer.changes(name), Ref(component, module), entries, tensors)
+            continue
         factors = layer.factors(name)
         suffixes = factors.report_suffixes()
         own = {f"base_model.model.{module}.{suffixes[role]}": tensor for role, tensor in factors.tensors().items()}
@@ -72,16 +76,22 @@ def collect(model: object, name: str = "default", *, component: str = "") -> Ada
         entries.append(Entry(Ref(component, module), "weight", factors, tuple(own), "peft"))
         tensors |= own
     for site in sites(model):
-        for leaf, whole in (_whole_module(site) | _whole_values(site, name)).items():
-            own = {f"base_model.model.{site.names[0]}.{_suffix(leaf, whole)}": next(iter(whole.tensors().values()))}
-            if whole.magnitude is not None:
-                own[f"base_model.model.{site.names[0]}.dora_scale"] = whole.magnitude.tensor
-            entries.append(Entry(Ref(component, site.names[0]), leaf, whole, tuple(own), "peft"))
-            tensors |= own
+        values = _whole_module(site) | _whole_values(site, name)
+        _put_whole(values, Ref(component, site.names[0]), entries, tensors)
     if not entries:
         known = ", ".join(adapter_names(model)) or "none"
         raise ConfigError(f"no adapter is named {name!r}; the model has {known}")
     return Adapter(entries=tuple(entries), tensors=tensors, metadata=_origin(model, entries))
+
+
+def _put_whole(values: dict[str, Factors], ref: Ref, entries: list[Entry], tensors: dict[str, Tensor]) -> None:
+    """Add the entry of each whole value of a module, by parameter."""
+    for leaf, whole in values.items():
+        own = {f"base_model.model.{ref.name}.{_suffix(leaf, whole)}": next(iter(whole.tensors().values()))}
+        if whole.magnitude is not None:
+            own[f"base_model.model.{ref.name}.dora_scale"] = whole.magnitude.tensor
+        entries.append(Entry(ref, leaf, whole, tuple(own), "peft"))
+        tensors |= own
 
 
 def _origin(model: nn.Module, entries: list[Entry]) -> dict[str, str]:

@@ -17,6 +17,9 @@ An adapter has up to four dropouts with independent masks. With h = down(x), the
     rank_dropout     of h, whole ranks of a row of x at once     as kohya's rank_dropout
     module_dropout   of h, all of an example; the rest is not    as kohya's and LyCORIS' module_dropout, which draw
                      scaled, so that the module alone is left    once per batch, as here without seeds
+
+LoHa and LoKr have no h. Their rank_dropout is of the outputs that they add, not scaled, as LyCORIS drops rows of their
+change, once per batch; their module_dropout, and DoRA's, is of all that they add.
 """
 
 from __future__ import annotations
@@ -49,15 +52,35 @@ def dropout(
     """
     if not training or not p:
         return x
-    if row_seeds is not None:
-        whole = x.shape[0] % len(row_seeds) == 0
-        seeds = row_seeds if whole else row_seeds.sum(0, keepdim=True)
-        mask = row_mask(seeds.to(x.device), x.shape if shape is None else shape, p, layer)
-    elif shape is None:
+    if row_seeds is None and shape is None:
         return functional.dropout(x, p, True)
-    else:
-        mask = torch.rand(shape, device=x.device) >= p
+    mask = _mask(x, p, row_seeds, layer, x.shape if shape is None else shape)
     return x * mask.to(x.dtype) * (1 / (1 - p))
+
+
+def _mask(
+    x: torch.Tensor, p: float, row_seeds: torch.Tensor | None, layer: int | torch.Tensor, shape: tuple[int, ...]
+) -> torch.Tensor:
+    if row_seeds is None:
+        return torch.rand(shape, device=x.device) >= p
+    whole = x.shape[0] % len(row_seeds) == 0
+    seeds = row_seeds if whole else row_seeds.sum(0, keepdim=True)
+    return row_mask(seeds.to(x.device), shape, p, layer)
+
+
+def output_dropout(
+    change: torch.Tensor, p: float, axis: int, row_seeds: torch.Tensor | None, layer: int | torch.Tensor
+) -> torch.Tensor:
+    """Set a fraction ``p`` of the outputs of each example to zero, and return the others unchanged.
+
+    ``axis``: that of the outputs.
+    """
+    axis %= change.dim()
+    sizes = [1] * change.dim()
+    sizes[axis] = change.shape[axis]
+    if axis:
+        sizes[0] = change.shape[0]
+    return change * _mask(change, p, row_seeds, layer, tuple(sizes)).to(change.dtype)
 
 
 def rank_dropout(

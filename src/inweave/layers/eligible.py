@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from inweave.layers.branch import Geometry
 from inweave.layers.layer import LoraLayer
+from inweave.layers.norms import NormLayer
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, departure, kind_of, registered_kind
 from inweave.ops.quantized import QuantizedLinear, weight_like
 
@@ -19,7 +20,9 @@ _KINDS = "Linear, Conv1d, Conv2d, Conv3d, Embedding, transformers' Conv1D"
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a module, or of the module that a LoRA layer wraps."""
+    """Return the kind of a module, or of the module that a LoRA layer wraps; None for what takes no factors."""
+    if isinstance(module, NormLayer):
+        return None
     return module.kind if isinstance(module, LoraLayer) else kind_of(module)
 
 
@@ -34,9 +37,9 @@ def geometry_of(module: nn.Module) -> Geometry:
 
 def ineligible(module: nn.Module) -> str | None:
     """Return why a module cannot carry adapters, or None if it can."""
-    if isinstance(module, LoraLayer | QuantizedLinear):
+    if isinstance(module, LoraLayer | QuantizedLinear) and not isinstance(module, NormLayer):
         return None
-    kind, own = kind_of(module), type(module).__name__
+    kind, own = kind_of(module), type(module.base if isinstance(module, NormLayer) else module).__name__
     if kind is None:
         return (
             f"{own} is not a layer that takes LoRA ({_KINDS}); "

@@ -18,7 +18,7 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.formats.config import PeftConfig
-from inweave.layers.algorithms import branch_named, hidden_dropout_problem, networks, parameter_branch
+from inweave.layers.algorithms import branch_named, dropout_problem, networks, parameter_branch
 from inweave.layers.branch import Branch, Start
 from inweave.layers.eligible import layer_kind
 from inweave.layers.hosts import ParameterHost
@@ -86,19 +86,19 @@ class Request:
                 f"factor must be a positive whole number, or -1 for the most even split, got {spec.factor!r}"
             )
         rates = {name: getattr(spec, name) for name in DROPOUTS}
-        if known and any(rates[name] for name in DROPOUTS[1:]):
-            reason = hidden_dropout_problem(spec.network, spec.dora)
-            problems += [f"{', '.join(DROPOUTS[1:])}: {reason}"] if reason else []
+        if known and (reason := dropout_problem(spec.network, spec.dora, rates)):
+            problems.append(reason)
         return problems + check_common(rates, spec.dtype)
 
 
 def _foreign_options(spec: AdapterSpec) -> list[str]:
     """Return a message for each option that was set but belongs to another algorithm."""
+    own = branch_named(spec.network).options
     changed = {each.name for each in fields(spec) if getattr(spec, each.name) != getattr(AdapterSpec(), each.name)}
     return [
         f"{' and '.join(sorted(options))} belong to {network}; {spec.network} does not use them"
         for network in networks()
-        if network != spec.network and (options := branch_named(network).options) & changed
+        if network != spec.network and (options := (branch_named(network).options - own) & changed)
     ]
 
 

@@ -24,7 +24,7 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.exchange.load import load
 from inweave.formats.files import maps_of, refuse_truncated
-from inweave.layers.algorithms import branch_named, hidden_dropout_problem, only_lora, to_branch
+from inweave.layers.algorithms import branch_named, dropout_problem, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import adapter_parts, factors_by_site
@@ -39,6 +39,7 @@ from inweave.layers.init import (
 )
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
+from inweave.layers.norms import put_norms, trained_norms
 from inweave.layers.parameters import hosts_of, inner_module, is_hosted, named_parameters
 from inweave.layers.sites import Site, keep_called, one_network, sites, ties
 from inweave.layers.spec import DROPOUTS, AdapterSpec, SpecOptions
@@ -221,10 +222,12 @@ def _prepared(model: nn.Module, adapter: Adapter, component: str | None, options
     all_sites = sites(model)
     assigned = factors_by_site(model, adapter, all_sites, component)
     layers = _wrap([site for site, _ in assigned.layers], all_sites, options.allow_tied)
-    hosts, others = hosts_of([(site, leaf) for site, leaf, _ in assigned.parameters], all_sites)
-    layers += others
+    hosts, hosted = hosts_of([(site, leaf) for site, leaf, _ in assigned.parameters], all_sites)
+    layers += hosted
     received = [factors for _, factors in assigned.layers] + [factors for *_, factors in assigned.parameters]
-    wholes = shared_by(assigned.wholes, all_sites, options.allow_tied)
+    norms, others = trained_norms(assigned.wholes if options.trainable else [], all_sites, options.dtype)
+    others = others if options.trainable else assigned.wholes
+    wholes = shared_by(others, all_sites, options.allow_tied)
     branches = [
         to_branch(factors, layer.geometry, dtype=options.dtype, device=layer.device, **options.rates)
         for layer, factors in zip(layers, received, strict=True)
@@ -243,6 +246,7 @@ def _prepared(model: nn.Module, adapter: Adapter, component: str | None, options
         for branch in branches:
             branch.requires_grad_(options.trainable)
         _add(model, all_sites, layers, options.name, branches, options.freeze, hosts)
+        put_norms(norms, all_sites, options.name)
 
     return put
 
@@ -352,14 +356,15 @@ def _layer(site: Site, *, tied: bool) -> LoraLayer:
 
 
 def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch]) -> None:
-    """Raise ConfigError if a branch has dropout between its factors but does not apply them in two steps."""
+    """Raise ConfigError if a branch has a dropout that its algorithm or its layer's kind does not define."""
     problems = []
     for layer, branch in zip(layers, branches, strict=True):
-        reason = hidden_dropout_problem(branch.network(), branch.magnitude is not None)
-        if reason is None and not layer.kind.in_two_steps:
+        rates = {name: getattr(branch, name) for name in DROPOUTS}
+        reason = dropout_problem(branch.network(), branch.magnitude is not None, rates)
+        if branch.drops_hidden and branch.is_pair and branch.magnitude is None and not layer.kind.in_two_steps:
             reason = f"{type(layer.kind).__name__} applies the product of both factors at once; use dropout"
-        if branch.drops_hidden and reason is not None:
-            problems.append(f"{', '.join(DROPOUTS[1:])}: {layer.label}: {reason}")
+        if reason is not None:
+            problems.append(f"{layer.label}: {reason}")
     if problems:
         raise ConfigError(problems[:5])
 

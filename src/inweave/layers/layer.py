@@ -88,8 +88,7 @@ class LoraLayer(nn.Module):
         self._quantized: QuantizedWeight | None = None  # the original bits of a merged, quantized weight
         self._live: tuple[str, ...] = ()
         self._acting: tuple[tuple[Branch, float], ...] = ()  # the same with branches: saves lookups in forward
-        weight = weight_like(base) if isinstance(base, QuantizedLinear) else self.weight  # it may have another name
-        self.out, self.into = kind.shape(weight)
+        self.out, self.into = kind.shape(weight_like(base) if isinstance(base, QuantizedLinear) else self.weight)
 
     # the wrapped module
 
@@ -187,7 +186,8 @@ class LoraLayer(nn.Module):
         added = branch.output(self.kind, self.base, inputs, dtype, self.training)
         if isinstance(plain, torch.Tensor):
             added = added.to(plain.dtype)
-        return added if branch.magnitude is None else self._decomposed(x, plain, added, branch)
+        change = added if branch.magnitude is None else self._decomposed(x, plain, added, branch)
+        return branch.left_out(self.kind, self.base, change) if self.training and branch.drops_hidden else change
 
     def _decomposed(self, x: torch.Tensor, plain: torch.Tensor, added: torch.Tensor, branch: Branch) -> torch.Tensor:
         """Return (c - 1) * apply(x, W) + c * scale * added."""

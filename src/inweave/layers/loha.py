@@ -2,7 +2,8 @@
 
 product   `inweave.ops.delta.loha`         w*_a (out, rank)    w*_b (rank, all inputs)
 
-A fresh branch is initialized as in LyCORIS: w1_b and w2_b normal, w1_a normal with standard deviation 0.1, w2_a zero.
+A fresh branch is initialized as in LyCORIS: w1_b and w2_b normal, w1_a normal with standard deviation 0.1, w2_a zero;
+cores normal with 0.1, and then `w*_a` is (rank, out).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class LohaBranch(Branch):
     t1: nn.Parameter | None
     t2: nn.Parameter | None
     factors_type: ClassVar[type[Factors]] = Loha
+    options: ClassVar[frozenset[str]] = frozenset({"tucker"})
 
     def __init__(
         self,
@@ -44,10 +46,20 @@ class LohaBranch(Branch):
     @classmethod
     def initial(cls, start: Start, generator: torch.Generator) -> dict[str, torch.Tensor]:
         out, columns, rank = start.geometry.out, start.geometry.columns, start.rank
+        channels, *kernel = start.geometry.into
 
         def normal(deviation: float, *shape: int) -> torch.Tensor:
             return torch.empty(shape).normal_(0, deviation, generator=generator)
 
+        if start.spec.tucker and start.geometry.wide:
+            return {
+                "t1": normal(0.1, rank, rank, *kernel),
+                "w1_b": normal(1.0, rank, channels),
+                "w1_a": normal(0.1, rank, out),
+                "t2": normal(0.1, rank, rank, *kernel),
+                "w2_b": normal(1.0, rank, channels),
+                "w2_a": torch.zeros(rank, out),
+            }
         return {
             "w1_b": normal(1.0, rank, columns),
             "w1_a": normal(0.1, out, rank),

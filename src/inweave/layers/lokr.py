@@ -8,7 +8,7 @@ The weight of a layer with g groups is (out, in/g, k...), and so is the product.
 
 out = a * b and in = c * d are split by `split_factors`, the smaller part first. As in LyCORIS, a factor is low-rank if
 that is smaller, rank < max(rows, columns) / 2: w2 always, w1 only with `decompose_both`. A fresh branch is initialized
-as in LyCORIS: uniform within 1 / sqrt(fan in), and w2 (or w2_b) zero.
+as in LyCORIS: uniform within 1 / sqrt(fan in), and w2 (or w2_b) zero. With a core w2_a is (rank, b), w2_b (rank, d).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LokrBranch(Branch):
     w2_b: nn.Parameter | None
     t2: nn.Parameter | None
     factors_type: ClassVar[type[Factors]] = Lokr
-    options: ClassVar[frozenset[str]] = frozenset({"factor", "decompose_both"})
+    options: ClassVar[frozenset[str]] = frozenset({"factor", "decompose_both", "tucker"})
 
     def __init__(
         self,
@@ -65,6 +65,9 @@ class LokrBranch(Branch):
             left = {"w1_a": kaiming(generator, a, rank), "w1_b": kaiming(generator, rank, c)}
         else:
             left = {"w1": kaiming(generator, a, c)}
+        if rank < max(b, d) / 2 and spec.tucker and start.geometry.wide:
+            core, a_side = kaiming(generator, rank, rank, *kernel), kaiming(generator, rank, b)
+            return left | {"t2": core, "w2_a": a_side, "w2_b": torch.zeros(rank, d)}
         if rank < max(b, d) / 2:
             return left | {"w2_a": kaiming(generator, b, rank), "w2_b": torch.zeros(rank, d * math.prod(kernel))}
         return left | {"w2": torch.zeros(b, d, *kernel)}

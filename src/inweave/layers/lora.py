@@ -120,7 +120,7 @@ class LoraBranch(Branch):
         if self.rank_dropout:
             number, rank = self.layer_number + RANKS, self.up.shape[1] * self.blocks
             hidden = rank_dropout(hidden, self.rank_dropout, axis, rank, self.row_seeds, number)
-        if self.module_dropout:
+        if self.module_dropout and self.magnitude is None:
             number = self.layer_number + MODULE
             hidden = module_dropout(hidden, self.module_dropout, axis, self.row_seeds, number)
         return hidden

@@ -11,7 +11,7 @@ import torch
 
 from inweave.errors import ConfigError
 
-#: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are between its factors
+#: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are behind its input
 DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout", "module_dropout")
 
 
@@ -45,14 +45,15 @@ class AdapterSpec:
         dropout: dropout of the adapter's input in training.
         hidden_dropout: dropout of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's
             network_dropout; not with DoRA.
-        rank_dropout: dropout of whole ranks of each row of the input; not with DoRA.
-        module_dropout: probability of leaving the adapter of a module out for an example; not with DoRA.
+        rank_dropout: dropout of whole ranks of each row of the input; for LoHa and LoKr of outputs, which are not
+            scaled; not with DoRA.
+        module_dropout: probability of leaving the adapter of a module out for an example.
         rank_pattern: {regular expression: rank} for some modules, matched as in PEFT; the first match wins.
         alpha_pattern: {regular expression: alpha}, likewise.
         factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.
         decompose_both: for LoKr: also make the small factor low-rank if that is smaller. If both factors are full,
             there is no rank to divide alpha by, and the scale is 1.
-        tucker: for LoRA: a core between the factors of convolutions wider than 1x1, as LyCORIS' use_tucker.
+        tucker: a core between the factors of convolutions wider than 1x1, as LyCORIS' use_tucker.
         seed: the seed of the initial values, combined with each module's name.
         dtype: dtype of the new parameters; None: float32, or float64 if the base is float64.
     """

@@ -128,6 +128,61 @@ def test_skipped_modules_are_those_of_lycoris() -> None:
     assert abs(ours.count("skipped") - 300 * P) < 40 and abs(lycoris.count("skipped") - 300 * P) < 40
 
 
+@pytest.mark.parametrize("kind", ["linear", "conv2d", "conv2d-groups"])
+@pytest.mark.parametrize("network", ["loha", "lokr"])
+def test_outputs_are_dropped_as_by_lycoris(network: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one example and the same mask: rows of the change, not scaled."""
+    module = pytest.importorskip(f"lycoris.modules.{network}")
+    model, x, _ = seeded(kind, network=network, rank_dropout=P)
+    x, layer = x[:1], layer_of(model)
+    branch: Any = layer.branch("default")
+    branch.row_seeds = branch.row_seeds[:1]
+    mask = row_mask(branch.row_seeds, (1, layer.out), P, layer_number("layer") + RANKS)[0]
+    assert 0 < mask.sum() < layer.out
+    base, prefix = KINDS[kind].module()["layer"], {"loha": "hada_", "lokr": "lokr_"}[network]
+    base.load_state_dict(layer.base.state_dict())
+    theirs = getattr(module, {"loha": "LohaModule", "lokr": "LokrModule"}[network])(
+        "layer", base, lora_dim=branch.rank or 2, alpha=branch.scale * (branch.rank or 2), rank_dropout=P
+    )
+    theirs.use_w1, theirs.use_w2, theirs.scale = "w1" in branch.roles(), "w2" in branch.roles(), branch.scale
+    for role, value in branch.roles().items():
+        setattr(theirs, prefix + role, nn.Parameter(value.detach().clone()))
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.where(mask, 1.0, 0.0))
+    actual, expected = model["layer"](x), theirs.train()(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(actual, model.eval()["layer"](x))
+    model.train()
+    (model["layer"](x) ** 2).sum().backward()
+    (expected**2).sum().backward()
+    for role, value in branch.roles().items():
+        torch.testing.assert_close(value.grad, getattr(theirs, prefix + role).grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1D", "conv2d", "conv2d-groups"])
+@pytest.mark.parametrize("options", [{"network": "loha"}, {"network": "lokr"}, {"dora": True}], ids=str)
+def test_every_algorithm_leaves_modules_out_for_an_example(kind: str, options: dict[str, Any]) -> None:
+    model, x, seeds = seeded(kind, module_dropout=0.5, **options)
+    layer = layer_of(model)
+    mask = row_mask(seeds, (len(x),), 0.5, layer_number("layer") + MODULE)
+    if not 0 < mask.sum() < len(x):
+        layer.branch("default").row_seeds = seeds = seeds + 3
+        mask = row_mask(seeds, (len(x),), 0.5, layer_number("layer") + MODULE)
+    assert 0 < mask.sum() < len(x)
+    actual, skipped, added = model["layer"](x), layer.base(x), model.eval()["layer"](x)
+    for row, remains in enumerate(mask.tolist()):
+        torch.testing.assert_close(actual[row], (added if remains else skipped)[row])
+    assert not torch.allclose(added, skipped)
+
+
+@pytest.mark.parametrize("network", ["loha", "lokr"])
+def test_dropped_outputs_do_not_depend_on_the_batch(network: str) -> None:
+    model, x, seeds = seeded("linear", network=network, rank_dropout=P, module_dropout=P)
+    branch, whole = layer_of(model).branch("default"), model["layer"](x)
+    for row in range(len(x)):
+        branch.row_seeds = seeds[row : row + 1]
+        torch.testing.assert_close(model["layer"](x[row : row + 1]), whole[row : row + 1])
+
+
 def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:
     model, x, seeds = seeded("conv2d-groups", rank_dropout=P)
     layer = layer_of(model)
@@ -180,14 +235,17 @@ class Whole(nn.Linear):
 
 def test_where_nothing_is_between_two_factors_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = KINDS["linear"].module()
-    for options in ({"dora": True}, {"network": "loha"}, {"network": "lokr"}):
-        for name in ("hidden_dropout", "rank_dropout", "module_dropout"):
-            with pytest.raises(ConfigError, match="use dropout"):
-                inject(model, 2, targets=["layer"], **options, **{name: P})  # type: ignore[arg-type]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"dora": True}, "hidden_dropout"), ({"dora": True}, "rank_dropout"), ({"network": "loha"}, "hidden_dropout"),
+        ({"network": "lokr"}, "hidden_dropout"),
+    ]  # fmt: skip
+    for options, name in refused:
+        with pytest.raises(ConfigError, match=f"{name}: .*use dropout"):
+            inject(model, 2, targets=["layer"], **options, **{name: P})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rank_dropout must be at least 0 and below 1, got 1"):
         inject(model, 2, targets=["layer"], rank_dropout=1.0)
     for options in ({"dora": True}, {"network": "loha"}):
-        adapter = collect(adapted("linear", **options))  # type: ignore[arg-type]
+        adapter = collect(adapted("linear", **options))
         with pytest.raises(ConfigError, match=r"layer: .*use dropout"):
             attach(model, adapter, hidden_dropout=P)
     attach(model, collect(adapted("linear")), hidden_dropout=P, rank_dropout=0.1)

@@ -52,6 +52,39 @@ def test_it_is_collected_and_attached_with_its_core() -> None:
     torch.testing.assert_close(again["layer"](x), ours["layer"](x))
 
 
-def test_other_algorithms_have_no_such_option() -> None:
-    with pytest.raises(ConfigError, match="tucker belong to lora; loha does not use them"):
-        inject(model(), 4, 2.0, ["layer"], network="loha", tucker=True)
+@pytest.mark.parametrize(("network", "kind", "prefix"), [("loha", "Loha", "hada_"), ("lokr", "Lokr", "lokr_")])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_cores_of_loha_and_lokr_are_those_of_lycoris(network: str, kind: str, prefix: str, groups: int) -> None:
+    module = pytest.importorskip(f"lycoris.modules.{network}")
+    convs = [nn.Conv2d(12, 20, 3, padding=1, groups=groups) for _ in range(2)]
+    convs[1].load_state_dict(convs[0].state_dict())
+    ours, base = nn.ModuleDict({"layer": convs[0], "point": nn.Conv2d(12, 20, 1)}), convs[1]
+    inject(ours, 2, 3.0, ["layer", "point"], network=network, tucker=True, seed=3)
+    x = torch.randn(2, 12, 7, 7)
+    assert torch.equal(ours["layer"](x), base(x))
+    branch: Any = layer_of(ours).branch("default")
+    assert branch.t2.shape == (2, 2, 3, 3) and ours["point"].branch("default").t2 is None
+    with torch.no_grad():
+        for parameter in branch.parameters():
+            parameter.normal_()
+    theirs = getattr(module, f"{kind}Module")("layer", base, lora_dim=2, alpha=3.0, use_tucker=True)
+    own = {f"{prefix}{role}": value for role, value in branch.roles().items()}
+    assert {name: each.shape for name, each in theirs.named_parameters()} == {n: each.shape for n, each in own.items()}
+    for name, value in own.items():
+        getattr(theirs, name).data = value.detach().clone()
+    expected, output = theirs(x), ours["layer"](x)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    weights = torch.randn_like(output)
+    (output * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for name, value in own.items():
+        torch.testing.assert_close(value.grad, getattr(theirs, name).grad, rtol=1e-3, atol=1e-3)
+    again = nn.ModuleDict({"layer": nn.Conv2d(12, 20, 3, padding=1, groups=groups), "point": nn.Conv2d(12, 20, 1)})
+    again.load_state_dict({name: value for name, value in ours.state_dict().items() if "adapters" not in name})
+    attach(again, collect(ours))
+    torch.testing.assert_close(again["layer"](x), output)
+
+
+def test_other_options_belong_to_their_algorithms() -> None:
+    with pytest.raises(ConfigError, match="decompose_both and factor belong to lokr; loha does not use them"):
+        inject(model(), 4, 2.0, ["layer"], network="loha", factor=2, decompose_both=True, tucker=True)

@@ -26,6 +26,7 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import GENERIC, default_dialect, dialect_refusal, rewrite
 from inweave.exchange.load import load
 from inweave.layers import AdapterSpec, algorithm_of, attach, collect, geometry_of, inject, lora_layers
+from inweave.layers.norms import NormLayer, inject_norms
 from inweave.layers.spec import DROPOUTS
 from inweave.layers.whole import all_wholes
 from inweave.targets.index import ModelIndex
@@ -33,7 +34,7 @@ from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
 from inweave.training.adapters.order import side_by_side
 from inweave.training.adapters.summary import conflicts, shape_of
-from inweave.training.adapters.targets import check_rules, check_targets, first_rules, select_modules
+from inweave.training.adapters.targets import check_rules, check_targets, first_rules, select_modules, select_norms
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
@@ -67,10 +68,12 @@ def attach_adapters(
             }
         fresh = _start_from(networks, config, index)
     selected = {component: select_modules(component, network, config) for component, network in fresh.items()}
+    norms = {component: select_norms(network, config) for component, network in fresh.items()}
     if fresh == dict(networks):
         check_targets(networks, config)
     for component, network in fresh.items():
-        _attach_fresh(component, network, selected[component], config)
+        _attach_fresh(component, network, selected[component], norms[component], config)
+        selected[component] += norms[component]
     if not any(lora_layers(network) for network in networks.values()):
         raise ConfigError(f"rules: nothing of {', '.join(networks)} is left to train, every module is skipped")
     if not fresh and (problems := conflicts(shape_of(networks, NAME), config, targeted)):
@@ -106,7 +109,8 @@ def attach_adapters(
 
 def _without_pairs(networks: Mapping[str, nn.Module]) -> list[str]:
     """Return the kinds of attached adapters that are not a pair of factors."""
-    branches = [layer.branch(NAME) for network in networks.values() for layer in lora_layers(network).values()]
+    layers = [layer for network in networks.values() for layer in lora_layers(network).values()]
+    branches = [layer.branch(NAME) for layer in layers if not isinstance(layer, NormLayer)]
     return list(dict.fromkeys(branch.variant() for branch in branches if not branch.is_pair))
 
 
@@ -177,10 +181,10 @@ def _choose_dialect(
     raise ConfigError(f"dialect: {reason}; {advice}")
 
 
-def _attach_fresh(component: str, network: nn.Module, names: list[str], config: TrainConfig) -> None:
+def _attach_fresh(component: str, network: nn.Module, names: list[str], norms: list[str], config: TrainConfig) -> None:
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
-    rules = first_rules([f"{component}.{name}" for name in names], config.rules)
+    rules = first_rules([f"{component}.{name}" for name in [*names, *norms]], config.rules)
     for name in names:
         rule = rules[f"{component}.{name}"]
         if rule is None or not rule.skip:
@@ -194,6 +198,8 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         factor=config.lokr_factor, tucker=config.tucker, seed=config.seed, dtype=torch.float32, **_dropouts(config),
     )  # fmt: skip
     inject(network, config.rank, default, list(ranks), name=NAME, spec=spec)
+    skipped = {name for name in norms if (rule := rules[f"{component}.{name}"]) is not None and rule.skip}
+    inject_norms(network, set(norms) - skipped, NAME)
 
 
 def _dropouts(config: TrainConfig) -> dict[str, Any]:
@@ -258,7 +264,7 @@ def _start_from(
             if wholes := all_wholes(network):
                 raise TargetError(
                     f"{path}: cannot be trained further: {wholes[0].label} has values of its own (a difference, a "
-                    "bias or a whole module), and only factors are trained"
+                    "bias or a whole module), and only factors, LayerNorm and GroupNorm are trained"
                 )
     return {component: network for component, network in networks.items() if component not in known}
 

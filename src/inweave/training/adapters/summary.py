@@ -16,12 +16,13 @@ from torch import nn
 
 from inweave.adapter import scale
 from inweave.layers import lora_layers
+from inweave.layers.norms import NormLayer
 from inweave.training.config.schema import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Counts of each kind, rank and alpha; ``wide``: on convolutions wider than 1x1."""
+    """Counts of each kind, rank and alpha; ``wide``: on convolutions wider than 1x1; ``norms``: their differences."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     ranks: Counter[Any] = field(default_factory=Counter)
@@ -31,6 +32,7 @@ class Shape:
     rslora: Counter[bool] = field(default_factory=Counter)
     scales: Counter[float] = field(default_factory=Counter)
     modules: set[str] = field(default_factory=set)
+    norms: set[str] = field(default_factory=set)
 
     @property
     def network(self) -> str:
@@ -47,6 +49,9 @@ def shape_of(networks: Mapping[str, nn.Module], name: str) -> Shape:
     shape = Shape()
     for component, network in networks.items():
         for module, layer in lora_layers(network).items():
+            if isinstance(layer, NormLayer):
+                shape.norms.add(f"{component}.{module}")
+                continue
             branch, wide = layer.branch(name), layer.geometry.wide
             shape.kinds[branch.variant()] += 1
             (shape.wide_ranks if wide else shape.ranks)[branch.rank] += 1
@@ -73,6 +78,7 @@ def conflicts(shape: Shape, config: TrainConfig, targeted: set[str]) -> list[str
         "conv_rank": (config.conv_rank not in (None, *wide_ranks), config.conv_rank, shape.usual("wide_ranks")),
         "conv_alpha": (config.conv_alpha not in (None, *wide_alphas), config.conv_alpha, shape.usual("wide_alphas")),
         "rslora": (config.rslora not in shape.rslora and not same, config.rslora, shape.usual("rslora")),
+        "train_norm": (config.train_norm != bool(shape.norms), config.train_norm, bool(shape.norms)),
     }
     problems = [
         f"{name}: start_from has {theirs!r}, but {ours!r} is set; leave it out, or train without start_from"

@@ -5,6 +5,7 @@
               all             every linear layer and convolution inside the blocks
               names, regexes  a whole dotted name, its end after a dot, or a regular expression for all of it
     locon     adds the convolutions of the residual blocks to any of them
+    norms     with train_norm: those that match, or with a preset those inside the blocks
     rules     the first one whose pattern matches anywhere in `<component>.<module>` sets its rank, alpha or learning
               rate, or skips it
 
@@ -24,6 +25,7 @@ from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
 from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.match import nearest
+from inweave.layers.norms import norm_names
 from inweave.models.families import families
 from inweave.models.model import Model
 from inweave.ops.kinds import kind_of
@@ -107,6 +109,15 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
     return [name for name in names if name in selected]
 
 
+def select_norms(network: nn.Module, config: TrainConfig) -> list[str]:
+    """Return the normalization layers of a network that are trained, in the network's order."""
+    if not config.train_norm:
+        return []
+    names = norm_names(network)
+    matched = {name for entry in _entries(config) for name in _matches(entry, names)}
+    return [name for name in names if name in matched or (config.targets in TARGETS and _BLOCKS.fullmatch(name))]
+
+
 def token_layers(network: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of attention and feed-forward parts, which process every token, by name and unwrapped."""
     pairs = (
@@ -118,6 +129,13 @@ def token_layers(network: nn.Module) -> dict[str, nn.Module]:
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
     """Raise ConfigError if an entry of `targets` matches no module of any network."""
     names = [name for network in networks.values() for name in [*_adaptable(network), *lora_layers(network)]]
+    norms = [name for network in networks.values() for name in select_norms(network, config)]
+    if config.train_norm and not norms:
+        raise ConfigError(
+            "train_norm: targets match no LayerNorm or GroupNorm with weights of this model; other normalization, such "
+            "as RMSNorm, is not trained, nor is it by LyCORIS; set train_norm = false"
+        )
+    names += norms
     unused = [entry for entry in _entries(config) if not _matches(entry, names)]
     if unused:
         raise ConfigError(
@@ -158,6 +176,8 @@ def check_selection(networks: Mapping[str, nn.Module], config: TrainConfig) -> N
         return  # the adapter defines its own modules
     selected = {component: select_modules(component, network, config) for component, network in networks.items()}
     check_targets(networks, config)
+    for component, network in networks.items():
+        selected[component] += select_norms(network, config)
     check_rules(config.rules, [f"{component}.{name}" for component, names in selected.items() for name in names])
 
 

@@ -87,13 +87,18 @@ class TrainSettings(CheckedModel):
     rslora: bool = _adapter(False, "rank-stabilized scaling (rs-LoRA): alpha / sqrt(rank)")
     conv_rank: PositiveInt | None = _adapter(None, "rank of convolutions; none: same as rank, where they are trained")
     conv_alpha: PositiveFloat | None = _adapter(None, "alpha of convolutions; none: their rank")
-    tucker: bool = _adapter(False, "locon: a Tucker core in convolutions wider than 1x1: LyCORIS' use_tucker")
+    tucker: bool = _adapter(False, "a Tucker core in convolutions wider than 1x1: LyCORIS' use_tucker")
     dropout: FractionBelowOne = _adapter(0.0, "dropout probability of the adapter's inputs")
     hidden_dropout: FractionBelowOne = _adapter(
         0.0, "dropout probability between LoRA's factors: kohya's network_dropout"
     )
-    rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, per example, as in kohya")
-    module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's LoRA, per example")
+    rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, of LoHa's and LoKr's outputs")
+    module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's adapter, per example")
+    train_norm: bool = _adapter(
+        False,
+        "also train LayerNorm and GroupNorm: those that targets match, or of the blocks with a preset",
+        task="image",
+    )
     lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
         -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
     )

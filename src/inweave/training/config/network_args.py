@@ -29,6 +29,9 @@ _HARMLESS = names(
 )
 #: options of LoKr that the other algorithms do not read
 _LOKR_ONLY = ("factor", "full_matrix", "decompose_both", "unbalanced_factorization")
+#: names of a Tucker core, and the networks that have one
+TUCKER: Final = ("use_tucker", "use_cp", "use_conv_cp")
+_CORES = ("locon", "loha", "lokr")
 _LORA_PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
 LYCORIS_DROPOUT: Final = "LyCORIS drops the adapter's outputs, or nothing, by its version and bypass_mode"
 NO_CHANGE: Final = "does not change what is trained"
@@ -161,10 +164,15 @@ def dropout_of_lycoris(out: Translation, network: NetworkArgs) -> tuple[str, Any
 def read_argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> bool:
     """Translate an argument that means the same in a configuration and in an import; return whether it is one."""
     theirs, scalar = f"network_args.{name}", parse_scalar(value)
-    if name == "rank_dropout" and not network.is_lycoris and network.algorithm in ("lora", "locon") and scalar:
+    pair = network.algorithm in ("lora", "locon")
+    if name == "rank_dropout" and network.is_lycoris != pair and not network.decomposes and scalar:
         out.put(theirs, "rank_dropout", scalar)
-    elif name == "module_dropout" and network.algorithm in ("lora", "locon") and not network.decomposes and scalar:
+    elif name == "module_dropout" and (network.is_lycoris or pair) and scalar:
         out.put(theirs, "module_dropout", scalar)
+    elif name in TUCKER and network.is_lycoris and parse_bool(value) and out.fields.get("network") in _CORES:
+        out.put(theirs, "tucker", True)
+    elif name == "train_norm" and network.is_lycoris and parse_bool(value):
+        out.put(theirs, "train_norm", True)
     elif name in ("conv_dim", "conv_alpha", "factor", "rs_lora"):
         ours = {"conv_dim": "conv_rank", "rs_lora": "rslora", "factor": "lokr_factor"}.get(name, name)
         used = scalar and (name != "factor" or network.algorithm == "lokr")

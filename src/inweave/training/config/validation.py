@@ -67,11 +67,16 @@ def ensure_consistent(config: TrainSettings) -> None:
         f'lokr_factor: needs network = "lokr", not "{c.network}"',
     )  # fmt: skip
     reject_if(
-        c.tucker and c.network != "locon", "tucker network", f'tucker: needs network = "locon", not "{c.network}"'
+        c.tucker and c.network in ("lora", "dora"),
+        "tucker network",
+        f'tucker: needs network = "locon", "loha" or "lokr", not "{c.network}"',
     )
-    for name in ("hidden_dropout", "rank_dropout", "module_dropout"):
+    for name, without in (
+        ("hidden_dropout", c.network not in ("lora", "locon")),
+        ("rank_dropout", c.network == "dora"),
+    ):
         reject_if(
-            bool(getattr(c, name)) and c.network not in ("lora", "locon"), f"network {name}",
+            bool(getattr(c, name)) and without, f"network {name}",
             f'{name}: is between the two factors of lora and locon, and network = "{c.network}" has none there; set '
             f"dropout, which is of the adapter's inputs, or leave it out",
         )  # fmt: skip

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.layers import lora_layers
+from inweave.layers.norms import NormLayer
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
@@ -161,7 +162,7 @@ def _finish(network: nn.Module, *, dora: bool) -> None:
     network._apply(lambda tensor: tensor.to(_META))  # type: ignore[no-untyped-call]
     for layer in lora_layers(network).values():
         for term in layer.adapters.values():
-            if dora:
+            if dora and not isinstance(layer, NormLayer):
                 term.magnitude = nn.Parameter(torch.empty(layer.out, device=_META))
             for parameter in term.parameters():
                 parameter.grad = torch.empty_like(parameter)

@@ -15,12 +15,15 @@ from collections.abc import Iterable
 import torch
 
 from inweave.layers.branch import Branch
+from inweave.layers.norms import NormBranch
 
 
 @torch.no_grad()
 def limit_norms(branches: Iterable[Branch], limit: float, ok: torch.Tensor) -> None:
     """Scale the factors of every branch whose norm exceeds ``limit``; if ``ok`` is 0 nothing changes."""
     for branch in branches:
+        if isinstance(branch, NormBranch):  # no product of factors; LyCORIS does not limit them either
+            continue
         roles = branch.roles().values()
         norm = branch.product_norm() * abs(branch.scale)
         ratio = torch.where(ok.bool(), (limit / norm).clamp_max(1.0), 1.0)  # 1 if the norm is 0

@@ -93,6 +93,8 @@ def _network(shape: Shape) -> dict[str, str]:
         "dora_wd": str("dora" in shape.kinds),
         "rs_lora": str(True in shape.rslora),
     }
+    if shape.norms:
+        arguments["train_norm"] = "True"
     if shape.wide_ranks:
         arguments |= {"conv_dim": str(shape.usual("wide_ranks")), "conv_alpha": f"{shape.usual('wide_alphas'):g}"}
     rank, alpha = shape.usual("ranks"), shape.usual("alphas")

@@ -84,12 +84,8 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"weighted_captions": True}, "weighted_captions: True"),
         ({"color_aug": True}, "color_aug: True"),
         (
-            {"LoRA_type": "LyCORIS/LoHa", "module_dropout": 0.1},
-            "network_args.module_dropout: '0.1': only that of LoRA and LoCon is skipped",
-        ),
-        (
             {"LoRA_type": "LyCORIS/LoCon", "rank_dropout": 0.1},
-            "network_args.rank_dropout: '0.1': LyCORIS drops outputs",
+            "network_args.rank_dropout: '0.1': of LoCon and DoRA, LyCORIS drops outputs",
         ),
         (
             {"LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1},
@@ -113,6 +109,8 @@ def test_dropout_between_two_factors_is_imported(tmp_path: Path) -> None:
     c = gui(tmp_path, network_dropout=0.1, rank_dropout=0.2, module_dropout=0.3)
     assert (c.network, c.dropout, c.hidden_dropout, c.rank_dropout) == ("lora", 0, 0.1, 0.2)
     assert c.module_dropout == gui(tmp_path, LoRA_type="LyCORIS/LoCon", module_dropout=0.3).module_dropout == 0.3
+    c = gui(tmp_path, LoRA_type="LyCORIS/LoHa", rank_dropout=0.2, module_dropout=0.3)
+    assert (c.network, c.rank_dropout, c.module_dropout) == ("loha", 0.2, 0.3)
     table = {**GUI, "LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1}
     c = imported(tmp_path, table, dropout=0.1).config
     assert (c.dropout, c.hidden_dropout) == (0.1, 0)

@@ -16,8 +16,10 @@ from tests.unit.training.importers.other_trainers import KOHYA, accounted, write
 def test_kohya(tmp_path: Path) -> None:
     import tomllib
 
-    with pytest.raises(ConfigError, match=r"network_args\.use_tucker") as caught:
-        import_config(write_text(tmp_path, KOHYA.replace("attn-mlp", "full")))
+    cored = KOHYA.replace("attn-mlp", "full")
+    assert import_config(write_text(tmp_path, cored), without=["multires_noise_iterations"]).config.tucker
+    with pytest.raises(ConfigError, match=r"network_args\.use_scalar") as caught:
+        import_config(write_text(tmp_path, cored.replace("use_tucker", "use_scalar")))
     assert len(caught.value.problems) == 1
     result = import_config(
         write_text(tmp_path, KOHYA), without=["multires_noise_iterations", "multires_noise_discount"]
@@ -164,13 +166,23 @@ def test_a_list_of_images_becomes_a_metadata_file(tmp_path: Path) -> None:
     assert c.dataset == {"general": {"num_repeats": 3}, "datasets": [{"subsets": [subset]}]}
 
 
-@pytest.mark.parametrize(("algorithm", "cored"), [("locon", True), ("loha", False)])
-def test_a_tucker_core_is_that_of_locon(algorithm: str, cored: bool, tmp_path: Path) -> None:
+def test_train_norm_is_that_of_lycoris(tmp_path: Path) -> None:
+    arguments = '["algo=loha", "preset=attn-mlp", "train_norm=True"]'
+    text = re.sub(r"network_args = .*", f"network_args = {arguments}", KOHYA)
+    assert import_config(write_text(tmp_path, text)).config.train_norm
+    text = re.sub(r"network_args = .*", 'network_args = ["algo=loha", "train_norm=False"]', KOHYA)
+    assert not import_config(write_text(tmp_path, text)).config.train_norm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cored"), [("locon", True), ("loha", True), ("lokr", True), ('locon", "dora_wd=True', False)]
+)
+def test_a_tucker_core_is_that_of_lycoris(algorithm: str, cored: bool, tmp_path: Path) -> None:
     arguments = f'["algo={algorithm}", "preset=full", "conv_dim=8", "conv_alpha=4", "use_tucker=True"]'
     text = re.sub(r"network_args = .*", f"network_args = {arguments}", KOHYA)
     if cored:
         c = import_config(write_text(tmp_path, text)).config
-        assert (c.network, c.tucker, c.conv_rank) == ("locon", True, 8)
+        assert (c.network, c.tucker, c.conv_rank) == (algorithm, True, 8)
     else:
-        with pytest.raises(ConfigError, match="use_tucker: 'True': only convolutions of LoCon have a Tucker core"):
+        with pytest.raises(ConfigError, match="use_tucker: 'True': only convolutions of LoCon, LoHa"):
             import_config(write_text(tmp_path, text))

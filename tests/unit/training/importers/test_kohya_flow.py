@@ -153,7 +153,7 @@ def test_lora_plus_has_one_ratio(arguments: str, ratio: int | str) -> None:
         ("algo=lora dora_wd=True wd_on_output=False", "one magnitude per output"),
         ("algo=lokr decompose_both=True", "factorizes its larger factor only"),
         ("algo=lokr unbalanced_factorization=True", "is not supported"),
-        ("algo=loha use_conv_cp=True", "no Tucker core"),
+        ("algo=locon dora_wd=True use_conv_cp=True", "have a Tucker core"),
     ],
 )
 def test_options_of_lycoris_that_change_the_factors(arguments: str, why: str) -> None:

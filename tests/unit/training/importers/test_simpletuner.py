@@ -72,6 +72,8 @@ def test_simpletuner_has_values_of_its_own_for_optimizers(name: str, expected: t
         ({"multiplier": 2.0}, "lycoris_config.multiplier: 2.0: is not supported"),
         ({"unbalanced_factorization": True}, "lycoris_config.unbalanced_factorization: True"),
         ({"weight_decompose": True}, "lycoris_config.weight_decompose: True"),
+        ({"algo": "lora", "use_tucker": True}, "lycoris_config.use_tucker: 'lora' has no Tucker core"),
+        ({"algo": "lora", "rank_dropout": 0.1}, "lycoris_config.rank_dropout: 0.1: is known of loha and lokr alone"),
         ({"apply_preset": {"module_algo_map": {"Attention": {"algo": "lora", "dim": 8}}}},
         "module_algo_map.Attention.algo"),
         ({"apply_preset": {"module_algo_map": {"Attention": {"factor": 8}}}}, "all modules share one LoKr factor"),
@@ -94,6 +96,16 @@ def test_every_option_of_a_lycoris_file_is_read_or_refused(changes: dict[str, An
     (tmp_path / "lycoris.json").write_text(json.dumps({**plain, **changes}), "utf-8")
     with pytest.raises(ConfigError, match=why):
         imported(tmp_path, table)
+
+
+def test_options_of_lycoris_are_those_of_the_trainer_here(tmp_path: Path) -> None:
+    options = {"train_norm": True, "use_tucker": True, "rank_dropout": 0.1, "module_dropout": 0.2}
+    (tmp_path / "lycoris.json").write_text(json.dumps({"algo": "lokr", "linear_dim": 8, **options}), "utf-8")
+    table = {**TUNER, "lora_type": "lycoris", "lycoris_config": "lycoris.json"}
+    c = imported(tmp_path, table).config
+    assert (c.network, c.train_norm, c.tucker, c.rank_dropout, c.module_dropout) == ("lokr", True, True, 0.1, 0.2)
+    with pytest.raises(ConfigError, match="train_norm: no LayerNorm or GroupNorm of this model has weights"):
+        imported(tmp_path, {**table, "model_family": "flux"})
 
 
 def with_backends(tmp_path: Path, *backends: dict[str, Any], **settings: Any) -> dict[str, Any]:

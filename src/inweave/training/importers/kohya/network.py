@@ -11,6 +11,7 @@ from inweave.checked import for_message
 from inweave.training.config.network_args import (
     LYCORIS_DROPOUT,
     NO_CHANGE,
+    TUCKER,
     NetworkArgs,
     dropout_of_lycoris,
     parse_network,
@@ -25,13 +26,13 @@ from inweave.training.importers.kohya.blocks import NAMES as BLOCK_NAMES
 from inweave.training.importers.kohya.blocks import block_rules
 from inweave.training.importers.targets import BLOCKS, FLOW, LYCORIS_PRESETS, kohya_targets, lycoris_targets
 
-_CONVOLUTIONS_ONLY = ("use_tucker", "use_cp", "use_conv_cp")
-_NO_CORE = "only convolutions of LoCon have a Tucker core"
+_NO_CORE = "only convolutions of LoCon, LoHa and LoKr have a Tucker core"
 _WHY = {
-    "rank_dropout": "LyCORIS drops outputs, or ranks of a whole batch, by its version and bypass_mode",
-    "module_dropout": "only that of LoRA and LoCon is skipped",
-    "train_norm": "normalization layers are not adapted", "use_scalar": "an adapter has no scalar of its own",
-    "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(_CONVOLUTIONS_ONLY, _NO_CORE),
+    "rank_dropout": "of LoCon and DoRA, LyCORIS drops outputs or ranks, by its version and bypass_mode",
+    "module_dropout": "only that of LyCORIS and of networks.lora is known",
+    "train_norm": "no LayerNorm or GroupNorm of this model has weights",
+    "use_scalar": "an adapter has no scalar of its own",
+    "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(TUCKER, _NO_CORE),
     "train_t5xxl": "T5 is not trained", "rank_dropout_scale": "ranks are scaled by 1 / (1 - rank_dropout)",
     "wd_on_output": "DoRA has one magnitude per output", "exclude_patterns": "modules are left out by rules",
     "include_patterns": "modules are chosen by targets",
@@ -119,10 +120,10 @@ def _argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> 
     elif name == "full_matrix" and network.algorithm == "lokr" and parse_bool(value):
         out.fields["rank"] = 2**20  # more than any factor has: both stay whole
         out.mapping[theirs] = "rank"
-    elif name in _CONVOLUTIONS_ONLY and not LYCORIS_PRESETS.get(network.preset, (True,))[0]:
+    elif name in TUCKER and not LYCORIS_PRESETS.get(network.preset, (True,))[0]:
         out.note(theirs, "no convolution is trained")
-    elif name in _CONVOLUTIONS_ONLY and network.is_lycoris and parse_bool(value) and out.fields["network"] == "locon":
-        out.put(theirs, "tucker", True)
+    elif name == "train_norm" and out.family in FLOW and parse_bool(value):
+        out.refuse(theirs, f"{for_message(value)}: {_WHY[name]}")
     elif read_argument(out, network, name, value):
         return
     elif is_off(parse_scalar(value)) or parse_scalar(value) == "all":

@@ -11,6 +11,7 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, names, normalize_name, parse_int, parse_number
+from inweave.training.importers.targets import FLOW
 
 #: classes of diffusers' modules, as LyCORIS names its targets
 _CLASSES = {
@@ -22,7 +23,10 @@ _CLASSES = {
     "QwenImageTransformerBlock": r"transformer_blocks\.\d+\..+", "ZImageTransformerBlock": r"layers\.\d+\..+",
 }  # fmt: skip
 #: options of LyCORIS that are read, or change only how it computes
-_READ = names("algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode")
+_READ = names(
+    "algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode train_norm use_tucker "
+    "module_dropout rank_dropout"
+)
 _AT = "lycoris_config"
 
 
@@ -40,8 +44,19 @@ def put_lycoris(out: Translation, table: Mapping[str, Any]) -> None:
     _put_modules(out, table, preset, algorithm)
     if not is_off(table.get("dora_wd", table.get("weight_decompose"))) and algorithm in ("lora", "locon"):
         fields["network"] = "dora"
-    if not is_off(table.get("rs_lora")):
-        fields["rslora"] = True
+    for theirs, ours in (("rs_lora", "rslora"), ("train_norm", "train_norm"), ("use_tucker", "tucker")):
+        if not is_off(table.get(theirs)):
+            fields[ours] = True
+    if fields.get("train_norm") and out.family in FLOW:
+        out.refuse(f"{_AT}.train_norm", "no LayerNorm or GroupNorm of this model has weights")
+    if fields.get("tucker") and fields["network"] in ("lora", "dora"):
+        out.refuse(f"{_AT}.use_tucker", f"{for_message(fields['network'])} has no Tucker core")
+    if not is_off(table.get("module_dropout")):
+        fields["module_dropout"] = parse_number(table["module_dropout"])
+    if not is_off(table.get("rank_dropout")) and algorithm in ("loha", "lokr"):
+        fields["rank_dropout"] = parse_number(table["rank_dropout"])
+    elif not is_off(table.get("rank_dropout")):
+        out.refuse(f"{_AT}.rank_dropout", f"{for_message(table['rank_dropout'])}: is known of loha and lokr alone")
     for key, value in table.items():
         doubled = key in ("dora_wd", "weight_decompose", "rs_lora") and algorithm in ("lora", "locon")
         plain = key in _READ or doubled or is_off(value) or (key == "multiplier" and parse_number(value) == 1)

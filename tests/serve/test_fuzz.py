@@ -98,6 +98,17 @@ def ask(worker: Worker, method: str, path: str, content: bytes) -> list[str]:
     return []
 
 
+@pytest.fixture(autouse=True)
+def as_before(worker: Worker) -> Iterator[None]:
+    """Leave the worker that other tests share as it was: odd values may pause its queue or change its options."""
+    options = worker.http.get("/sdapi/v1/options").json()
+    yield
+    assert worker.http.post("/v1/queue", json={"paused": False}).status_code == 200
+    assert worker.http.post("/sdapi/v1/options", json=options).status_code == 200
+    for job in worker.http.get("/v1/jobs", params={"state": ["queued", "running"], "limit": 200}).json()["jobs"]:
+        worker.http.delete(f"/v1/jobs/{job['id']}")
+
+
 @pytest.mark.parametrize("route", json_routes())
 def test_no_value_of_any_field_is_an_internal_error(worker: Worker, route: str) -> None:
     method, fields = json_routes()[route]

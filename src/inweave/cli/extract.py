@@ -11,7 +11,7 @@ import typer
 from inweave.cli.adapters import weights_path
 from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, AdapterOut, Device, Energy, To
+from inweave.cli.options import JSON, AdapterOut, Device, Energy, ToOrKohya
 from inweave.cli.output_files import Force, ensure_new
 from inweave.cli.progress import display
 
@@ -33,7 +33,7 @@ def extract(
     out: AdapterOut,
     rank: Annotated[int, typer.Option("--rank", "-r", help="The highest rank of a module.")] = 32,
     energy: Energy = None,
-    to: To = "kohya",
+    to: ToOrKohya = None,
     dtype: Annotated[FactorDtype, typer.Option("--dtype", help="The dtype of the factors.")] = FactorDtype.fp16,
     device: Device = "auto",
     full_norms: Annotated[

@@ -38,6 +38,10 @@ ToOrKeep = Annotated[
     str | None,
     typer.Option("--to", metavar="DIALECT", help=_DIALECTS, parser=dialect_name, show_default="that of the first file"),
 ]
+_KOHYA = "kohya, or diffusers where its names are not known"
+ToOrKohya = Annotated[
+    str | None, typer.Option("--to", metavar="DIALECT", help=_DIALECTS, parser=dialect_name, show_default=_KOHYA)
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 JSONList = Annotated[bool, typer.Option("--json", help="Print JSON: an object for one file, a list for several.")]
 Seed = Annotated[

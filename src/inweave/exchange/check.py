@@ -211,8 +211,10 @@ def _error(report: Report, detection: Detection, index: ModelIndex, target: str)
     other = detection.base is not None and (index.base is None or not detection.fits_as_well(index.base))
     if detection.base and other and detection.scores[detection.base] > report.modules:
         score = detection.scores.get(index.base or "", report.modules)
+        bases = [detection.base, *detection.rivals]
+        names = ", ".join(bases[:3]) + (f" or {len(bases) - 3} more" if len(bases) > 3 else "")
         return (
-            f"this file is for {detection.base} ({detection.scores[detection.base]} of {detection.total} modules fit), "
+            f"this file is for {names} ({detection.scores[detection.base]} of {detection.total} modules fit), "
             f"not for {target} ({score} of {detection.total} fit)"
         )
     if detection.base is None and detection.total and report.placed:

@@ -129,7 +129,8 @@ def save(
     Args:
         adapter: the adapter to write; `load` reads one from a file.
         out: the file to write; for "peft", the directory.
-        dialect: as ``to`` of `convert`; None: kohya for a name that ends in .safetensors, peft for any other.
+        dialect: as ``to`` of `convert`; None: peft for a name that does not end in .safetensors; for others kohya, or
+            diffusers if kohya's names of this model are not known.
         base: the base model, if it cannot be detected: a name, a path or an index.
         drop: leave out tensors that the dialect cannot express, and list them in the result.
         prefix: as in `convert`.
@@ -148,13 +149,13 @@ def save(
             "load(path) reads one, and convert goes from file to file"
         )
     expect("dialect", dialect, str, type(None))
-    if dialect is None:
-        dialect = "kohya" if as_path(out).suffix == ".safetensors" else "peft"
-    dialect_named(dialect)
+    usual = dialect or ("kohya" if as_path(out).suffix == ".safetensors" else "peft")
+    dialect_named(usual)
     refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
-    _check_candle(dialect, prefix, dummy_embeddings)
-    index, tie = _index(adapter, base, dialect, prefix)
-    if reason := _refusal_of(dialect, index):
+    _check_candle(usual, prefix, dummy_embeddings)
+    index, tie = _index(adapter, base, usual, prefix)
+    dialect = dialect or default_dialect(index, usual)
+    if reason := dialect_refusal(dialect, index):
         raise TargetError(reason)
     written = rewrite(adapter, dialect, index, prefix=prefix, dummy_embeddings=dummy_embeddings)
     written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
@@ -170,6 +171,11 @@ def save(
     )  # fmt: skip
 
 
+def default_dialect(index: ModelIndex, usual: str = "kohya") -> str:
+    """Return the dialect to write where the caller names none: the usual one, or one that can hold the names."""
+    return "diffusers" if index.denoiser is not None and dialect_refusal(usual, index) else usual
+
+
 def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
     """Raise ConfigError before any work if `save` would refuse the dialect or the name of the output."""
     expect("dialect", dialect, str)
@@ -177,11 +183,11 @@ def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
     if directory == (out.suffix == ".safetensors"):
         form = "a directory; use a name without .safetensors" if directory else "one file, NAME.safetensors"
         raise ConfigError(f"{out}: {dialect} is written as {form}")
-    if reason := _refusal_of(dialect, index):
+    if reason := dialect_refusal(dialect, index):
         raise ConfigError(reason)
 
 
-def _refusal_of(dialect: str, index: ModelIndex) -> str:
+def dialect_refusal(dialect: str, index: ModelIndex) -> str:
     """Return why a model's adapters cannot be written in a dialect, or nothing."""
     if "model" in index.components and not dialect_named(dialect).generic:
         what = index.base or index.source or "this model"
@@ -323,7 +329,7 @@ def _index(
             f"which base model is this adapter for?{known} {detection.evidence[-1]}; name it with base (--base){other}"
         )
     index = known_index(detection.base)
-    if not detection.rivals or _refusal_of(dialect, index):
+    if not detection.rivals or dialect_refusal(dialect, index):
         return index, []
     names = [detection.base, *detection.rivals]
     first = rewrite(adapter, dialect, index, prefix=prefix)
@@ -356,9 +362,9 @@ def _alternatives(adapter: Adapter, dialect: str, index: ModelIndex) -> str:
     others = (
         []
         if "model" in index.components
-        else [name for name in written_dialects() if name != dialect and not dialect_named(name).generic]
+        else [name for name in written_dialects() if not (dialect_named(name).generic or dialect_refusal(name, index))]
     )
-    whole = [name for name in others if not rewrite(adapter, name, index).lost]
+    whole = [name for name in others if name != dialect and not rewrite(adapter, name, index).lost]
     return f"\n  all of it can be written as {' or '.join(whole)}" if whole else ""
 
 

@@ -18,7 +18,7 @@ from inweave.formats.files import open_container, shard_files, weight_files
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, holds, known_index, listing
 from inweave.targets.catalog import load_outside_bases
-from inweave.targets.index import ModelIndex, component_from_names, index_from_names
+from inweave.targets.index import Component, ModelIndex, component_from_names, index_from_names
 from inweave.targets.links import Naming, Shape
 
 
@@ -133,6 +133,16 @@ def _with_base_name(index: ModelIndex) -> ModelIndex:
         if "model" in components and "unet" in known_index(best[1].name).components:
             components["unet"] = replace(components.pop("model"), name="unet")
         return ModelIndex(components, best[1].name, index.source)
+    return _rooted(index, first) if "model" in index.components else index
+
+
+def _rooted(index: ModelIndex, component: Component) -> ModelIndex:
+    """Identify a denoiser whose files put its tensors below a root of their own, such as `model.`."""
+    for root in sorted({known.parts[0].prefix for known in KNOWN if known.own_modules}):
+        shapes = {name.removeprefix(root): size for name, size in component.shapes.items() if name.startswith(root)}
+        if (best := _largest_within(shapes)) is not None:
+            rooted = replace(component, name="unet", shapes=shapes, prefix=root)
+            return ModelIndex({"unet": rooted}, best[1].name, index.source)
     return index
 
 

@@ -6,7 +6,7 @@
     A1111        kohya's names of UNets and SD 3; sd-scripts and musubi-tuner: of the families that they train
 
 diffusers 0.42 was tried with a file of each family (`tests/unit/exchange/test_readers.py`), ComfyUI's rules are
-those of January 2026.
+those of comfy/lora.py at 17358c8f and of the models that comfy/supported_models.py lists at 01f03bbd.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from inweave.formats.dialects import dialect_named
-from inweave.targets.bases import Known, find
+from inweave.targets.bases import same_names
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.tables import SPELLINGS
 
@@ -33,13 +33,12 @@ _TRAINED_BY = {
 def original_names_refusal(dialect: str, index: ModelIndex) -> str:
     """Return why a dialect that spells the original names cannot be written for a model, or nothing.
 
-    Names that a model shares with its original are none of a table; they are known for the listed bases alone. kohya's
-    form of a model that is not listed is read here again, so it is refused for listed ones without a table only.
+    A table gives the original names, or a listing says that they are diffusers' own.
     """
-    if dialect == "kohya" and _known(index) is None:
-        return ""
     denoiser, naming = index.denoiser, dialect_named(dialect).naming
-    if naming == "diffusers" or denoiser is None or denoiser.table.name != "own" or _has_one_naming(index):
+    if naming == "diffusers" or denoiser is None or denoiser.table.name != "own":
+        return ""
+    if (known := same_names(index)) is not None and known.parts[0].one_naming:
         return ""
     what = index.base or index.source or "this model"
     return (
@@ -53,7 +52,7 @@ def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> l
     denoiser = index.denoiser
     if denoiser is None or not modules or dialect not in DIFFUSERS_READS:
         return []
-    family, there, known = _family(denoiser, index), _comfy_names(denoiser), _known(index)
+    family, there, known = _family(denoiser, index), _comfy_names(denoiser), same_names(index)
     notes = []
     if known is not None and not known.in_comfyui:
         notes.append(f"ComfyUI has no model class of {known.name}: it does not use this file")
@@ -65,7 +64,9 @@ def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> l
     elif dialect == "comfy":
         forge = " and Forge" if family in ("unet", "flux") else ""
         notes.append(f"these are the names of ComfyUI{forge}")
-    if family not in DIFFUSERS_READS[dialect]:
+    if known is not None and not known.in_diffusers:
+        notes.append(f"diffusers has no model class of {known.name}")
+    elif family not in DIFFUSERS_READS[dialect]:
         notes.append("diffusers does not read these names of this model: for it write diffusers")
     trainers = next((names for names, families in _TRAINED_BY.items() if family in families), "")
     if dialect == "comfy" and trainers:
@@ -73,18 +74,9 @@ def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> l
     return notes
 
 
-def _has_one_naming(index: ModelIndex) -> bool:
-    known = _known(index)
-    return known is not None and known.parts[0].one_naming
-
-
-def _known(index: ModelIndex) -> Known | None:
-    return find(index.base) if index.base else None
-
-
 def _family(component: Component, index: ModelIndex) -> str:
     name = component.table.name.removesuffix("-comfy")
-    known = _known(index)
+    known = same_names(index)
     return known.parts[0].listing if name == "own" and known else name
 
 

@@ -257,8 +257,13 @@ def _plans_of(stack: Future[list[ResolvedItem]]) -> Future[Stack]:
 
 def file_index(model: Model) -> ModelIndex:
     """Return the index that adapters for this model are written against: the usual names in files."""
+    return blueprint_index(model.blueprint)
+
+
+def blueprint_index(blueprint: Blueprint) -> ModelIndex:
+    """Return `file_index` of a model before it is loaded."""
     components = {}
-    for folder, part in model.blueprint.parts.items():
+    for folder, part in blueprint.parts.items():
         if folder not in FOLDERS:
             continue
         shapes = {name: part.source.spec(name).shape for name in part.source.names()}
@@ -266,8 +271,8 @@ def file_index(model: Model) -> ModelIndex:
             root = ("text_projection", "logit_scale")
             shapes = {n if n.startswith(root) else f"text_model.{n}": shape for n, shape in shapes.items()}
         components[FOLDERS[folder]] = component_from_names(FOLDERS[folder], shapes)
-    variant = model.blueprint.variant
-    return ModelIndex(components, variant.tensors if variant is not None else None, model.name)
+    base = blueprint.variant.tensors if blueprint.variant is not None else None
+    return ModelIndex(components, base, blueprint.name)
 
 
 def on_meta(part: NetworkBlueprint) -> nn.Module:

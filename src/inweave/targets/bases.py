@@ -22,7 +22,7 @@ from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.tables import TABLES
 
-__all__ = ["KNOWN", "Known", "KnownNetwork", "find", "holds", "known_index", "listed_modules", "listing"]
+__all__ = ["KNOWN", "Known", "KnownNetwork", "find", "holds", "known_index", "listed_modules", "listing", "same_names"]
 
 
 def find(name: str) -> Known | None:
@@ -88,6 +88,16 @@ def listed_modules(name: str) -> frozenset[str]:
     return frozenset(
         re.sub(r"\[[\d,-]+\]|\d+", "#", tensor.rpartition(".")[0] or tensor) for tensor in packed_listing(name)
     )
+
+
+def same_names(index: ModelIndex) -> Known | None:
+    """Return the base a model is known as, or the listed one without a table whose modules it has in other sizes."""
+    known = find(index.base) if index.base else None
+    if known is not None or index.denoiser is None:
+        return known
+    modules = {re.sub(r"\d+", "#", tensor.rpartition(".")[0] or tensor) for tensor in index.denoiser.shapes}
+    unnamed = (known for known in KNOWN if known.parts[0].table == "own")
+    return next((known for known in unnamed if modules <= listed_modules(known.parts[0].listing)), None)
 
 
 def holds(shapes: Mapping[str, Shape], name: str) -> bool:

@@ -46,7 +46,11 @@ class Known:
     experts: int = 1  # denoisers of the same names and shapes: Wan 2.2 has one for high and one for low noise
     language_model: KnownNetwork | None = None  # encodes the prompts; it comes as a folder or a file of its own
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes
-    in_comfyui: bool = True  # ComfyUI has a model class of it (January 2026, and the forks that add later models)
+    in_comfyui: bool = True  # ComfyUI@01f03bbd has a model class of it (comfy/supported_models.py)
+
+    in_diffusers: bool = True  # diffusers has a model class of it
+    #: of a model that grew out of a language model: the modules that only it has, which tell their adapters apart
+    own_modules: tuple[str, ...] = ()
 
     @property
     def networks(self) -> tuple[KnownNetwork, ...]:
@@ -96,7 +100,7 @@ def load_outside_bases() -> bool:
         for name, tensors in dict(getattr(family, "listings", {})).items():
             if name in BY_NAME:
                 raise ConfigError(f"plugin {plugin!r} ({group}): a base is called {name!r} already")
-            network = KnownNetwork("unet", name, table, "model.diffusion_model.", one_naming=table == "own")
+            network = KnownNetwork("unet", name, table, "model.diffusion_model.")
             OUTSIDE_LISTINGS[name] = {tensor: [int(size) for size in shape] for tensor, shape in tensors.items()}
             BY_NAME[name] = Known(name, (network,), in_comfyui=False)
             KNOWN.append(BY_NAME[name])

@@ -61,7 +61,7 @@ def model_of(base: str) -> str:
     return BY_NAME[base].variant_of or base if base in BY_NAME else base
 
 
-_ONE_FAMILY = {"sana-video": "sana"}  # table -> that of its family
+_ONE_FAMILY = {"sana-video": "sana", "longcat": "flux"}  # table -> that of its family
 
 
 def family_of(base: str) -> str:

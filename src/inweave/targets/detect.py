@@ -110,10 +110,12 @@ class Fit:
         best = max(counts.values(), default=0)
         known = tuple(map(str, _known(declared)))
         if best == 0:
-            wrong, name = max(((each.contradicted, name) for name, each in self.scores.items()), default=(0, ""))
+            wrong = max((each.contradicted for each in self.scores.values()), default=0)
             reason = "no known base has these modules"
             if wrong:
-                reason = f"{wrong} of {self.entries} modules have names of {name}, and shapes of no known base"
+                near = [name for name, each in self.scores.items() if each.contradicted == wrong]
+                names = ", ".join(near[:3]) + (f" and {len(near) - 3} more" if len(near) > 3 else "")
+                reason = f"{wrong} of {self.entries} modules have names of {names}, and shapes of no known base"
             return Detection(None, 0.0, (reason, *known), counts, self.entries, declared=declared)
         nearest = max(counts, key=lambda base: counts[base])
         total = self.entries - (self.encoders if self.encoders < self.entries and not _has_encoder(nearest) else 0)
@@ -243,6 +245,7 @@ def _scores(candidates: list[Known], groups: list[EntryGroup]) -> dict[str, Scor
     namings = _namings(groups)
     input_named = any(_INPUT.search(group.form) for group in groups)
     encoders = any(group.encoder for group in groups)
+    candidates = [known for known in candidates if not known.own_modules or _is_denoiser(known, groups)]
     parts = {known.name: known.parts for known in candidates}
     scores: dict[str, Score] = {}
     for known in candidates:
@@ -252,6 +255,11 @@ def _scores(candidates: list[Known], groups: list[EntryGroup]) -> dict[str, Scor
         else:
             scores[known.name] = score(known, groups, namings)
     return scores
+
+
+def _is_denoiser(known: Known, groups: list[EntryGroup]) -> bool:
+    """Return whether a file is for this denoiser, and not for the language model whose modules it has too."""
+    return any(group.component == "unet" or any(own in group.form for own in known.own_modules) for group in groups)
 
 
 _INPUT = re.compile(

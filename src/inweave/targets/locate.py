@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from inweave.adapter import Adapter, Entry, Ref
-from inweave.targets.bases import find
+from inweave.targets.bases import same_names
 from inweave.targets.fit import fitted, stacked_shape, uses_of
 from inweave.targets.index import Component, ModelIndex, Spelling
 from inweave.targets.links import Naming
@@ -98,7 +98,7 @@ class Locator:
 
     def _unknown_names(self, candidates: list[Component]) -> str:
         """Return that a denoiser's original names are not known, where no table and no listing gives them."""
-        known = find(self.index.base) if self.index.base else None
+        known = same_names(self.index)
         if any(c.name == "unet" and c.table.name == "own" for c in candidates) and not (
             known and known.parts[0].one_naming
         ):

@@ -61,7 +61,8 @@ def read_table(name: str) -> RuleTable:
 
 #: where an adapter fits several tables, the first one counts: HunyuanVideo's knows every name of HunyuanImage's refiner
 _NAMES = (
-    "flux", "flux2", "sd3", "z-image", "lumina2", "wan", "ltx", "mochi", "hunyuan-image", "hunyuan-image-comfy",
+    "flux", "longcat", "flux2", "sd3", "z-image", "lumina2", "wan", "ltx", "mochi",
+    "hunyuan-image", "hunyuan-image-comfy",
     "hunyuan-video", "hunyuan-video-comfy", "hunyuan-video-1.5", "hunyuan-video-1.5-comfy", "ovis", "ovis-comfy",
     "pixart", "sana", "sana-video", "auraflow", "anima", "krea2", "minimax-h3", "ideogram4", "flux3",
     "cascade", "cascade-comfy", "openclip",

@@ -154,7 +154,10 @@ def check(
     setup.validate(setup.config)
     plan = plan_within_limit(setup, World(), resumed_config(config))
     config = plan.config if plan is not None else setup.config
+    dialect, unnamed = setup.dialect(config)
+    config = config.model_copy(update={"dialect": dialect})
     report, notes = setup.report(config, processes)
+    notes = [*filter(None, [unnamed]), *notes]
     needs = dict(plan.estimate if plan is not None else sum_up(setup.measurements, config, staged=False))
     needs["steps"] = report.total_steps
     needs["seconds"] = report.total_steps * speed_of(setup.device, config, measured=True).seconds(needs)

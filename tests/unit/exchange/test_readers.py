@@ -15,6 +15,7 @@ from inweave.exchange.convert import rewrite
 from inweave.exchange.programs import DIFFUSERS_READS
 from inweave.formats.read import read
 from inweave.targets.bases import known_index
+from inweave.targets.detect import detect
 from inweave.targets.forms import numbers_in
 from tests.support import random, write, write_sparse
 
@@ -44,9 +45,42 @@ def test_names_that_no_table_gives_are_refused_with_the_reason(dialect: str, tmp
     file = write_sparse(tmp_path / "transformer.safetensors", shapes)
     with pytest.raises(TargetError, match="no table of the original names of cogvideox-2b"):
         inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=file)
+    other = {f"model.diffusion_model.{name.replace('to_', 'in_')}": shape for name, shape in shapes.items()}
+    file = write_sparse(tmp_path / "unlisted.safetensors", other)
+    unlisted = read({name.replace("to_", "in_"): tensor for name, tensor in trained("cogvideox-2b").items()})
+    with pytest.raises(TargetError, match=r"no table of the original names of .*unlisted"):
+        inweave.save(unlisted, tmp_path / "x.safetensors", dialect=dialect, base=file)
+    assert inweave.save(unlisted, tmp_path / "x.safetensors", base=file).dialect == "diffusers"
+    assert inweave.save(adapter, tmp_path / "x.safetensors", base="cogvideox-2b").dialect == "diffusers"
     unknown = write_sparse(tmp_path / "other.safetensors", {name + "x.weight": shape for name, shape in shapes.items()})
     with pytest.raises(TargetError, match="whose names inweave knows"):
         inweave.save(adapter, tmp_path / "x.safetensors", dialect=dialect, base=unknown)
+
+
+@pytest.mark.parametrize("base", ["cogvideox-2b", None])
+def test_the_worker_refuses_by_the_same_rule(base: str | None, tmp_path: Path) -> None:
+    process = pytest.importorskip("inweave.serve.sandbox.process")
+    file = write(tmp_path / "cog.safetensors", trained("cogvideox-2b", (*ATTENTION, "norm1.linear")))
+    data = {"path": str(file), "label": "cog", "target": str(tmp_path), "base": base, "drop": True}
+    for dialect in ("kohya", "comfy"):
+        with pytest.raises(TargetError, match="no table of the original names of cogvideox-2b"):
+            process.convert_lora({**data, "to": dialect})
+    assert process.convert_lora({**data, "to": "diffusers"})["ok"]
+
+
+def test_a_shorter_model_has_the_one_naming_of_its_listed_relative(tmp_path: Path) -> None:
+    parts = known_index("qwen-image").components["unet"].parts
+    shapes = {f"model.diffusion_model.{name}": ("BF16", shape) for name, shape in parts.items() if ".59." not in name}
+    file = write_sparse(tmp_path / "pruned.safetensors", shapes)
+    done = inweave.save(read(trained("qwen-image", blocks=9)), tmp_path / "x.safetensors", dialect="kohya", base=file)
+    assert not any("diffusers does not read" in note for note in done.notes)
+
+
+def test_a_dialect_that_is_refused_is_not_advised(tmp_path: Path) -> None:
+    whole = {"transformer.transformer_blocks.0.attn1.to_q.diff": random(1, 1920, 1920)}
+    with pytest.raises(TargetError) as refused:
+        inweave.save(read(whole), tmp_path / "x.safetensors", dialect="diffusers", base="cogvideox-2b")
+    assert "kohya" not in str(refused.value) and "comfy" not in str(refused.value)
 
 
 def notes(base: str, dialect: str) -> str:
@@ -58,7 +92,8 @@ def test_modules_that_comfyui_skips_are_counted() -> None:
     assert "ComfyUI skips" in notes("hunyuanvideo", "kohya")
     assert "ComfyUI skips" not in notes("hunyuanvideo", "comfy")
     assert "ComfyUI skips" not in notes("flux1-dev", "kohya")
-    assert "no model class of sana-1.6b" in notes("sana-1.6b", "comfy")
+    for base in ("sana-1.6b", "flux3", "kolors"):
+        assert f"no model class of {base}" in notes(base, "comfy")
 
 
 def test_a_tie_is_asked_for_unless_every_base_gives_the_same_file(tmp_path: Path) -> None:
@@ -116,3 +151,69 @@ def test_original_names_on_a_model_without_a_table_say_why() -> None:
     assert "diffusers' names alone" in report.unplaced[0].reason
     report = inweave.check(read(original), "qwen-image", values="none").report
     assert report.unplaced[0].reason == "no module of this name in the base"
+
+
+ATTENTION_8B = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+
+
+def of_hidream_o1(prefix: str, leaves: tuple[str, ...] = ATTENTION_8B) -> dict[str, Tensor]:
+    diffusers = trained("hidream-o1", leaves).items()
+    return {name.replace("transformer.", prefix, 1): tensor for name, tensor in diffusers}
+
+
+def test_hidream_o1_is_separated_from_the_language_model_inside_it(tmp_path: Path) -> None:
+    """Its decoder has the names and shapes of Qwen3-VL's: a prefix of denoisers, or a layer of its own, decides."""
+    for prefix in ("base_model.model.model.", "model."):
+        assert detect(read(of_hidream_o1(prefix))).base is None
+        assert inweave.check(read(of_hidream_o1(prefix)), "hidream-o1", values="none").ok
+        detection = detect(read(of_hidream_o1(prefix, (*ATTENTION_8B, "x_embedder.proj1"))))
+        assert (detection.base, detection.proven) == ("hidream-o1", True)
+    file = write(tmp_path / "o1.safetensors", of_hidream_o1("diffusion_model."))
+    assert inweave.inspect(file).as_dict()["base"]["detected"] == "hidream-o1"
+    done = inweave.convert(file, tmp_path / "kohya.safetensors", to="kohya")
+    assert done.notes == ["diffusers has no model class of hidream-o1"]
+    back = inweave.convert(tmp_path / "kohya.safetensors", tmp_path / "back.safetensors", to="comfy")
+    assert back.base == "hidream-o1"
+    written = inweave.load(back.path).tensors
+    assert {key.rpartition(".lora_")[0] for key in written} >= {
+        "diffusion_model.language_model.layers.35.self_attn.o_proj"
+    }
+
+
+def test_a_checkpoint_of_hidream_o1_is_recognized(tmp_path: Path) -> None:
+    parts = known_index("hidream-o1").components["unet"].parts
+    shapes = {f"model.{name}": ("BF16", shape) for name, shape in parts.items()}
+    shapes["lm_head.weight"] = ("BF16", (151936, 4096))
+    file = write_sparse(tmp_path / "hidream.safetensors", shapes)
+    verdict = inweave.check(read(of_hidream_o1("diffusion_model.")), file, values="none")
+    assert verdict.ok
+    assert {placement.tensor for placement in verdict.placements} <= shapes.keys()
+
+
+def test_shapes_of_no_known_base_come_with_the_bases_whose_names_they_have() -> None:
+    narrow = {name: random(1, *(size if size == 1 else size * 3 // 4 for size in tensor.shape))
+              for name, tensor in trained("qwen-image").items()}  # fmt: skip
+    evidence = " ".join(detect(read(narrow)).evidence)
+    assert "120 of 120 modules have names of sd3.5-large, " in evidence and "shapes of no known base" in evidence
+    other = {name.replace("attn.", "mixer."): tensor for name, tensor in narrow.items()}
+    assert detect(read(other)).evidence == ("no known base has these modules",)
+
+
+def test_longcat_image_is_written_in_the_names_of_comfyuis_flux(tmp_path: Path) -> None:
+    """ComfyUI builds its Flux for it, without pooled text: only the embedding of the time is called otherwise."""
+    leaves = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp", "timestep_embedder.linear_1")
+    file = write(tmp_path / "longcat.safetensors", trained("longcat-image", leaves))
+    done = inweave.convert(file, tmp_path / "comfy.safetensors", to="comfy")
+    keys = {key.rpartition(".lora_")[0] for key in inweave.load(done.path).tensors}
+    assert keys >= {f"diffusion_model.{name}" for name in ("time_in.in_layer", "double_blocks.9.img_attn.qkv")}
+    assert "diffusion_model.single_blocks.19.linear1" in keys and "names of ComfyUI" in " ".join(done.notes)
+    back = inweave.convert(done.path, tmp_path / "back.safetensors", to="diffusers")
+    assert back.base == "longcat-image"
+    assert set(inweave.load(back.path).tensors) >= set(trained("longcat-image", leaves))
+
+
+def test_a_wrong_base_is_refused_with_every_base_that_fits() -> None:
+    one = inweave.check(read(trained("cogview4-6b")), "flux1-dev", values="none").error or ""
+    assert one.startswith("this file is for cogview4-6b (")
+    several = inweave.check(read(trained("cogview4-6b", ("attn1.to_q",), 3)), "flux1-dev", values="none").error or ""
+    assert several.startswith("this file is for ltx-video-13b, ltx-2") and "not for flux1-dev" in several

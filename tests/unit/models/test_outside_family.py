@@ -45,11 +45,14 @@ for part, prefix in prefixes.items():
     save_file(tensors, folder / part / "model.safetensors")
     single |= {prefix + name: value for name, value in tensors.items()}
 save_file(single, "mosaic.safetensors")
+save_file({name: value + 0.01 * torch.randn_like(value) for name, value in single.items()}, "mosaic-2.safetensors")
 
 import inweave
 
 settings = {"dataset": "inweave/pixel", "model": "mosaic-tiny", "steps": 2, "learning_rate": 0.1, "output": "out"}
 inweave.train(inweave.TrainConfig(**settings))
+for network in ("lokr", "loha"):  # which diffusers' names cannot hold for a model that nobody knows
+    inweave.train(inweave.TrainConfig(**settings | {"network": network, "output": network}))
 for image, model, loras in (("folder", "mosaic-tiny", ()), ("single", "mosaic.safetensors", ()),
                             ("lora", "mosaic-tiny", ["out/lora.safetensors"])):
     pipe = inweave.pipeline(model, loras=loras, device="cpu")
@@ -92,6 +95,30 @@ def test_its_adapters_are_detected_and_checked_without_the_model(models: Path) -
     run(arguments, models, PACKAGE)
     without = run(["-m", "inweave", *arguments[2:], "--force"], models, fails=True)
     assert "which base model is this adapter for?" in " ".join(without.split())
+
+
+def test_its_adapters_are_written_in_names_that_are_known(models: Path) -> None:
+    """It has no name table, so nothing is written as kohya or comfy: not by default, and not on request."""
+    data = ["--dataset", "inweave/pixel", "--model", "mosaic-tiny", "--steps", "2"]
+    checked = run(["-m", "inweave", "train", *data, "--output", "x", "--check", "--json"], models, PACKAGE)
+    reason = "kohya spells modules as the original model does, and inweave has no table of the original names of mosaic"
+    assert f'dialect "diffusers" is used: {reason}' in checked.replace('\\"', '"')
+    for more in (["--check"], []):
+        arguments = ["-m", "inweave", "train", *data, "--output", "x", "--set", "dialect=kohya", *more]
+        assert f"dialect: {reason}" in " ".join(run(arguments, models, PACKAGE, fails=True).split())
+    assert not (models / "x" / "lora.safetensors").exists()
+    assert "diffusers" in run(["-m", "inweave", "inspect", "out/lora.safetensors"], models, PACKAGE)
+    for base in ("mosaic-tiny", "mosaic-tiny/transformer", "mosaic.safetensors"):
+        for dialect in ("kohya", "comfy"):
+            arguments = ["convert", "out/lora.safetensors", "k.safetensors", "--to", dialect, "--base", base]
+            assert "no table of the original names" in run(["-m", "inweave", *arguments], models, PACKAGE, fails=True)
+    for arguments in (
+        ["resize", "out/lora.safetensors", "--rank", "1", "-o", "small.safetensors"],
+        ["extract", "mosaic-2.safetensors", "mosaic.safetensors", "--rank", "1", "-o", "difference.safetensors"],
+    ):
+        assert "diffusers" in run(["-m", "inweave", *arguments, "--json"], models, PACKAGE)
+        refused = run(["-m", "inweave", *arguments, "--force", "--to", "kohya"], models, PACKAGE, fails=True)
+        assert "no table of the original names" in " ".join(refused.split())
 
 
 def test_without_the_package_its_model_is_refused_by_name(models: Path) -> None:

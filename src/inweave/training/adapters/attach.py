@@ -23,7 +23,7 @@ from torch import nn
 
 from inweave.adapter import Adapter, Entry, Tensor
 from inweave.errors import ConfigError, TargetError
-from inweave.exchange.convert import GENERIC, rewrite
+from inweave.exchange.convert import GENERIC, default_dialect, dialect_refusal, rewrite
 from inweave.exchange.load import load
 from inweave.layers import AdapterSpec, algorithm_of, attach, collect, geometry_of, inject, lora_layers
 from inweave.layers.norms import NormLayer, inject_norms
@@ -127,6 +127,26 @@ def collect_adapters(networks: Mapping[str, nn.Module]) -> Adapter:
     return Adapter(entries=tuple(entries), tensors=tensors)
 
 
+def dialect_for(config: TrainConfig, index: ModelIndex) -> tuple[str, str]:
+    """Return (a dialect that knows the names of this model, why it is not the usual one).
+
+    Raises:
+        ConfigError: the setting names a dialect that does not.
+    """
+    if "model" in index.components and config.dialect not in GENERIC:
+        raise ConfigError(
+            f"dialect: {config.dialect} is for diffusion models; a language model is saved as {GENERIC[0]}"
+        )
+    explicit = "dialect" in config.explicit_fields or "model" in index.components
+    usual = config.dialect if explicit else TrainConfig.model_fields["dialect"].default
+    if not (reason := dialect_refusal(usual, index)):
+        return config.dialect, ""
+    if explicit:
+        raise ConfigError(f"dialect: {reason}")
+    chosen = default_dialect(index, usual)
+    return chosen, f'dialect "{chosen}" is used: {reason}'
+
+
 @torch.no_grad()
 def _choose_dialect(
     networks: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter], config: TrainConfig, index: ModelIndex
@@ -136,25 +156,23 @@ def _choose_dialect(
     kohya's names fuse the projections of transformers, for which LoHa and LoKr have no common factors. This is checked
     before the first step.
     """
-    if "model" in index.components and config.dialect not in GENERIC:
-        raise ConfigError(
-            f"dialect: {config.dialect} is for diffusion models; a language model is saved as {GENERIC[0]}"
-        )
+    dialect, unnamed = dialect_for(config, index)
     original = {name: parameter.clone() for name, parameter in parameters.items()}
     generator = torch.Generator().manual_seed(0)
     try:
         for parameter in parameters.values():  # fresh ones are zeros, which can be fused even if trained values cannot
             parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
         adapter = collect_adapters(networks)
-        written = rewrite(adapter, config.dialect, index)
-        others = [name for name in DIALECTS if name != config.dialect] if written.lost and index.denoiser else []
+        written = rewrite(adapter, dialect, index)
+        fallbacks = DIALECTS if written.lost and index.denoiser else ()
+        others = [name for name in fallbacks if name != dialect and not dialect_refusal(name, index)]
         possible = {name: other for name in others if not (other := rewrite(adapter, name, index)).lost}
     finally:
         for name, parameter in parameters.items():
             parameter.copy_(original[name])
     if not written.lost:
-        return config.dialect, tuple(written.notes)
-    reason = f'{len(written.lost)} modules cannot be written as "{config.dialect}", the first: {written.lost[0].reason}'
+        return dialect, tuple(filter(None, (unnamed, *written.notes)))
+    reason = f'{len(written.lost)} modules cannot be written as "{dialect}", the first: {written.lost[0].reason}'
     if possible and "dialect" not in config.explicit_fields:
         chosen = next(iter(possible))
         return chosen, (f'dialect "{chosen}" is used: {reason}', *possible[chosen].notes)

@@ -240,6 +240,6 @@ class MetaAttention(TorchFunctionMode):
         options = kwargs or {}
         if function is functional.scaled_dot_product_attention:
             inputs = (*args, *(options[name] for name in ("query", "key", "value") if name in options))[:3]
-            if inputs[0].is_meta:
+            if inputs[0].is_meta and inputs[0].dim() == 4:  # torch fuses no other
                 return torch.ops.aten._scaled_dot_product_flash_attention.default(*inputs)[0]
         return function(*args, **options)

@@ -19,10 +19,11 @@ from inweave.exchange.load import load
 from inweave.files.paths import exists, is_file
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
-from inweave.models.model import Model, file_index, load_model
+from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
+from inweave.training.adapters.attach import dialect_for
 from inweave.training.adapters.targets import check_selection, trained_networks
 from inweave.training.config.schema import TrainConfig, other_task_settings
 from inweave.training.data import caption_lengths
@@ -76,7 +77,12 @@ class DiffusionSetup:
             sample_requests(config)
         if problems := check_masks(config, self.dataset.examples):
             raise ConfigError(problems)
+        self.dialect(config)
         check_selection(trained_networks(self._blank(config), config), config)
+
+    def dialect(self, config: TrainConfig) -> tuple[str, str]:
+        """Return (the dialect of the adapter file, why it is not the usual one)."""
+        return dialect_for(config, blueprint_index(self._blueprint))
 
     def problems(self, config: TrainConfig) -> list[str]:
         """Return the reasons to refuse this run: its dataset, or something the model or the device cannot do."""

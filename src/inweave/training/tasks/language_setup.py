@@ -78,6 +78,9 @@ class LanguageSetup:
     def validate(self, config: TrainConfig) -> None:
         check_selection(self._task.networks, config)
 
+    def dialect(self, config: TrainConfig) -> tuple[str, str]:
+        return config.dialect, ""
+
     def problems(self, config: TrainConfig) -> list[str]:
         missing = config.validation_split and not self._blank_task(config).held_out
         impossible = mode_problems(self._task.networks, config, self.device)

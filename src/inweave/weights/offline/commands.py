@@ -24,7 +24,7 @@ from inweave.adapter import Adapter
 from inweave.arguments import expect, expect_callable
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
-from inweave.exchange.convert import naming_for, refuse_output, save
+from inweave.exchange.convert import default_dialect, naming_for, refuse_output, save
 from inweave.exchange.load import alphas_for, component_folders, load, open_base, open_weights
 from inweave.exchange.ties import tied_changes
 from inweave.files.paths import as_path
@@ -116,7 +116,7 @@ def extract(
     *,
     rank: int = 32,
     energy: float | None = None,
-    dialect: str = "kohya",
+    dialect: str | None = None,
     dtype: torch.dtype | str = "fp16",
     device: torch.device | str = "auto",
     full_norms: bool = False,
@@ -130,7 +130,7 @@ def extract(
         out: The adapter file to write.
         rank: The highest rank of a module.
         energy: Use the lowest rank that keeps this share of a module's squared norm.
-        dialect: The dialect to write.
+        dialect: The dialect to write; None: kohya, or diffusers if kohya's names of this model are not known.
         dtype: Of the factors.
         device: Where to compute; "auto" uses a GPU if there is one.
         full_norms: Keep changed norms and biases too, as full differences.
@@ -146,6 +146,7 @@ def extract(
     expect_callable("progress", progress)
     expect("full_norms", full_norms, bool)
     index = open_weights(base)
+    dialect = dialect or default_dialect(index)
     refuse_output(as_path(out), dialect, index)
     tuned_path, base_path = Path(tuned), Path(base)
     with ExitStack() as opened:
@@ -182,7 +183,7 @@ def resize(
         rank: The highest rank of a module.
         energy: Use the lowest rank that keeps this share of a module's squared norm. With neither, several adapters
             are combined exactly.
-        dialect: The dialect to write; None: that of the first adapter.
+        dialect: The dialect to write; None: that of the first adapter, or diffusers if it is not known of this model.
         base: The model they are for, if it cannot be detected.
         dtype: Of the new factors; None keeps that of the old ones.
         device: Where to compute.
@@ -202,7 +203,7 @@ def resize(
     adapters = [_loaded(adapter) for adapter, _ in stack]
     names = [_name(adapter) for adapter, _ in stack]
     index = _common_index(names, adapters, base)
-    dialect = dialect or _dialect(adapters[0])
+    dialect = dialect or default_dialect(index, _dialect(adapters[0]))
     refuse_output(as_path(out), dialect, index)
     result = resizing.resize_stack(
         [(adapter, strength) for adapter, (_, strength) in zip(adapters, stack, strict=True)],

@@ -31,6 +31,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: its blocks need a running worker: tests/serve/test_page.py starts one and runs them
 SERVING = ROOT / "docs" / "serving.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RECIPE = re.compile(r"^<!-- recipe: \w+ -->\n```python\n.*?^```", re.MULTILINE | re.DOTALL)
 STEPS = 1
 #: models that no test machine has, and commands whose point is to keep running
 LARGE = re.compile(
@@ -45,7 +46,9 @@ class MyLinear(nn.Linear):
 
 
 def python_of(page: Path) -> str:
-    text = "\n".join(body for language, body in BLOCK.findall(page.read_text()) if language == "python")
+    """Return the Python of a page, without recipes: their own tests bring the models that those need."""
+    blocks = BLOCK.findall(RECIPE.sub("", page.read_text()))
+    text = "\n".join(body for language, body in blocks if language == "python")
     return re.sub(r"\bsteps=\d+", f"steps={STEPS}", text)
 
 

@@ -16,6 +16,7 @@ from inweave.adapter import (
     Boft,
     BoftIn,
     Entry,
+    ExpertLora,
     Factors,
     Full,
     Glora,
@@ -228,4 +229,17 @@ def test_every_algorithm_is_tried() -> None:
     tried = {
         type(each) for target, (module, _, param) in names.items() for each in samples(module, param, SHAPES[target])
     }
-    assert tried == {each for each in ALGORITHMS.values() if each.__module__.startswith("inweave.")}
+    own = {each for each in ALGORITHMS.values() if each.__module__.startswith("inweave.")}
+    assert tried == {each for each in own if not each.of_parameter}
+
+
+@pytest.mark.parametrize(("dialect", "base"), CASES)
+def test_a_lora_on_a_bare_parameter_is_written_whole_or_refused_by_name(dialect: str, base: str) -> None:
+    """PEFT alone has a form for it; tests of such layers read that form with PEFT."""
+    index = index_of(base)
+    component = index.denoiser or next(iter(index))
+    factors = ExpertLora(down=random(1, 6, 20), up=random(2, 24, 6), experts=3)
+    entry = entry_of(component.name, "experts", "down_proj", factors, 0)
+    written = rewrite(adapter_of([entry]), dialect, index)
+    assert bool(written.tensors) != bool(written.lost), "nothing is lost silently"
+    assert all(row.reason for row in written.lost)

@@ -28,21 +28,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_language_model("llama", tmp_path_factory.mktemp("llama"))
 
 
-def recipe() -> str:
-    match = re.search(r"<!-- recipe: trainer -->\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+def recipe(name: str) -> str:
+    match = re.search(rf"<!-- recipe: {name} -->\n```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert match is not None
     return match[1]
 
 
-def test_the_folder_of_a_run_names_its_base_and_loads_in_one_call(model: Path, tmp_path: Path) -> None:
-    from peft import AutoPeftModelForCausalLM
-
+def test_the_folder_of_a_run_names_its_base_and_loads_in_one_call(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = tmp_path / "pairs.jsonl"
     dataset.write_text("\n".join(json.dumps({"prompt": prompt, "completion": text}) for prompt, text in PAIRS))
-    result = train(configured(model, dataset, tmp_path / "out", steps=3))
+    result = train(configured(model, dataset, tmp_path / "out", steps=3, name="lora"))
     config = json.loads((result.path / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["task_type"]) == (str(model.resolve()), "CAUSAL_LM")
-    loaded: Any = AutoPeftModelForCausalLM.from_pretrained(str(result.path))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(recipe("loading"), str(PAGE), "exec"), names)
+    loaded = names["model"]
     ids = torch.tensor([[0, 5, 9, 12]])
     with torch.no_grad():
         tuned, plain = loaded(ids).logits, loaded.get_base_model()
@@ -58,7 +61,7 @@ def test_the_printed_recipe_with_a_trainer_runs(model: Path, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").symlink_to(model)
     names: dict[str, Any] = {}
-    exec(compile(recipe(), str(PAGE), "exec"), names)
+    exec(compile(recipe("trainer"), str(PAGE), "exec"), names)
     losses = [entry["train_loss"] for entry in names["trainer"].state.log_history if "train_loss" in entry]
     assert losses and losses[0] < 5.0, "an untrained model of 300 tokens has a loss of 6"
     loaded: Any = AutoPeftModelForCausalLM.from_pretrained("cats")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import inweave
 from inweave.adapter import Adapter
 from inweave.errors import MergeStateError, TargetError
 from inweave.formats.read import read
@@ -128,3 +132,23 @@ def test_other_numbers_and_a_layer_quantized_meanwhile_are_refused() -> None:
     FORMATS["int8"].quantize(model.last)
     with pytest.raises(MergeStateError, match=r"last\.weight"):
         weaver.apply([])
+
+
+def test_the_printed_recipe_merges_and_restores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text("utf-8")
+    recipe = re.search(r"<!-- recipe: quantized -->\n```python\n(.*?)```", page, re.DOTALL)
+    assert recipe is not None
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model: Any = nn.ModuleDict({"proj": nn.Linear(128, 128)})
+    trained = copy.deepcopy(model)
+    inweave.inject(trained, rank=4, targets="all-linear")
+    with torch.no_grad():
+        for name, value in trained.named_parameters():
+            if name.endswith(".up"):
+                value.normal_(0, 0.05)
+    inweave.save(inweave.collect(trained), "style.safetensors", dialect="candle")
+    names: dict[str, Any] = {"model": model}
+    exec(compile(recipe[1], "training.md", "exec"), names)
+    assert names["weaver"].lost == {} and not names["weaver"].woven
+    assert isinstance(model["proj"], FORMATS["nf4"])

@@ -54,7 +54,8 @@ def _choice(names: tuple[str, ...], plugins: Callable[[], Collection[str]]) -> A
 
 def _other_networks() -> list[str]:
     load_algorithms()
-    return [kind for kind, algorithm in ALGORITHMS.items() if algorithm.layer and kind not in NETWORKS]
+    layers = {kind for kind, each in ALGORITHMS.items() if each.layer and not each.of_parameter}
+    return [kind for kind in ALGORITHMS if kind in layers and kind not in NETWORKS]
 
 
 def _other_dialects() -> list[str]:

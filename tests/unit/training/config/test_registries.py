@@ -9,7 +9,8 @@ from inweave.training.config.types import NETWORKS, OUTPUT_DIALECTS
 
 def test_networks_are_the_algorithms_that_can_be_layers() -> None:
     forms_of_lora = {"locon", "dora"}  # with kernels, with magnitudes
-    layers = {kind for kind, each in ALGORITHMS.items() if each.layer and each.__module__.startswith("inweave.")}
+    own = {kind: each for kind, each in ALGORITHMS.items() if each.__module__.startswith("inweave.")}
+    layers = {kind for kind, each in own.items() if each.layer and not each.of_parameter}
     assert set(NETWORKS) - forms_of_lora == layers
 
 

@@ -33,8 +33,8 @@ _TRAINED_BY = {
 def original_names_refusal(dialect: str, index: ModelIndex) -> str:
     """Return why a dialect that spells the original names cannot be written for a model, or nothing.
 
-    A table gives the original names, or a listing says that they are diffusers' own. An index without a base or a source
-    has the caller's own names: kohya's form of them is read here again, and by no other program.
+    A table gives the original names, or a listing says that they are diffusers' own. An index without a base or a
+    source has the caller's own names: kohya's form of them is read here again, and by no other program.
     """
     if dialect == "kohya" and not (index.base or index.source):
         return ""

@@ -134,6 +134,8 @@ def test_a_format_that_only_stores_trains_on_any_device(format: str, tmp_path: P
     _, _, plain = check(config.model_copy(update={"quantize": "off"}))
     records: list[Any] = []
     run, sample = prepare(config)
+    names = {name.rpartition(".")[2] for name in run.base}
+    assert "weight" in names and not names & {"numbers", "scales"}, "the base is known by the weights of its file"
     quantized: list[Any] = [layer for layer in run.model.denoiser.modules() if isinstance(layer, QuantizedLinear)]
     quantized += [layer.base for layer in lora_layers(run.model.denoiser).values()]
     quantized = [layer for layer in quantized if isinstance(layer, FORMATS[format])]

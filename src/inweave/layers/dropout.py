@@ -78,9 +78,13 @@ def output_dropout(
     axis %= change.dim()
     sizes = [1] * change.dim()
     sizes[axis] = change.shape[axis]
-    if axis:
-        sizes[0] = change.shape[0]
-    return change * _mask(change, p, row_seeds, layer, tuple(sizes)).to(change.dtype)
+    rows = change.shape[0] if axis else 1
+    if row_seeds is not None and rows % len(row_seeds):
+        row_seeds = row_seeds.sum(0, keepdim=True)
+    if row_seeds is not None and axis:
+        sizes[0] = len(row_seeds)  # tokens that were flattened into rows have the mask of their example
+    mask = _mask(change, p, row_seeds, layer, tuple(sizes)).to(change.dtype)
+    return change * (mask.repeat_interleave(rows // sizes[0], 0) if 1 < sizes[0] < rows else mask)
 
 
 def rank_dropout(

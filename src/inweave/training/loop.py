@@ -87,7 +87,8 @@ class Run:
         self.task, self.model, self.index = task, model, index
         self.world = world or World()
         networks = getattr(model, "networks", task.networks)
-        self.base, self._sampled = base_digests(networks, getattr(task, "digests", None)), sampled_digest(networks)
+        self.base = base_digests(networks, getattr(task, "digests", None))
+        self._sampled = getattr(task, "sampled_digest", None) or sampled_digest(networks)
         self.trainable: TrainableSet = attach_adapters(task.networks, config, index)
         if self.trainable.dialect:
             config = config.model_copy(update={"dialect": self.trainable.dialect})

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from inweave.errors import ConfigError
 from inweave.layers import attach, collect, inject, register_layer
-from inweave.layers.dropout import HIDDEN, MODULE, RANKS, layer_number, row_mask
+from inweave.layers.dropout import HIDDEN, MODULE, RANKS, layer_number, output_dropout, row_mask
 from inweave.ops.kinds import LayerKind, LinearKind, registry
 from tests.unit.layers.zoo import KINDS, adapted, layer_of
 
@@ -181,6 +181,15 @@ def test_dropped_outputs_do_not_depend_on_the_batch(network: str) -> None:
     for row in range(len(x)):
         branch.row_seeds = seeds[row : row + 1]
         torch.testing.assert_close(model["layer"](x[row : row + 1]), whole[row : row + 1])
+
+
+def test_all_tokens_of_an_example_lose_the_same_outputs() -> None:
+    seeds, change = torch.tensor([[3, 4], [5, 6]]), torch.ones(2, 5, 16)
+    whole = output_dropout(change, P, -1, seeds, 7)
+    torch.testing.assert_close(output_dropout(change.flatten(0, 1), P, -1, seeds, 7), whole.flatten(0, 1))
+    assert all(torch.equal(row, row[:1].expand_as(row)) for row in whole) and not torch.equal(whole[0], whole[1])
+    alone = output_dropout(change.flatten(0, 1), P, -1, None, 7)
+    assert torch.equal(alone, alone[:1].expand_as(alone)), "without seeds, a batch has one mask, as in LyCORIS"
 
 
 def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:

@@ -109,6 +109,9 @@ def test_training_leaves_one_device_to_images_unless_there_is_only_one() -> None
     assert number_of(scheduler, [train, job(2)], one, two) == 2
     assert number_of(scheduler, [train], one, two) is None
     assert scheduler.reason(train, [one, two]) == "training leaves one device to images"
+    two.job, two.ready = None, False
+    assert number_of(scheduler, [train], one, two) is None, "the other one is down"
+    two.job, two.ready = job(0, kind="train"), True
     one.role, two.role = TrainingRole.IMAGES, TrainingRole.TRAINING
     two.job = None
     assert number_of(scheduler, [train, job(2)], one, two) == 2

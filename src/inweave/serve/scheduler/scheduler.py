@@ -119,7 +119,7 @@ class Scheduler:
         if job.kind != "train" or device.role is TrainingRole.TRAINING:
             return True
         images = [each for each in devices if each.takes("image_generation")]
-        return len(images) == 1 or sum(not each.training for each in images) > 1
+        return len(images) == 1 or any(each.ready and not each.training for each in images if each is not device)
 
     def _forget(self, candidates: Sequence[Candidate]) -> None:
         """Drop what is known of jobs that were cancelled."""

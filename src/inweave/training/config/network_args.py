@@ -161,6 +161,13 @@ def dropout_of_lycoris(out: Translation, network: NetworkArgs) -> tuple[str, Any
     return (theirs, value) if network.is_lycoris and value else None
 
 
+def refuse_dropped_norms(out: Translation, theirs: str) -> None:
+    """Refuse a run of LyCORIS that drops differences of norms: those here always act."""
+    dropouts = [name for name in ("module_dropout", "rank_dropout") if out.fields.get(name)]
+    if out.fields.get("train_norm") and dropouts:
+        out.refuse(theirs, f"with {' and '.join(dropouts)}, LyCORIS drops the differences of norms too")
+
+
 def read_argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> bool:
     """Translate an argument that means the same in a configuration and in an import; return whether it is one."""
     theirs, scalar = f"network_args.{name}", parse_scalar(value)

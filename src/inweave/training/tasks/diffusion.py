@@ -89,6 +89,7 @@ class DiffusionTask:
         self._token_ids: dict[tuple[str, int], Tensors] = {}
         encoders = [folder for folder in ("vae", *ENCODERS) if folder in model.networks]
         self.digests = {folder: network_digests(model.networks[folder]) for folder in encoders}
+        self.sampled_digest: str | None = None
         self._identity = encoder_digests(model, self.digests)
         self.offloader = Offloader(model.networks, model.device)
 

@@ -30,6 +30,7 @@ from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache
+from inweave.training.data.digests import network_digests, sampled_digest
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
@@ -113,9 +114,13 @@ class DiffusionSetup:
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
-        quantized = "" if config.quantize == "off" else self._quantize(model, config, staged=staged)
+        quantizes = config.quantize != "off"  # a base is known by the weights of its file, not by those it is stored as
+        sampled = sampled_digest(model.networks) if quantizes else None
+        digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
+        quantized = self._quantize(model, config, staged=staged) if quantizes else ""
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
+        task.digests, task.sampled_digest = task.digests | digests, sampled
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
 
     def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:

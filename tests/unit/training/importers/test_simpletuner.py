@@ -99,11 +99,19 @@ def test_every_option_of_a_lycoris_file_is_read_or_refused(changes: dict[str, An
 
 
 def test_options_of_lycoris_are_those_of_the_trainer_here(tmp_path: Path) -> None:
-    options = {"train_norm": True, "use_tucker": True, "rank_dropout": 0.1, "module_dropout": 0.2}
-    (tmp_path / "lycoris.json").write_text(json.dumps({"algo": "lokr", "linear_dim": 8, **options}), "utf-8")
     table = {**TUNER, "lora_type": "lycoris", "lycoris_config": "lycoris.json"}
+
+    def write(**options: Any) -> None:
+        (tmp_path / "lycoris.json").write_text(json.dumps({"algo": "lokr", "linear_dim": 8, **options}), "utf-8")
+
+    write(use_tucker=True, rank_dropout=0.1, module_dropout=0.2)
     c = imported(tmp_path, table).config
-    assert (c.network, c.train_norm, c.tucker, c.rank_dropout, c.module_dropout) == ("lokr", True, True, 0.1, 0.2)
+    assert (c.network, c.tucker, c.rank_dropout, c.module_dropout) == ("lokr", True, 0.1, 0.2)
+    write(train_norm=True, module_dropout=0.2)
+    with pytest.raises(ConfigError, match="with module_dropout, LyCORIS drops the differences of norms too"):
+        imported(tmp_path, table)
+    write(train_norm=True)
+    assert imported(tmp_path, table).config.train_norm
     with pytest.raises(ConfigError, match="train_norm: no LayerNorm or GroupNorm of this model has weights"):
         imported(tmp_path, {**table, "model_family": "flux"})
 

@@ -19,6 +19,7 @@ from inweave.training.config.network_args import (
     put_arguments,
     put_lora_plus,
     read_argument,
+    refuse_dropped_norms,
 )
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, parse_bool, parse_scalar
@@ -101,6 +102,7 @@ def _put_targets(out: Translation, network: NetworkArgs) -> None:
         conv_alpha = arguments.get("conv_alpha")
         first = conv_alpha if network.is_lycoris or conv_alpha else 1.0
         out.fields.setdefault("conv_alpha", parse_scalar(first or alpha) or parse_scalar(alpha))
+    refuse_dropped_norms(out, "network_args.train_norm")
     try:
         block_rules(out, arguments, wide)
     except ValueError as error:

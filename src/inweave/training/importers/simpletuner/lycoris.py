@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
+from inweave.training.config.network_args import refuse_dropped_norms
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, names, normalize_name, parse_int, parse_number
 from inweave.training.importers.targets import FLOW
@@ -57,6 +58,7 @@ def put_lycoris(out: Translation, table: Mapping[str, Any]) -> None:
         fields["rank_dropout"] = parse_number(table["rank_dropout"])
     elif not is_off(table.get("rank_dropout")):
         out.refuse(f"{_AT}.rank_dropout", f"{for_message(table['rank_dropout'])}: is known of loha and lokr alone")
+    refuse_dropped_norms(out, f"{_AT}.train_norm")
     for key, value in table.items():
         doubled = key in ("dora_wd", "weight_decompose", "rs_lora") and algorithm in ("lora", "locon")
         plain = key in _READ or doubled or is_off(value) or (key == "multiplier" and parse_number(value) == 1)

@@ -4,7 +4,7 @@
     folder/  10_name class/  a.png           10 repeats; "name class" is the caption if no file has one
     folder/  metadata.jsonl, or .csv         {"file_name": "a.png", "text": "..."} per line; only listed images are read
     folder/metadata.jsonl, meta.json         such a file itself, and kohya's (`metadata`)
-    folder/  cats/  dogs/old/  a.png         folders of images, where the outer one has none
+    folder/  cats/  dogs/old/  a.png         folders of images, where the outer one has none; not `OTHER_USES`
     folder/  train/  a.png                   the root of an imagefolder, which has no images itself
     folder/  reg/                            regularization images, in any of these forms
     folder/  img/10_name/  reg/1_class/      a project of kohya_ss: reg/ is balanced as its scripts do (`balance`)
@@ -50,6 +50,8 @@ UNSUPPORTED = (
 )  # fmt: skip
 MASK = "-masklabel.png"
 METADATA = LISTS[0]
+#: names of folders in a dataset whose images are not trained on, unless the folder is named or asked for
+OTHER_USES = ("masks", "model", "models", "log", "logs", "sample", "samples", "output", "reg")
 
 
 def read_dataset(
@@ -200,10 +202,11 @@ class _Scanner:
         self._entries = functools.cache(_entries)
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
-        before, project = len(self.examples), False
+        before, project, plain = len(self.examples), False, True
         listed = self.scan_folder(folder, subset)
         for sub in self._entries(folder)[1]:
             numbered = _numbered(sub)
+            plain = plain and not numbered
             if sub.name == "img" and not listed and any(map(_numbered, self._entries(sub)[1])):
                 project = True
                 self.scan_tree(sub, subset)
@@ -213,21 +216,31 @@ class _Scanner:
                 continue  # the metadata file lists the images of subfolders too
             elif numbered and int(numbered[1]):
                 self.scan_folder(sub, replace(subset, repeats=int(numbered[1]), class_tokens=numbered[2].strip()))
-        if len(self.examples) + len(self.unreadable) == before and not (
-            listed or subset.numbered or subset.regularization
-        ):
-            self.scan_below(folder, subset)
+        plain = plain and not (project or listed or subset.numbered or subset.regularization)
+        if plain and len(self.examples) + len(self.unreadable) == before:
+            self.scan_below(folder, subset, choose=True)
         if project:
             self.examples[before:], left_out = balanced(self.examples[before:])
             self.ignored += [example.path for example in left_out]
 
-    def scan_below(self, folder: Path, subset: Subset) -> None:
-        """Add the images of all folders below one, but for those that were read."""
+    def scan_below(self, folder: Path, subset: Subset, *, choose: bool = False) -> None:
+        """Add the images of all folders below one that was read, whatever other tables read of them.
+
+        A folder that links lead to is read once. With ``choose``, folders of another use are left out.
+        """
+        read = {folder.resolve(): False}  # True if a metadata file lists the images below
         for here, folders, _ in os.walk(folder, onerror=lambda error: self.ignored.append(Path(error.filename))):
-            folders[:] = sorted(name for name in folders if name[0] != "." and Path(here, name) not in self.folders)
-            for sub in list(folders):
-                if not _numbered(Path(sub)) and self.scan_folder(Path(here, sub), subset):
-                    folders.remove(sub)  # its metadata lists the images below it
+            subs = sorted(
+                (Path(here, name) for name in folders if name[0] != "."), key=lambda sub: (sub.is_symlink(), sub)
+            )
+            folders.clear()
+            for sub in subs:
+                if choose and (_numbered(sub) or sub.name.lower() in OTHER_USES):
+                    continue
+                if (place := sub.resolve()) not in read:
+                    read[place] = self.scan_folder(sub, subset)
+                if not read[place]:
+                    folders.append(sub.name)
 
     def scan_folder(self, folder: Path, subset: Subset, metadata: Path | None = None) -> bool:
         """Add the images of one folder; returns whether a metadata file lists them."""

@@ -88,6 +88,56 @@ def test_subfolders_of_a_subset_are_read_on_request(tmp_path: Path) -> None:
         assert list(captions(read_dataset({"datasets": [{"subsets": [subset | extra]}]}))) == names
 
 
+def test_each_table_reads_its_own_subfolders(tmp_path: Path) -> None:
+    """The same folder at two resolutions, and a folder inside of another, in either order."""
+    image(tmp_path / "a.png", "outer")
+    image(tmp_path / "in" / "b.png", "inner")
+    image(tmp_path / "in" / "deep" / "c.png", "innermost")
+    outer, inner = (
+        {"subsets": [{"image_dir": str(folder), "include_subfolders": True}]} for folder in (tmp_path, tmp_path / "in")
+    )
+    everything, below = ["a.png", "b.png", "c.png"], ["b.png", "c.png"]
+    for tables, names in (
+        ([outer | {"resolution": side} for side in (512, 768)], [*everything, *everything]),
+        ([outer, inner], [*everything, *below]),
+        ([inner, outer], [*below, *everything]),
+    ):
+        assert [each.path.name for each in read_dataset({"datasets": tables}).examples] == names
+
+
+def test_subfolders_on_request_are_all_of_them(tmp_path: Path) -> None:
+    """Numbered ones too; a folder that links lead to is read once."""
+    for place in ("12_x/a.png", "2023_summer/in/b.png", "masks/c.png"):
+        image(tmp_path / place, place)
+    (tmp_path / "2023_summer" / "loop").symlink_to(tmp_path)
+    (tmp_path / "0_link").symlink_to(tmp_path / "2023_summer" / "in")
+    (tmp_path / "again").symlink_to(tmp_path / "12_x")
+    subset = {"image_dir": str(tmp_path), "include_subfolders": True}
+    dataset = read_dataset({"datasets": [{"subsets": [subset]}]})
+    assert sorted(each.path.name for each in dataset.examples) == ["a.png", "b.png", "c.png"]
+    assert {each.repeats for each in dataset.examples} == {1} and not dataset.report.ignored
+
+
+def test_folders_of_another_use_are_ignored(tmp_path: Path) -> None:
+    image(tmp_path / "cats" / "a.png", "a cat")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "same").symlink_to(tmp_path / "cats")
+    others = ["Masks", "cats/masks", "log", "model", "models", "output", "reg/dogs", "samples"]
+    for name in others:
+        image(tmp_path / name / "b.png", "none of them")
+    dataset = read_dataset(tmp_path)
+    assert [each.path for each in dataset.examples] == [tmp_path / "cats" / "a.png"]
+    assert set(dataset.report.ignored) == {tmp_path / name for name in others}
+
+
+@pytest.mark.parametrize("place", ["img/10_cat", "0_cat", "10_cat"])
+def test_numbered_folders_without_images_make_no_plain_ones_of_the_others(place: str, tmp_path: Path) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    image(tmp_path / "backup" / "a.png", "not asked for")
+    with pytest.raises(ConfigError, match="no images to train on"):
+        read_dataset(tmp_path)
+
+
 def test_lists_of_folders_of_onetrainer_and_simpletuner_are_datasets(tmp_path: Path) -> None:
     image(tmp_path / "photos" / "a.png", "a cat")
     image(tmp_path / "photos" / "in" / "b.png", "a dog")

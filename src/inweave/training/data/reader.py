@@ -68,7 +68,7 @@ def read_dataset(
     ``path`` may be the tables of a dataset file; their paths start from the current folder. ``cache``: the folder of
     verdicts on files; ``on_file``: called with the number of files that are checked and of all.
     """
-    scanner = _Scanner()
+    scanner, notes = _Scanner(), list[str]()
     base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)))
     if isinstance(path, Mapping):
         tables, path = dict(path), Path()
@@ -81,7 +81,8 @@ def read_dataset(
         raise refuse_parquet(path)
     elif path.suffix.lower() == ".json" and is_list(path):
         listed = parse_json(read_text_file(path), printable_path(path))
-        scanner.scan_tables(tables_of_list(listed, path), path.parent, base, printable_path(path))
+        tables, notes = tables_of_list(listed, path)
+        scanner.scan_tables(tables, path.parent, base, printable_path(path))
     elif path.suffix.lower() in LISTED and is_file(path):
         scanner.scan_folder(path.parent, base, path)
     else:
@@ -141,7 +142,7 @@ def read_dataset(
         encodings=tuple((file, name) for file, name in scanner.encodings.items() if name != "utf-8"),
         other_files=tuple(dict.fromkeys(scanner.other_files)),
         decoded=verdicts.decoded,
-        notes=tuple(verdicts.notes),
+        notes=(*notes, *verdicts.notes),
     )
     return Dataset(tuple(examples), report)
 

@@ -111,7 +111,7 @@ def test_subfolders_on_request_are_all_of_them(tmp_path: Path) -> None:
         image(tmp_path / place, place)
     (tmp_path / "2023_summer" / "loop").symlink_to(tmp_path)
     (tmp_path / "0_link").symlink_to(tmp_path / "2023_summer" / "in")
-    (tmp_path / "again").symlink_to(tmp_path / "12_x")
+    (tmp_path / "again").symlink_to(tmp_path / "masks")
     subset = {"image_dir": str(tmp_path), "include_subfolders": True}
     dataset = read_dataset({"datasets": [{"subsets": [subset]}]})
     assert sorted(each.path.name for each in dataset.examples) == ["a.png", "b.png", "c.png"]
@@ -156,3 +156,61 @@ def test_lists_of_folders_of_onetrainer_and_simpletuner_are_datasets(tmp_path: P
     (tmp_path / "concepts.json").write_text('[{"path": "photos", "type": "PRIOR_PREDICTION"}]', "utf-8")
     with pytest.raises(ConfigError, match=r"concepts\.json: .*concepts\.0\.type"):
         read_dataset(tmp_path / "concepts.json")
+
+
+def read_list(folder: Path, entries: list[Any]) -> Dataset:
+    (folder / "list.json").write_text(json.dumps(entries), "utf-8")
+    return read_dataset(folder / "list.json")
+
+
+def test_folders_of_a_list_have_a_resolution_only_of_their_own(tmp_path: Path) -> None:
+    """OneTrainer writes a resolution into every concept, and a switch that says whether it counts."""
+    names = ["off", "none", "on"]
+    for name in names:
+        image(tmp_path / name / "a.png", name)
+    override = {"enable_resolution_override": False, "resolution_override": "512"}
+    concepts: list[dict[str, Any]] = [{"path": name, "image": override, "text_variations": 1} for name in names]
+    concepts[1] = {"path": "none"}
+    concepts[2]["image"] = {"enable_resolution_override": True, "resolution_override": "640"}
+    assert [each.subset.resolution for each in read_list(tmp_path, concepts).examples] == [None, None, (640, 640)]
+    backends: list[dict[str, Any]] = [
+        {"instance_data_dir": name, "caption_strategy": "textfile", "dataset_type": "image"} for name in names
+    ]
+    backends[2] |= {"resolution": 640, "resolution_type": "pixel_area"}
+    dataset = read_list(tmp_path, backends)
+    assert [each.subset.resolution for each in dataset.examples] == [None, None, (640, 640)]
+    assert any("SimpleTuner chooses backends at random" in note for note in dataset.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"path": "photos", "text_variations": 3}, r"sets caption_variants of the run to 3.*train --import"),
+        ({"path": ""}, r"concepts\.1\.path: expected a folder"),
+        ({"name": "x"}, r"concepts\.1\.path: expected a folder"),
+        (5, "entry 1 is not a table"),
+        (
+            {"instance_data_dir": "photos", "caption_strategy": "instanceprompt", "instance_prompt": "a cat"},
+            r"sets caption of the run to 'a cat'.*train --import",
+        ),
+        (
+            {"instance_data_dir": "photos", "prepend_instance_prompt": True, "instance_prompt": "a cat"},
+            r"sets trigger of the run to 'a cat'.*train --import",
+        ),
+        ({"type": "huggingface", "dataset_name": "a/b", "dataset_type": "image"}, r"\.1\.instance_data_dir: expected"),
+    ],
+)
+def test_a_list_of_folders_loses_nothing(entry: Any, message: str, tmp_path: Path) -> None:
+    image(tmp_path / "photos" / "a.png", "a cat")
+    tuner = isinstance(entry, dict) and entry.keys() & {"instance_data_dir", "dataset_type"}
+    first = {"instance_data_dir": "photos", "caption_strategy": "textfile"} if tuner else {"path": "photos"}
+    if tuner:
+        entry = {"caption_strategy": "textfile", **entry}
+    with pytest.raises(ConfigError, match=message):
+        read_list(tmp_path, [first, entry])
+
+
+def test_folders_for_validation_are_noted(tmp_path: Path) -> None:
+    image(tmp_path / "photos" / "a.png", "a cat")
+    dataset = read_list(tmp_path, [{"path": "photos"}, {"path": "other", "type": "VALIDATION"}])
+    assert len(dataset.examples) == 1 and any("is for validation" in note for note in dataset.report.notes)

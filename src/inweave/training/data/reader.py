@@ -361,7 +361,7 @@ def _numbered(folder: Path) -> re.Match[str] | None:
 def _split_folder(folder: Path) -> Path:
     """Return the train/ of an imagefolder's root, which has no images itself; else the folder."""
     files, folders = _entries(folder)
-    plain = any(_is_image(path) or path.name in LISTS for path in files)
+    plain = any(_is_image(path) or is_listing(path) for path in files)
     known = {sub.name: sub for sub in folders}
     numbered = any(re.fullmatch(r"[0-9]{1,6}_.*", name, re.DOTALL) for name in known)
     return folder if plain or numbered else known.get("train", folder)

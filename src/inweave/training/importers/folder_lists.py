@@ -17,7 +17,7 @@ from typing import Any, Final
 from inweave.checked import for_message
 from inweave.errors import ConfigError
 from inweave.training.config.translate import Translation
-from inweave.training.config.values import parse_bool
+from inweave.training.config.values import parse_bool, with_setting_name
 from inweave.training.importers.datasets import Folder, folder_tables
 from inweave.training.importers.defaults import defaults
 from inweave.training.importers.files import leaves_of
@@ -30,22 +30,12 @@ _NEUTRAL: Final = {"caption_variants": 1, "trigger": ""}
 
 def tables_of_list(listed: list[Any], path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return (tables, what is done in another way here) of a list of folders; raise for what cannot be expressed."""
-    entries = [each for each in listed if isinstance(each, Mapping)]
-    marks = {name for each in entries for name in each}
-    if "path" in marks:
-        settings = leaves_of({"concepts": listed})
-        out = Translation({"resolution": "512", **settings}, "sdxl")
-        folders = concept_folders(out)
-        switch = "image.enable_resolution_override"
-        own = {at for at in _places(folders) if parse_bool(settings.get(f"{at}.{switch}") or False)}
-        nowhere = [f"concepts.{index}.path" for index, each in enumerate(listed) if _is_nowhere(each)]
-    elif marks & {"instance_data_dir", "dataset_type"}:
-        out = Translation(defaults("simpletuner", "values"), "sdxl")
-        folders = backend_folders(out, listed)
-        own = {at for at in _places(folders) if listed[int(at.rpartition(".")[2])].get("resolution")}
-        nowhere = [f"{each.where}.instance_data_dir" for each in folders if not each.path]
-    else:
-        raise ConfigError(f"{path}: expected concepts of OneTrainer or data backends of SimpleTuner")
+    try:
+        out, folders, own, nowhere = _read(listed)
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {with_setting_name(str(error), leaves_of({'entries': listed}))}") from None
     problems = [*out.problems, *(f"{name}: {why}" for name, why in out.refused.items())]
     problems += [f"{name}: expected a folder of images on this machine; name one, or remove it" for name in nowhere]
     problems += [f"entry {index} is not a table" for index, each in enumerate(listed) if not isinstance(each, Mapping)]
@@ -61,6 +51,26 @@ def tables_of_list(listed: list[Any], path: Path) -> tuple[dict[str, Any], list[
     return folder_tables(tables), [f"{path.name}: {line}" for line in out.no_equivalent]
 
 
+def _read(listed: list[Any]) -> tuple[Translation, list[Folder], set[str], list[str]]:
+    """Return (translation, folders, those with a resolution of their own, settings that name no folder)."""
+    marks = {name for each in listed if isinstance(each, Mapping) for name in each}
+    if "path" in marks:
+        settings = leaves_of({"concepts": listed})
+        out = Translation({"resolution": "512", **settings}, "sdxl")
+        folders = concept_folders(out)
+        switch = "image.enable_resolution_override"
+        own = {at for at in _places(folders) if parse_bool(settings.get(f"{at}.{switch}") or False)}
+        nowhere = [f"concepts.{index}.path" for index, each in enumerate(listed) if _is_nowhere(each)]
+    elif marks & {"instance_data_dir", "dataset_type"}:
+        out = Translation(defaults("simpletuner", "values"), "sdxl")
+        folders = backend_folders(out, listed)
+        own = {at for at in _places(folders) if listed[int(at.rpartition(".")[2])].get("resolution")}
+        nowhere = [f"{each.where}.instance_data_dir" for each in folders if not each.path]
+    else:
+        raise ConfigError("expected concepts of OneTrainer or data backends of SimpleTuner")
+    return out, folders, own, nowhere
+
+
 def _places(folders: list[Folder]) -> dict[str, Folder]:
     """Return folders by the name of their entry in the list."""
     return {folder.where.removesuffix(".path"): folder for folder in folders}
@@ -68,4 +78,5 @@ def _places(folders: list[Folder]) -> dict[str, Folder]:
 
 def _is_nowhere(concept: Any) -> bool:
     """Return whether a concept is to be trained on, and names no folder."""
-    return isinstance(concept, Mapping) and not concept.get("path") and parse_bool(concept.get("enabled", True))
+    path = concept.get("path") if isinstance(concept, Mapping) else "-"
+    return not (isinstance(path, str) and path) and parse_bool(concept.get("enabled", True))

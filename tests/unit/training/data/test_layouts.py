@@ -49,10 +49,14 @@ def test_a_file_that_lists_images_is_a_dataset(name: str, text: str, tmp_path: P
         assert captions(read_dataset(source)) == {"a.png": ("A, b",), "c.png": ("C",)}
 
 
-def test_a_csv_about_something_else_lists_no_images(tmp_path: Path) -> None:
-    image(tmp_path / "a.png", "a cat")
-    (tmp_path / "metadata.csv").write_text("id,score\n1,2\n", "utf-8")
+@pytest.mark.parametrize("header", ["id,score", "original_file_name,width", "file_name,width", "not_file_name,text"])
+def test_a_csv_about_something_else_lists_no_images(header: str, tmp_path: Path) -> None:
+    image(tmp_path / "train" / "a.png", "a cat")
+    for folder in (tmp_path, tmp_path / "train"):
+        (folder / "metadata.csv").write_text(f"{header}\na.png,2\n", "utf-8")
     assert captions(read_dataset(tmp_path)) == {"a.png": ("a cat",)}
+    (tmp_path / "train" / "metadata.csv").write_text('"text", "file_name"\n"A, b",a.png\n', "utf-8")
+    assert captions(read_dataset(tmp_path)) == {"a.png": ("A, b",)}
 
 
 def test_lists_that_cannot_be_read_are_refused_in_words(tmp_path: Path) -> None:
@@ -187,6 +191,9 @@ def test_folders_of_a_list_have_a_resolution_only_of_their_own(tmp_path: Path) -
     [
         ({"path": "photos", "text_variations": 3}, r"sets caption_variants of the run to 3.*train --import"),
         ({"path": ""}, r"concepts\.1\.path: expected a folder"),
+        ({"path": 5}, r"concepts\.1\.path: expected a folder"),
+        ({"path": "photos", "text_variations": "x"}, "expected a number"),
+        ({"instance_data_dir": "photos", "resolution": "x"}, "expected a number"),
         ({"name": "x"}, r"concepts\.1\.path: expected a folder"),
         (5, "entry 1 is not a table"),
         (

@@ -32,14 +32,15 @@ _NAMES, _TEXTS = ("file_name", "image_path"), ("text", "caption")
 
 
 def is_listing(file: Path) -> bool:
-    """Return whether a file of a folder lists its images; a .csv may be about something else."""
+    """Return whether a file of a folder lists its images with captions; a .csv may be about something else."""
     if file.name != "metadata.csv":
         return file.name in LISTS
     try:
-        header = foreign_text(file, MAX_METADATA)[0].partition("\n")[0]
-    except FormatError:
+        columns = _rows_of_csv(foreign_text(file, MAX_METADATA)[0]).fieldnames or ()
+    except (FormatError, csv.Error):
         return False
-    return any(name in header for name in _NAMES)
+    header = {column.strip() for column in columns}
+    return not header.isdisjoint(_NAMES) and not header.isdisjoint(_TEXTS)
 
 
 def is_list(file: Path) -> bool:
@@ -99,8 +100,12 @@ def _of_lines(text: str, folder: Path, problems: list[str]) -> Iterator[tuple[st
             yield f"line {number}", row if isinstance(row, Mapping) else {}
 
 
+def _rows_of_csv(text: str) -> csv.DictReader[str]:
+    return csv.DictReader(io.StringIO(text), skipinitialspace=True)
+
+
 def _of_csv(text: str, folder: Path, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    reader = _rows_of_csv(text)
     try:
         for row in reader:
             yield f"line {reader.line_num}", {str(key).strip(): value for key, value in row.items()}

@@ -4,7 +4,7 @@
     folder/  10_name class/  a.png           10 repeats; "name class" is the caption if no file has one
     folder/  metadata.jsonl, or .csv         {"file_name": "a.png", "text": "..."} per line; only listed images are read
     folder/metadata.jsonl, meta.json         such a file itself, and kohya's (`metadata`)
-    folder/  cats/  dogs/old/  a.png         folders of images, where the outer one has none
+    folder/  cats/  dogs/old/  a.png         folders of images, where the outer one has none; not `OTHER_USES`
     folder/  train/  a.png                   the root of an imagefolder, which has no images itself
     folder/  reg/                            regularization images, in any of these forms
     folder/  img/10_name/  reg/1_class/      a project of kohya_ss: reg/ is balanced as its scripts do (`balance`)
@@ -50,6 +50,8 @@ UNSUPPORTED = (
 )  # fmt: skip
 MASK = "-masklabel.png"
 METADATA = LISTS[0]
+#: names of folders in a dataset whose images are not trained on, unless the folder is named or asked for
+OTHER_USES = ("masks", "model", "models", "log", "logs", "sample", "samples", "output", "reg")
 
 
 def read_dataset(
@@ -66,7 +68,7 @@ def read_dataset(
     ``path`` may be the tables of a dataset file; their paths start from the current folder. ``cache``: the folder of
     verdicts on files; ``on_file``: called with the number of files that are checked and of all.
     """
-    scanner = _Scanner()
+    scanner, notes = _Scanner(), list[str]()
     base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)))
     if isinstance(path, Mapping):
         tables, path = dict(path), Path()
@@ -79,7 +81,8 @@ def read_dataset(
         raise refuse_parquet(path)
     elif path.suffix.lower() == ".json" and is_list(path):
         listed = parse_json(read_text_file(path), printable_path(path))
-        scanner.scan_tables(tables_of_list(listed, path), path.parent, base, printable_path(path))
+        tables, notes = tables_of_list(listed, path)
+        scanner.scan_tables(tables, path.parent, base, printable_path(path))
     elif path.suffix.lower() in LISTED and is_file(path):
         scanner.scan_folder(path.parent, base, path)
     else:
@@ -139,7 +142,7 @@ def read_dataset(
         encodings=tuple((file, name) for file, name in scanner.encodings.items() if name != "utf-8"),
         other_files=tuple(dict.fromkeys(scanner.other_files)),
         decoded=verdicts.decoded,
-        notes=tuple(verdicts.notes),
+        notes=(*notes, *verdicts.notes),
     )
     return Dataset(tuple(examples), report)
 
@@ -200,10 +203,11 @@ class _Scanner:
         self._entries = functools.cache(_entries)
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
-        before, project = len(self.examples), False
+        before, project, plain = len(self.examples), False, True
         listed = self.scan_folder(folder, subset)
         for sub in self._entries(folder)[1]:
             numbered = _numbered(sub)
+            plain = plain and not numbered
             if sub.name == "img" and not listed and any(map(_numbered, self._entries(sub)[1])):
                 project = True
                 self.scan_tree(sub, subset)
@@ -213,21 +217,31 @@ class _Scanner:
                 continue  # the metadata file lists the images of subfolders too
             elif numbered and int(numbered[1]):
                 self.scan_folder(sub, replace(subset, repeats=int(numbered[1]), class_tokens=numbered[2].strip()))
-        if len(self.examples) + len(self.unreadable) == before and not (
-            listed or subset.numbered or subset.regularization
-        ):
-            self.scan_below(folder, subset)
+        plain = plain and not (project or listed or subset.numbered or subset.regularization)
+        if plain and len(self.examples) + len(self.unreadable) == before:
+            self.scan_below(folder, subset, choose=True)
         if project:
             self.examples[before:], left_out = balanced(self.examples[before:])
             self.ignored += [example.path for example in left_out]
 
-    def scan_below(self, folder: Path, subset: Subset) -> None:
-        """Add the images of all folders below one, but for those that were read."""
+    def scan_below(self, folder: Path, subset: Subset, *, choose: bool = False) -> None:
+        """Add the images of all folders below one that was read, whatever other tables read of them.
+
+        A folder that links lead to is read once. With ``choose``, folders of another use are left out.
+        """
+        read = {folder.resolve(): False}  # True if a metadata file lists the images below
         for here, folders, _ in os.walk(folder, onerror=lambda error: self.ignored.append(Path(error.filename))):
-            folders[:] = sorted(name for name in folders if name[0] != "." and Path(here, name) not in self.folders)
-            for sub in list(folders):
-                if not _numbered(Path(sub)) and self.scan_folder(Path(here, sub), subset):
-                    folders.remove(sub)  # its metadata lists the images below it
+            subs = sorted(
+                (Path(here, name) for name in folders if name[0] != "."), key=lambda sub: (sub.is_symlink(), sub)
+            )
+            folders.clear()
+            for sub in subs:
+                if choose and (_numbered(sub) or sub.name.lower() in OTHER_USES):
+                    continue
+                if (place := sub.resolve()) not in read:
+                    read[place] = self.scan_folder(sub, subset)
+                if not read[place]:
+                    folders.append(sub.name)
 
     def scan_folder(self, folder: Path, subset: Subset, metadata: Path | None = None) -> bool:
         """Add the images of one folder; returns whether a metadata file lists them."""
@@ -347,7 +361,7 @@ def _numbered(folder: Path) -> re.Match[str] | None:
 def _split_folder(folder: Path) -> Path:
     """Return the train/ of an imagefolder's root, which has no images itself; else the folder."""
     files, folders = _entries(folder)
-    plain = any(_is_image(path) or path.name in LISTS for path in files)
+    plain = any(_is_image(path) or is_listing(path) for path in files)
     known = {sub.name: sub for sub in folders}
     numbered = any(re.fullmatch(r"[0-9]{1,6}_.*", name, re.DOTALL) for name in known)
     return folder if plain or numbered else known.get("train", folder)

@@ -67,7 +67,7 @@ class ReadReport:
     encodings: tuple[tuple[Path, str], ...] = ()  # of caption files that are not UTF-8
     other_files: tuple[Path, ...] = ()  # neither images nor captions
     decoded: int = 0  # files that were not known from an earlier check
-    notes: tuple[str, ...] = ()  # on the cache of checks
+    notes: tuple[str, ...] = ()  # on the list of folders that was read, and the cache of checks
 
 
 @dataclass(frozen=True, slots=True)

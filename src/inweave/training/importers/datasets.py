@@ -37,7 +37,8 @@ _DATASET_KEYS = (
 class Folder:
     """One folder of images: the name of its setting, and its options under the names of a dataset file.
 
-    Its ``path`` is empty if the images are somewhere else: then the command names a folder.
+    Its ``path`` is empty if the images are somewhere else: then the command names a folder. Without ``resolutions``,
+    the run's own counts.
     """
 
     where: str
@@ -67,12 +68,9 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
     out.mapping |= {folder.where: "dataset" for folder in folders}
 
 
-def folder_tables(folders: Sequence[Folder], *, open_resolution: bool = False) -> dict[str, Any]:
-    """Return folders as the tables of a dataset; with ``open_resolution`` the run's own counts."""
-    if open_resolution:
-        tables = [_table(folder, folder.resolutions[0]) for folder in folders]
-        return {"datasets": [{key: value for key, value in each.items() if key != "resolution"} for each in tables]}
-    return {"datasets": [_table(folder, side) for folder in folders for side in folder.resolutions]}
+def folder_tables(folders: Sequence[Folder]) -> dict[str, Any]:
+    """Return folders as the tables of a dataset."""
+    return {"datasets": [_table(folder, side) for folder in folders for side in (folder.resolutions or (None,))]}
 
 
 def put_options(out: Translation, folder: Folder) -> None:
@@ -108,14 +106,14 @@ def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None
     return {**tables, "datasets": replaced}
 
 
-def _table(folder: Folder, side: int | list[int]) -> dict[str, Any]:
+def _table(folder: Folder, side: int | list[int] | None) -> dict[str, Any]:
     options = folder.options
     subset = {"image_dir": folder.path, "num_repeats": folder.repeats}
     if folder.regularization:
         subset["is_reg"] = True
     subset |= {key: value for key, value in options.items() if key not in _DATASET_KEYS}
     return {
-        "resolution": side,
+        **({} if side is None else {"resolution": side}),
         **{key: value for key, value in options.items() if key in _DATASET_KEYS},
         "subsets": [subset],
     }

@@ -38,7 +38,7 @@ _HARMLESS = names(
     image.enable_crop_jitter image.enable_random_flip text.prompt_source text.keep_tags_count text.tag_delimiter
     text.enable_tag_shuffling text.tag_dropout_enable text.tag_dropout_probability text.tag_dropout_mode
     text.prompt_path balancing repeats resolution_override image.resolution_override type validation_concept
-    include_subdirectories
+    image.enable_resolution_override include_subdirectories
     text.tag_dropout_special_tags text.tag_dropout_special_tags_mode text.tag_dropout_special_tags_regex
     text.caps_randomize_mode text.caps_randomize_probability text.caps_randomize_lowercase
     """
@@ -47,11 +47,8 @@ _HARMLESS = names(
 
 def put_concepts(out: Translation) -> None:
     """Set the dataset, and count the epochs of several resolutions."""
-    concepts = entries_by_index(out.settings, "concepts")
     resolutions = _resolutions(out)
     folders = concept_folders(out)
-    if variations := [parse_int(each["text_variations"]) for each in concepts.values() if each.get("text_variations")]:
-        out.fields["caption_variants"] = max(variations)
     put_folders(out, folders)
     if not folders:  # of a preset, which has none
         usual = {**defaults("onetrainer", "concept"), "path": "-"}
@@ -73,10 +70,13 @@ def _resolutions(out: Translation) -> list[int | list[int]]:
 
 
 def concept_folders(out: Translation) -> list[Folder]:
-    """Return the folders of the concepts that are trained on."""
+    """Return the folders of the concepts that are trained on, and set how many captions of an image are encoded."""
+    concepts = entries_by_index(out.settings, "concepts")
+    if variations := [parse_int(each["text_variations"]) for each in concepts.values() if each.get("text_variations")]:
+        out.fields["caption_variants"] = max(variations)
     resolutions = _resolutions(out)
     folders: list[Folder] = []
-    for index, entries in entries_by_index(out.settings, "concepts").items():
+    for index, entries in concepts.items():
         at, values = f"concepts.{index}", {key: value for key, value in entries.items() if value is not None}
         concept = {**defaults("onetrainer", "concept"), **values}
         if not parse_bool(concept.get("enabled", True)):
@@ -129,6 +129,9 @@ def _folder(
         out.refuse(f"{at}.text.prompt_source", f"{source}: captions are files next to images")
     if parse_bool(concept.get("image.enable_resolution_override", False)):
         resolutions = [*parse_resolutions(concept.get("image.resolution_override") or 512)]
+        if len(resolutions) > 1:
+            why = f"each of its images is trained at all {len(resolutions)} of them in every epoch"
+            out.unsupported(f"{at}.image.resolution_override", why)
     bucketing = parse_bool(out.get("aspect_ratio_bucketing", True)) and not isinstance(resolutions[0], list)
     options: dict[str, Any] = {
         "enable_bucket": bucketing,

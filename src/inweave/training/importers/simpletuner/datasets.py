@@ -49,9 +49,6 @@ def put_backends(out: Translation, source: Source) -> None:
         return
     folders = backend_folders(out, backends)
     put_folders(out, folders)
-    if len(folders) > 1:
-        why = "SimpleTuner chooses backends at random; here each image is seen as often as its repeats say"
-        out.unsupported("data_backend_config", why)
     trained = [backends[int(folder.where.rpartition(".")[2])] for folder in folders]
     for name in ("resolution", "resolution_type", "caption_strategy"):
         if trained and all(backend.get(name) is not None for backend in trained):
@@ -71,6 +68,9 @@ def backend_folders(out: Translation, backends: list[Any]) -> list[Folder]:
             folders.append(_folder(at, {**usual, **backend}, backend, out))
         elif kind not in ("text_embeds", "image_embeds", "eval"):
             out.refuse(f"{at}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported")
+    if len(folders) > 1:
+        why = "SimpleTuner chooses backends at random; here each image is seen as often as its repeats say"
+        out.unsupported("data_backend_config", why)
     return folders
 
 

@@ -4,7 +4,8 @@
     norm(x; w, b)   the layer's normalization with another weight and bias; its output is linear in both, so this is
                     the layer with W + strength * w_norm and B + strength * b_norm
 
-`nn.LayerNorm` and `nn.GroupNorm` with weights have them, as in LyCORIS. Fresh differences are zero. In a file they are
+`nn.LayerNorm` and `nn.GroupNorm` with weights have them, as in LyCORIS; a subclass that computes something else, such
+as one over the channels of an image, does not. Fresh differences are zero. In a file they are
 `Full` changes of the weight and of the bias; `attach` without ``trainable`` adds those to the weights instead
 (`inweave.layers.whole`). Dropout does not apply to them, nor does the limit of `scale_weight_norms`.
 """
@@ -30,6 +31,11 @@ from inweave.ops.tensors.subclasses import holds_others
 
 #: parameter of the layer -> that of the branch
 _ROLES = {"weight": "w_norm", "bias": "b_norm"}
+#: forwards that compute norm(x; w, b), if need be in float32 or in one kernel; by name, as their modules are optional
+_PLAIN = frozenset({
+    "torch.nn.modules.normalization.LayerNorm.forward", "torch.nn.modules.normalization.GroupNorm.forward",
+    "diffusers.models.normalization.FP32LayerNorm.forward", "inweave.models.fused.blocks.FusedGroupNorm.forward",
+})  # fmt: skip
 
 
 class NormKind(LayerKind):
@@ -142,6 +148,9 @@ def norm_problem(module: nn.Module) -> str | None:
     weight = base._parameters.get("weight")
     if not isinstance(base, nn.LayerNorm | nn.GroupNorm) or weight is None or weight.dim() != 1:
         return f"differences are those of LayerNorm and GroupNorm with a weight of one axis, not {type(base).__name__}"
+    forward = type(base).forward
+    if f"{forward.__module__}.{forward.__qualname__}" not in _PLAIN:
+        return f"{type(base).__name__} has a forward of its own, so differences of the plain norm would not be its own"
     return None if weight.is_floating_point() else f"its weight is stored as {weight.dtype}"
 
 

@@ -187,3 +187,46 @@ def test_other_values_of_a_file_stay_whole(tmp_path: Path) -> None:
     attach(model, stored(tmp_path / "a.safetensors", **file, lora_unet_root__w_norm=numbers(3, 8)), trainable=True)
     assert [type(each) for each in (model.tokens, model.linear, model.root)] == [NormLayer, nn.Linear, nn.RMSNorm]
     assert {entry.ref.name for entry in collect(model)} == {"tokens", "linear", "root"}
+
+
+class ImageNorm(nn.LayerNorm):
+    """Over the channels of an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class Named(nn.LayerNorm):
+    """The plain one under another name."""
+
+
+def test_a_subclass_with_its_own_forward_has_no_differences_but_whole_values(tmp_path: Path) -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        return nn.ModuleDict({"linear": nn.Linear(8, 8), "norm": ImageNorm(8), "named": Named(8)})
+
+    fresh, further, x = model(), model(), numbers(3, 2, 8, 8, 8)
+    assert norm_names(fresh) == ["named"]
+    inject(fresh, 4, targets=["linear"])
+    with pytest.raises(TargetError, match="norm: ImageNorm has a forward of its own"):
+        inject_norms(fresh, ["norm"], "default")
+    values = {"lora_unet_norm__w_norm": numbers(1, 8), "lora_unet_norm__b_norm": numbers(2, 8)}
+    attach(further, stored(tmp_path / "a.safetensors", **values), trainable=True)
+    expected = ImageNorm(8)
+    with torch.no_grad():
+        expected.weight.add_(numbers(1, 8))
+        expected.bias.add_(numbers(2, 8))
+    torch.testing.assert_close(further["norm"](x), expected(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_in_float32_and_fused_ones_have_differences(dtype: torch.dtype) -> None:
+    tokens = pytest.importorskip("diffusers.models.normalization").FP32LayerNorm
+    image = pytest.importorskip("inweave.models.fused.blocks").FusedGroupNorm
+    model, x = Net(dtype), batch(dtype)
+    model.tokens.__class__, model.image.__class__ = tokens, image
+    assert norm_names(adapted(model)) == NORMS
+    before = model(x)
+    merge(model)
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(model(x), before, rtol=tolerance, atol=tolerance)

@@ -17,6 +17,8 @@ import inweave
 from inweave.layers import fused, lora_layers
 from inweave.ops.linear.frozen import parts_of, weight_of
 from inweave.ops.quantized import FORMATS, QuantizedLinear, Rows, joint_weight, relative_error, restore_weight
+from inweave.ops.quantized.int8 import _hadamard
+from inweave.ops.quantized.nf4 import book
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory import checkpointing
 
@@ -177,6 +179,68 @@ def test_a_rotation_spreads_outliers() -> None:
     original = weights("outliers")
     plain, rotated = (relative_error(original, FORMATS[name].weights.of(original)) for name in EXACT[:2])
     assert rotated < plain / 4
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_format_has_the_same_bits_in_every_surrounding(name: str) -> None:
+    original, kind = weights("rows"), FORMATS[name].weights
+    expected = [*(weight := kind.of(original)), weight.dequantized(torch.float32)]
+
+    def actual() -> list[torch.Tensor]:
+        for cached in (book, _hadamard):
+            cached.cache_clear()
+        again = kind.of(original)
+        return [*again, again.dequantized(torch.float32)]
+
+    default, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    results = []
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(actual())
+        for dtype in (torch.float64, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            results.append(actual())
+        torch.set_default_dtype(default)
+        torch.set_float32_matmul_precision("medium")
+        results.append(actual())
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_float32_matmul_precision(precision)
+        for cached in (book, _hadamard):
+            cached.cache_clear()
+    for result in results:
+        assert [each.dtype for each in result] == [each.dtype for each in expected]
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 64, 256])
+def test_rotating_is_the_product_with_a_hadamard_matrix(size: int) -> None:
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < size:
+        matrix = torch.kron(matrix, torch.tensor([[1, 1], [1, -1]]).double())
+    blocks = torch.randn(12, 3, size)
+    expected = (blocks.double() @ matrix / size**0.5).flatten(1).float()
+    kind = FORMATS["int8-hadamard"].weights
+    torch.testing.assert_close(kind.rotated(blocks.flatten(1)), expected, rtol=1e-5, atol=1e-6)
+    weight = kind.of(blocks.flatten(1))
+    exact = (weight.numbers.double() * weight.scales).view(12, 3, size) @ matrix / size**0.5
+    assert torch.equal(weight.dequantized(torch.float32), exact.flatten(1).float())
+
+
+@pytest.mark.parametrize("name", [None, *BUILT_IN])
+def test_merging_under_autocast_gives_the_same_bits(name: str | None) -> None:
+    def merged(autocast: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = nn.Sequential(nn.Linear(128, 64))
+        if name is not None:
+            FORMATS[name].quantize(layer[0])
+        inweave.inject(layer, 4, targets=["0"])
+        torch.nn.init.normal_(layer[0].branch("default").up)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            inweave.merge(layer)
+        return layer[0].base.weight
+
+    assert torch.equal(merged(True), merged(False))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -9,8 +9,8 @@
 swapped back. `widen`: W is zero-padded to that shape first, and the change has the padded shape:
 W' = padded(W, widen) + change.
 
-Everything is computed in float32, or in float64 if the weight is float64. An algorithm that only adds does not need the
-values of the weight, which may be None or a meta tensor.
+Everything is computed in float32, or in float64 if the weight is float64, also under autocast. An algorithm that only
+adds does not need the values of the weight, which may be None or a meta tensor.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import torch
 
 from inweave.adapter import Factors, Magnitude, Residual, Tensor, imported
 from inweave.errors import TargetError
+from inweave.ops.common.precision import without_autocast
 from inweave.ops.delta.fit import along, fitted, misfit, padded
 from inweave.ops.tensors.decode import Reader, decode
 
 
+@without_autocast
 def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0) -> torch.Tensor:
     """Return the change to add to ``weight`` (padded to ``factors.widen``) at a strength."""
     dtype = torch.float64 if weight is not None and weight.dtype == torch.float64 else torch.float32

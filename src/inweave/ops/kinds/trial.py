@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from inweave.errors import TargetError
+from inweave.ops.common.precision import without_autocast
 from inweave.ops.kinds.base import LayerKind, noise
 from inweave.ops.tensors.subclasses import whole
 
@@ -17,6 +18,7 @@ _REFUSALS = (TypeError, ValueError, RuntimeError, IndexError, TargetError)
 
 
 @torch.no_grad()
+@without_autocast
 def departure(module: nn.Module, kind: LayerKind) -> str | None:
     """Return how a forward differs from apply(x, W) + bias, or None if it does not."""
     weight = _weight(module)
@@ -35,6 +37,7 @@ def departure(module: nn.Module, kind: LayerKind) -> str | None:
 
 
 @torch.no_grad()
+@without_autocast
 def adds_to_output(module: nn.Module, kind: LayerKind) -> bool:
     """Return whether forward(x) with W + D is forward(x) with W plus apply(x, D), in evaluation mode."""
     weight = _weight(module)

@@ -5,6 +5,9 @@
 
 H is block-diagonal: Hadamard matrices over their size's root, of the largest of 256, 64, 16 and 4 inputs that divides
 the row. A few outliers in a row spread over their block, so that the others keep more bits.
+
+W H is computed by additions, and (N * scale) H as (N H') * (scale / root), H' = 1 and -1: its operands and sums are
+whole numbers that every precision of a matrix product keeps (TF32, bfloat16), so the bits are the same everywhere.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from inweave.ops.common.precision import without_autocast
 from inweave.ops.quantized.base import SMALLEST, coarse
 from inweave.ops.quantized.dequantizing import Dequantizing, DequantizingLinear
 
@@ -51,7 +55,7 @@ class Int8Weight(Dequantizing, _Tensors):
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return (out, in)."""
-        return self.rotated(self.numbers * self.scales).to(dtype)
+        return (self.numbers * self.scales).to(dtype)
 
 
 class RotatedInt8Weight(Int8Weight):
@@ -62,21 +66,36 @@ class RotatedInt8Weight(Int8Weight):
     @staticmethod
     def rotated(weight: Tensor) -> Tensor:
         """Return W H."""
-        size = next((size for size in _BLOCKS if weight.shape[1] % size == 0), 1)
-        return (weight.view(-1, size) @ _hadamard(size, weight.device)).view(weight.shape)
+        size = _block(weight.shape[1])
+        result, half = weight / math.sqrt(size), 1
+        while half < size:
+            first, second = result.view(-1, 2, half).unbind(1)
+            result, half = torch.stack([first + second, first - second], 1), half * 2
+        return result.view(weight.shape)
 
     def format(self) -> str:
         """Return the format's name."""
         return "int8-hadamard"
 
+    @without_autocast
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return (out, in)."""
+        size = _block(self.numbers.shape[1])
+        sums = self.numbers.view(-1, size).float() @ _hadamard(size, self.numbers.device)
+        return (sums.view(self.numbers.shape) * (self.scales / math.sqrt(size))).to(dtype)
+
+
+def _block(inputs: int) -> int:
+    return next((size for size in _BLOCKS if inputs % size == 0), 1)
+
 
 @cache
 def _hadamard(size: int, device: torch.device) -> Tensor:
-    """Return the Sylvester-Hadamard matrix of a power of 2, over the root of its size."""
-    matrix = torch.ones(1, 1, device=device)
+    """Return the Sylvester-Hadamard matrix H' of a power of 2."""
+    matrix = torch.ones(1, 1, dtype=torch.float32, device=device)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / math.sqrt(size)
+    return matrix
 
 
 class Int8Linear(DequantizingLinear):

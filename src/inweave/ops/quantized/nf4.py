@@ -74,7 +74,7 @@ def unpacked(codes: Tensor) -> Tensor:
 @cache
 def book(device: torch.device) -> Tensor:
     """Return `BOOK` in float32."""
-    return torch.tensor(BOOK, device=device)
+    return torch.tensor(BOOK, dtype=torch.float32, device=device)
 
 
 @cache

@@ -31,7 +31,7 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
     if text.lstrip()[:1] == "{":
         table = _json(text, path)
     elif suffix not in (".toml", ".yaml", ".yml") and is_env(text):
-        table = parse_env(text)
+        table = parse_env(text, str(path))
     elif suffix in SCRIPTS or (suffix not in (".toml", ".yaml", ".yml") and is_command(text)):
         table = parse_command(text)
     elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and suffix not in (".yaml", ".yml"):

@@ -12,6 +12,7 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import import_config
+from inweave.training.importers.simpletuner.env import parse_env
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.sample_prompts import sample_requests
 from tests.unit.training.importers.other_trainers import write_text
@@ -295,6 +296,25 @@ def test_variables_of_a_config_env_are_the_flags(tmp_path: Path) -> None:
     assert (c.lr_scheduler, c.min_snr_gamma) == ("polynomial", 5) and c.lr_min_ratio == pytest.approx(0.1)
     assert c.sample_prompts == ("a photo in 'Paris' --n blurry, cropped, ugly --w 256 --h 256",)
     assert not any("is not known here" in line for line in result.no_equivalent)
+
+
+def test_values_of_a_config_env_span_lines() -> None:
+    text = (
+        "# not 'closed; export A=1 \\\nexport MODEL_FAMILY=flux; export SEED=3  # it's a comment\n"
+        'export TRAINER_EXTRA_ARGS="--lora_rank=8 \\\n  --snr_gamma 5\n--lr_end 8e-6"\n'
+        "TRAINER_EXTRA_ARGS+=' --flow\nBATCH=2' && export STEPS=\\\n7;\r\n"
+        "HUB_MODEL_NAME=me/x#1\nEMPTY=\nLAST='a; b'"
+    )
+    assert parse_env(text, "config.env") == {
+        "model_family": "flux", "seed": 3, "lora_rank": 8, "snr_gamma": 5, "lr_end": 8e-6, "flow": "BATCH=2",
+        "steps": 7, "hub_model_id": "me/x#1", "empty": "", "last": "a; b",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ['"a\nexport SEED=1\n', "it's\n", "'a", "a\\"])
+def test_a_value_of_a_config_env_must_end(value: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.env: line 2: the value of MODEL_NAME has a quote that is not"):
+        import_config(write_text(tmp_path, f"MODEL_FAMILY=flux\nMODEL_NAME={value}", "config.env"))
 
 
 def test_older_names_of_the_flow_settings_count(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 export MODEL_FAMILY='flux'            model_family = flux; most names are those of the flags in capitals
 export MAX_NUM_STEPS=1000             max_train_steps = 1000; some are names of their own
 TRAINER_EXTRA_ARGS="--lora_rank=16"   flags; TRAINER_EXTRA_ARGS+=" --b" appends to them
+
+A value in quotes, and one with a backslash at the end of a line, goes on in the next; others end at ; or a comment.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Any, Final
 
+from inweave.errors import ConfigError
 from inweave.training.config.values import names, parse_scalar, words
 
 #: names that are not those of the flags
@@ -27,7 +31,10 @@ _OTHERS: Final = names("""
     TRAINER_EXTRA_ARGS TRAINING_NUM_MACHINES TRAINER_DYNAMO_BACKEND TRAINING_DYNAMO_BACKEND ACCELERATE_EXTRA_ARGS
     DISABLE_UPDATES SIMPLETUNER_LOG_LEVEL TOKENIZERS_PARALLELISM
 """)
-_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Z][A-Z0-9_]*)(\+?)=(.*)$", re.MULTILINE)
+_NAME: Final = r"[ \t]*(?:export[ \t]+)?([A-Z][A-Z0-9_]*)(\+?)="
+_FIRST, _FOLLOWING = re.compile(f"^{_NAME}", re.MULTILINE), re.compile(f"(?:;|&&){_NAME}")
+#: up to the end of the line, a comment or another command; quotes and backslashes keep these
+_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^'"\\;&#\n]|(?<!\s)#)*""", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}|\$([A-Z][A-Z0-9_]*)")
 _MARK = re.compile(r"^[ \t]*(?:export[ \t]+)?(?:MODEL_FAMILY|MODEL_TYPE|DATALOADER_CONFIG)=", re.MULTILINE)
 
@@ -37,11 +44,11 @@ def is_env(text: str) -> bool:
     return bool(_MARK.search(text)) and not re.search(r"\.py\b|accelerate\s+launch", text)
 
 
-def parse_env(text: str) -> dict[str, Any]:
-    """Return the flags that a text sets."""
+def parse_env(text: str, where: str) -> dict[str, Any]:
+    """Return the flags that a text sets; ``where`` names it in errors."""
     variables: dict[str, str] = {}
-    for name, appended, value in _LINE.findall(text):
-        known = _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], ""), _unquoted(value))
+    for name, appended, value in _assignments(text.replace("\r\n", "\n"), where):
+        known = _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], ""), value)
         variables[name] = f"{variables.get(name, '')} {known}" if appended else known
     settings = {
         _RENAMED.get(name, name.lower()): parse_scalar(value.strip())
@@ -59,9 +66,13 @@ def parse_env(text: str) -> dict[str, Any]:
     return settings
 
 
-def _unquoted(text: str) -> str:
-    """Return a value without its quotes and the comment after it."""
-    try:
-        return " ".join(shlex.split(text, comments=True))
-    except ValueError:
-        return text.strip().strip("'\"")
+def _assignments(text: str, where: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, "+" if it appends, value) of a text, in order."""
+    match = _FIRST.search(text)
+    while match is not None:
+        end = match.end() + len(value := _VALUE.match(text, match.end())[0])  # type: ignore[index]  # which always matches
+        if text[end : end + 1] in ("'", '"', "\\"):
+            line = text.count("\n", 0, match.end()) + 1
+            raise ConfigError(f"{where}: line {line}: the value of {match[1]} has a quote that is not closed; close it")
+        yield match[1], match[2], " ".join(shlex.split(value.replace("\\\n", "")))
+        match = _FOLLOWING.match(text, end) or _FIRST.search(text, end)

@@ -132,6 +132,15 @@ class Factors:
         """The rows that get new values whatever the base has, empty if it only adds; None: all of them."""
         return None if self.replaces else ()
 
+    @property
+    def nesting(self) -> tuple[int, tuple[str, ...]] | None:
+        """Depth in PEFT's wrappers and the parameters that it may be for; None if the parameter is certain."""
+        return None
+
+    def of_leaf(self, leaf: str) -> Factors:
+        """Return the change for one of the parameters of `nesting`."""
+        return self
+
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the change, before any arithmetic; `-1` for an axis that depends on the base."""
         raise NotImplementedError(type(self).__name__)

@@ -62,7 +62,7 @@ def adapter_parts(
             raise ConfigError(f"the model has no component {component!r}; it has {', '.join(by_component)}")
         return [(by_component[component], adapter, component)]
     shapes = {name: _shapes(network, logical=True)[0] for name, network in by_component.items()}
-    index = ModelIndex({name: component_from_names(name, own) for name, own in shapes.items()})
+    index = ModelIndex({name: component_from_names(name, own) for name, own in shapes.items()}, in_order=True)
     keys: dict[str, set[str]] = {}
     for placement in resolve(adapter, index).placements:
         keys.setdefault(placement.component, set()).update(placement.keys)
@@ -211,7 +211,7 @@ def _of_component(adapter: Adapter, component: str) -> Adapter:
 def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict[str, str]]:
     """Return the index, and {name in the index: name in the model} for names that differ; see `_shapes`."""
     shapes, own = _shapes(model, logical=logical)
-    return index_from_names(shapes), own
+    return replace(index_from_names(shapes), in_order=True), own
 
 
 def _shapes(model: nn.Module, *, logical: bool) -> tuple[dict[str, Shape], dict[str, str]]:

@@ -108,6 +108,10 @@ class ParameterHost(nn.Module):
     def _put(self, name: str, path: str, layer: LoraLayer) -> None:
         self.paths[name] = path
         self._modules[name] = layer
+        order = {leaf: number for number, leaf in enumerate(self.base._parameters)}  # in which PEFT nests and files go
+        self.paths = dict(sorted(self.paths.items(), key=lambda item: order.get(item[1], len(order))))
+        for each in self.paths:
+            self._modules[each] = self._modules.pop(each)
 
     def register_module(self, name: str, module: nn.Module | None) -> None:
         """Put a module in the place of a child, which the base calls."""

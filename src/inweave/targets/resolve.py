@@ -53,12 +53,14 @@ class _Resolver:
         self.nearest_left = _MAX_NEAREST
         self.names: dict[tuple[str, ...], NearestNames] = {}  # by the components searched
         self._insides: dict[str, dict[str, list[tuple[str, Shape]]]] = {}  # component -> module -> weights inside it
+        self._positions: dict[str, dict[str, int]] = {}  # component -> part -> its place in the model
         self.in_original: set[int] = set()  # entries named as in the original model, by identity
 
     def place(self, entry: Entry) -> list[Placement] | None:
         ref = entry.ref
         if ref.below:
             return self._place_below(entry)
+        entry = self._by_order(entry)
         match = self.locator.match(entry)
         if isinstance(match, str):
             return self._new_module(entry) if is_saved_module(entry) else self._unplaced(entry, match)
@@ -77,6 +79,26 @@ class _Resolver:
                 return self._unplaced(entry, f"the module has {len(uses)} row parts, the file numbers one {ref.part}")
             uses = (uses[ref.part],)
         return self._fit(entry, match.component, uses)
+
+    def _by_order(self, entry: Entry) -> Entry:
+        """Return an entry that PEFT nests without its parameter's name under that name, by the live model's order."""
+        if entry.factors.nesting is None or not self.index.in_order:
+            return entry
+        (depth, leaves), owner = entry.factors.nesting, entry.ref.name.rpartition(".")[0]
+        present: list[tuple[int, Entry]] = []
+        for leaf in leaves:
+            other = replace(entry, ref=replace(entry.ref, name=f"{owner}.{leaf}"), factors=entry.factors.of_leaf(leaf))
+            match = self.locator.match(other)
+            uses = None if isinstance(match, str) else uses_of(match.spelling, entry.param.removesuffix("?"))
+            if uses and not isinstance(match, str):
+                present.append((self._position(match.component, uses[0].part), other))
+        present.sort(key=lambda pair: pair[0])
+        return present[-1 - depth][1] if depth < len(present) else entry
+
+    def _position(self, component: Component, part: str) -> int:
+        if component.name not in self._positions:
+            self._positions[component.name] = {name: number for number, name in enumerate(component.parts)}
+        return self._positions[component.name].get(part, -1)
 
     def _fit(self, entry: Entry, component: Component, uses: tuple[Use, ...]) -> list[Placement] | None:
         absent = [use.part for use in uses if use.part not in component.homes]

@@ -259,3 +259,67 @@ def test_the_fast_path_of_torch_does_not_skip_adapters() -> None:
         assert (changed - base).abs().max() > 1e-3
         inweave.eject(model, keep_merged=True)
         torch.testing.assert_close(model["layer"](X), changed, atol=1e-5, rtol=1e-4)
+
+
+class Stacks(nn.Module):
+    """Stacked experts of one shape, or those of two sizes."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], is_transposed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_transposed = is_transposed
+        self.leaves = list(shapes)
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape) * 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for leaf in self.leaves:
+            weight = getattr(self, leaf)
+            total = weight[0] + weight[1]
+            x = torch.tanh(x @ (total if self.is_transposed else total.T))[..., :8]
+        return x
+
+
+class WithStacks(nn.Module):
+    def __init__(self, shapes: dict[str, tuple[int, ...]], is_transposed: bool = False) -> None:
+        super().__init__()
+        self.experts = Stacks(shapes, is_transposed)
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.lin(self.experts(x))
+        return result
+
+
+@pytest.mark.parametrize("leaves", [["w1", "v1", "w2"], ["w3", "w1"], ["down_proj", "gate_up_proj"]], ids="-".join)
+def test_nested_parameters_of_one_shape_are_told_apart_by_the_order_of_the_model(
+    leaves: list[str], tmp_path: Path
+) -> None:
+    model = WithStacks(dict.fromkeys(leaves, (4, 8, 8)))
+    names = [f"experts.{leaf}" for leaf in leaves]
+    with torch.no_grad():
+        inweave.inject(model, 2, 3, ["lin"], target_parameters=names[::-1])
+        output = randomized(model, "adapters")(X)
+        inweave.save(inweave.collect(model), tmp_path / "ours", dialect="peft")
+        inweave.eject(model)
+        inweave.save(inweave.load(tmp_path / "ours"), tmp_path / "again", dialect="peft")
+        options = {"rank_pattern": {leaves[0]: 1}, "alpha_pattern": {leaves[-1]: 7}}
+        theirs = peft_moe_of(model, tmp_path / "theirs", names, **options)
+        for folder, expected in (("ours", output), ("again", output), ("theirs", theirs)):
+            inweave.attach(model, tmp_path / folder)
+            torch.testing.assert_close(model(X), expected, atol=1e-6, rtol=1e-5)
+            inweave.eject(model)
+            weaver = inweave.Weaver(model)
+            weaver.apply([(tmp_path / folder, 1.0)])
+            torch.testing.assert_close(model(X), expected, atol=1e-6, rtol=1e-5)
+            weaver.apply([])
+            loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / folder)
+            torch.testing.assert_close(loaded(X), expected, atol=1e-6, rtol=1e-5)
+
+
+def peft_moe_of(model: nn.Module, folder: Path, names: list[str], **options: Any) -> torch.Tensor:
+    config = peft.LoraConfig(target_modules=["lin"], target_parameters=names, r=2, lora_alpha=5, **options)
+    tuned = randomized(peft.get_peft_model(copy.deepcopy(model), config), "lora_")
+    tuned.save_pretrained(folder)
+    result: torch.Tensor = tuned(X)
+    return result

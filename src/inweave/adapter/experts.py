@@ -69,16 +69,19 @@ class ExpertLora(Factors):
         """Return the same change for experts that are stored the other way round."""
         return replace(self, inputs_first=self.experts > 1 and not self.inputs_first)
 
-    def oriented(self, shape: Sequence[int], siblings: Sequence[tuple[Factors, Sequence[int]]]) -> ExpertLora:
-        """Return the change for a weight of this shape; where it is square, as others of the module are stored."""
+    def oriented(self, shape: Sequence[int], siblings: Sequence[Sequence[int]]) -> ExpertLora:
+        """Return the change for a weight of this shape; where it is square, as others of the module are stored.
+
+        Where one of two projections is square, the other one has more outputs than inputs: gate and up in one
+        (2 * n, n), or down (2 * n, n) beside a square pair of these.
+        """
         turned = self.turned()
         if tuple(shape) != self.shape():
             return turned
         if self.experts > 1 and shape[1] == shape[2]:
-            for other, size in siblings:
-                if isinstance(other, ExpertLora) and other.experts > 1 and size[1] != size[2]:
-                    first = tuple(size[1:]) == (other.down.shape[1], other.up.shape[0])
-                    return replace(self, inputs_first=first)
+            for size in siblings:
+                if len(size) == 3 and size[0] == shape[0] and size[1] != size[2] and shape[1] in size[1:]:
+                    return replace(self, inputs_first=size[1] < size[2])
         return self
 
     def formula_options(self, shape: Sequence[int] | None, weight: Any) -> dict[str, Any]:

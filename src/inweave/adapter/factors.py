@@ -193,8 +193,8 @@ class Factors:
         shape = self.shape()
         return shape[::-1] if self.transposed and len(shape) == 2 else shape
 
-    def oriented(self, shape: Sequence[int], siblings: Sequence[tuple[Factors, Sequence[int]]]) -> Factors:
-        """Return the change as it applies to a weight that it fits; ``siblings``: what the module's others receive."""
+    def oriented(self, shape: Sequence[int], siblings: Sequence[Sequence[int]]) -> Factors:
+        """Return the change as it applies to a weight that it fits; ``siblings``: the shapes of the module's others."""
         return self
 
     # reading

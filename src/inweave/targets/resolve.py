@@ -53,6 +53,7 @@ class _Resolver:
         self.nearest_left = _MAX_NEAREST
         self.names: dict[tuple[str, ...], NearestNames] = {}  # by the components searched
         self._insides: dict[str, dict[str, list[tuple[str, Shape]]]] = {}  # component -> module -> weights inside it
+        self._owned: dict[str, dict[str, dict[str, Shape]]] = {}  # component -> module -> its parts
         self._positions: dict[str, dict[str, int]] = {}  # component -> part -> its place in the model
         self.in_original: set[int] = set()  # entries named as in the original model, by identity
 
@@ -109,7 +110,7 @@ class _Resolver:
             shape = shape[::-1]
         fit = fitted(entry.factors, shape)
         if fit is not None and fit.of_parameter:
-            fit = fit.oriented(shape, self._neighbors(entry, component, uses[0].part))
+            fit = fit.oriented(shape, self._neighbors(component, uses[0].part))
         if fit is None and entry.dialect == "peft":
             fit = self._turned(entry, shape)
         if fit is None and (large := widened(entry.factors, shape, uses)):
@@ -125,12 +126,14 @@ class _Resolver:
             return None
         return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
 
-    def _neighbors(self, entry: Entry, component: Component, part: str) -> list[tuple[Factors, Shape]]:
-        """Return what other parameters of the module receive, with their shapes."""
-        module, owner = entry.ref.name.rpartition(".")[0], part.rpartition(".")[0]
-        names = {f"{owner}.{e.ref.name.rpartition('.')[2]}": e.factors for e in self.adapter.entries
-                 if e.ref.name.rpartition(".")[0] == module}  # fmt: skip
-        return [(factors, component.parts[name]) for name, factors in names.items() if name in component.parts]
+    def _neighbors(self, component: Component, part: str) -> list[Shape]:
+        """Return the shapes of the module's other parameters."""
+        owner = part.rpartition(".")[0]
+        if component.name not in self._owned:
+            owned = self._owned[component.name] = {}
+            for name, shape in component.parts.items():
+                owned.setdefault(name.rpartition(".")[0], {})[name] = shape
+        return [shape for name, shape in self._owned[component.name][owner].items() if name != part]
 
     def _turned(self, entry: Entry, shape: Shape) -> Factors | None:
         """Try the other orientation: PEFT records fan_in_fan_out once for all layers, although it decides it per

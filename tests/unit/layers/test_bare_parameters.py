@@ -323,3 +323,19 @@ def peft_moe_of(model: nn.Module, folder: Path, names: list[str], **options: Any
     tuned.save_pretrained(folder)
     result: torch.Tensor = tuned(X)
     return result
+
+
+@pytest.mark.parametrize("leaves", [["gate_up_proj", "down_proj"], ["down_proj"]], ids="-".join)
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_square_experts_are_read_as_their_module_stores_them(
+    leaves: list[str], is_transposed: bool, tmp_path: Path
+) -> None:
+    model = WithStacks({"gate_up_proj": (4, 8, 16) if is_transposed else (4, 16, 8), "down_proj": (4, 8, 8)},
+                       is_transposed)  # fmt: skip
+    with torch.no_grad():
+        output = peft_moe_of(model, tmp_path, [f"experts.{leaf}" for leaf in leaves])
+        inweave.attach(model, tmp_path)
+        torch.testing.assert_close(model(X), output, atol=1e-6, rtol=1e-5)
+        inweave.eject(model)
+        inweave.Weaver(model).apply([(tmp_path, 1.0)])
+        torch.testing.assert_close(model(X), output, atol=1e-6, rtol=1e-5)

@@ -18,7 +18,9 @@ import transformers
 from torch import nn
 
 import inweave
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError, MergeStateError, TargetError
+from inweave.ops.quantized import FORMATS, QuantizedLinear
+from inweave.training.memory.quantization import quantize_layers
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
          "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}  # fmt: skip
@@ -339,3 +341,22 @@ def test_square_experts_are_read_as_their_module_stores_them(
         inweave.eject(model)
         inweave.Weaver(model).apply([(tmp_path, 1.0)])
         torch.testing.assert_close(model(X), output, atol=1e-6, rtol=1e-5)
+
+
+def test_a_merged_weight_is_not_quantized() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(64, 64)])})
+    inweave.inject(model, 2, targets=["0"])
+    before = randomized(model, "adapters")["blocks"][0].weight.detach().clone()
+    inweave.merge(model)
+    merged = model["blocks"][0].weight.detach().clone()
+    with pytest.raises(MergeStateError, match="cannot quantize the weight while merged"):
+        quantize_layers(model, "nf4", torch.device("cpu"))
+    assert torch.equal(model["blocks"][0].weight, merged)
+    inweave.unmerge(model)
+    assert torch.equal(model["blocks"][0].weight, before)
+    inweave.merge(model)
+    FORMATS["nf4"].quantize(model["blocks"][0].base)
+    with pytest.raises(MergeStateError, match="quantized while merged"):
+        inweave.unmerge(model)
+    inweave.eject(model, keep_merged=True)
+    assert isinstance(model["blocks"][0], QuantizedLinear)

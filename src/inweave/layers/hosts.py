@@ -137,9 +137,14 @@ class ParameterHost(nn.Module):
             return getattr(self.__dict__["base"], name)
 
 
+def unhosted(module: nn.Module) -> nn.Module:
+    """Return a module without its host."""
+    return module.base if isinstance(module, ParameterHost) else module
+
+
 def host_problem(module: nn.Module, leaf: str) -> str | None:
     """Return why a module's parameter cannot carry adapters, or None if it can."""
-    base = module.base if isinstance(module, ParameterHost) else module
+    base = unhosted(module)
     if isinstance(base, nn.MultiheadAttention):
         if not base._qkv_same_embed_dim:
             return "its queries, keys and values have different sizes, and only a packed projection takes adapters"

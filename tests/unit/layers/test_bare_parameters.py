@@ -360,3 +360,18 @@ def test_a_merged_weight_is_not_quantized() -> None:
         inweave.unmerge(model)
     inweave.eject(model, keep_merged=True)
     assert isinstance(model["blocks"][0], QuantizedLinear)
+
+
+def test_a_second_adapter_is_attached_to_an_attention(tmp_path: Path) -> None:
+    model = Attention().eval()
+    peft_attention(model, tmp_path, alpha_pattern={"attn": 9})
+    with torch.no_grad():
+        inweave.attach(model, tmp_path, name="one")
+        one = model(X)
+        host = model.attn
+        inweave.attach(model, tmp_path, name="two")
+        assert model.attn is host and not torch.allclose(model(X), one)
+        inweave.activate(model, "two")
+        assert torch.equal(model(X), one)
+        inweave.eject(model)
+        assert type(model.attn) is nn.MultiheadAttention

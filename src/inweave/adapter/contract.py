@@ -32,6 +32,10 @@ class PeftSettings:
     modules_to_save: tuple[str, ...] = ()
     token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def alpha_of(self, module: str) -> float | None:
+        """Return the alpha of a module."""
+        raise NotImplementedError
+
     def rank_of(self, module: str) -> int | None:
         """Return the rank of a module."""
         raise NotImplementedError
@@ -68,6 +72,14 @@ class Parts(Protocol):
     @property
     def parameter(self) -> str:
         """The bare parameter that the tensors are for; empty for the weight of a layer."""
+
+    @property
+    def depth(self) -> int:
+        """The number of wrappers between the tensors' own and the outermost; -1 if the parameter is certain."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The parameters that the tensors may be for; empty if it is certain."""
 
     @property
     def rslora(self) -> bool: ...

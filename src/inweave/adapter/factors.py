@@ -132,6 +132,15 @@ class Factors:
         """The rows that get new values whatever the base has, empty if it only adds; None: all of them."""
         return None if self.replaces else ()
 
+    @property
+    def nesting(self) -> tuple[int, tuple[str, ...]] | None:
+        """Depth in PEFT's wrappers and the parameters that it may be for; None if the parameter is certain."""
+        return None
+
+    def of_leaf(self, leaf: str) -> Factors:
+        """Return the change for one of the parameters of `nesting`."""
+        return self
+
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the change, before any arithmetic; `-1` for an axis that depends on the base."""
         raise NotImplementedError(type(self).__name__)
@@ -184,8 +193,8 @@ class Factors:
         shape = self.shape()
         return shape[::-1] if self.transposed and len(shape) == 2 else shape
 
-    def oriented(self, shape: Sequence[int], siblings: Sequence[tuple[Factors, Sequence[int]]]) -> Factors:
-        """Return the change as it applies to a weight that it fits; ``siblings``: what the module's others receive."""
+    def oriented(self, shape: Sequence[int], siblings: Sequence[Sequence[int]]) -> Factors:
+        """Return the change as it applies to a weight that it fits; ``siblings``: the shapes of the module's others."""
         return self
 
     # reading

@@ -64,11 +64,12 @@ class PeftConfig(PeftSettings):
         runs = (".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1))
         return not set(self.modules_to_save).isdisjoint(runs)
 
-    def parameter_of(self, module: str, rows: int) -> str | None:
-        """Return the bare parameter that factors under this name are for, or None; ``rows``: the ranks of all experts.
+    def parameters_of(self, module: str, rows: int) -> list[str]:
+        """Return the bare parameters that factors under this name may be for; ``rows``: the ranks of all experts.
 
         PEFT nests the wrappers of several parameters of one module in the order in which the module has them, and names
-        none of them: `experts.base_layer` is the first of two, gate_up_proj, and `experts` the last, down_proj.
+        none of them: `experts.base_layer` is the first of two, gate_up_proj, and `experts` the last, down_proj. Only
+        the model knows that order; the one here is that of most models, with the projection of the outputs last.
         """
         name, depth = unnested(module)
         places = set(ends(name))
@@ -77,8 +78,7 @@ class PeftConfig(PeftSettings):
             owner, _, leaf = target.rpartition(".")
             if owner in places or (not owner and (depth or rows != self.rank_of(f"{name}.{leaf}"))):
                 names.setdefault(leaf)
-        order = sorted(names, key=lambda leaf: "down" in leaf or leaf.startswith(("w2", "output")))
-        return order[-1 - depth] if depth < len(order) else None
+        return sorted(names, key=lambda leaf: "down" in leaf or leaf.startswith(("w2", "output")))
 
     def _first_match(
         self, field: str, patterns: Mapping[str, Value], module: str, default: Value | None

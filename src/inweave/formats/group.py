@@ -98,6 +98,7 @@ class ModuleParts:
         self.context = context
         self.config = context.config_of(group)
         self.left = dict(group.tensors)
+        self.depth, self.candidates = -1, tuple[str, ...]()
         self.parameter = self._parameter()
         name = group.ref.name
         #: PEFT (to 0.21) adds the change of a MultiheadAttention's out_proj twice: merged by its layer and by the outer
@@ -116,11 +117,13 @@ class ModuleParts:
         config, group = self.config, self.group
         if config is None or not config.target_parameters or not self.has("down", "up"):
             return ""
-        leaf = config.parameter_of(group.ref.name, self.left["down"].shape[0] if self.left["down"].shape else 0)
-        if leaf in (None, "weight"):
+        rows = self.left["down"].shape[0] if self.left["down"].shape else 0
+        leaves, (name, depth) = config.parameters_of(group.ref.name, rows), unnested(group.ref.name)
+        if depth >= len(leaves) or leaves[-1 - depth] == "weight":
             return ""
-        group.ref = replace(group.ref, name=unnested(group.ref.name)[0])
-        return leaf or ""
+        group.ref = replace(group.ref, name=name)
+        self.depth, self.candidates = (depth, tuple(leaves)) if len(leaves) > 1 else (-1, ())
+        return leaves[-1 - depth]
 
     @property
     def config_name(self) -> str:

@@ -49,7 +49,9 @@ class ExpertBranch(Branch):
     def from_factors(cls, factors: Factors, geometry: Geometry, read: Reader, **scaling: Unpack[Scaling]) -> Self:
         assert isinstance(factors, ExpertLora)
         down, up = read(factors.down), read(factors.up)
-        return cls(down, up, experts=factors.experts, inputs_first=factors.inputs_first, **scaling)
+        first, square = factors.inputs_first, factors.shape() == factors.turned().shape()
+        first = geometry.inputs_first if square else first  # shapes tell it otherwise
+        return cls(down, up, experts=factors.experts, inputs_first=first, **scaling)
 
     @classmethod
     def obstacle(cls, factors: Factors, geometry: Geometry) -> str | None:

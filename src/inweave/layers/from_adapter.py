@@ -21,7 +21,7 @@ from inweave.adapter import Adapter, Factors, join
 from inweave.errors import ConfigError, TargetError
 from inweave.layers.algorithms import obstacle
 from inweave.layers.eligible import geometry_of, ineligible
-from inweave.layers.hosts import ParameterHost, host_problem
+from inweave.layers.hosts import ParameterHost, host_problem, unhosted
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, networks, sites
 from inweave.layers.whole import obstacle as whole_obstacle
@@ -62,7 +62,7 @@ def adapter_parts(
             raise ConfigError(f"the model has no component {component!r}; it has {', '.join(by_component)}")
         return [(by_component[component], adapter, component)]
     shapes = {name: _shapes(network, logical=True)[0] for name, network in by_component.items()}
-    index = ModelIndex({name: component_from_names(name, own) for name, own in shapes.items()})
+    index = ModelIndex({name: component_from_names(name, own) for name, own in shapes.items()}, in_order=True)
     keys: dict[str, set[str]] = {}
     for placement in resolve(adapter, index).placements:
         keys.setdefault(placement.component, set()).update(placement.keys)
@@ -120,7 +120,7 @@ def factors_by_site(model: nn.Module, adapter: Adapter, all_sites: list[Site], c
 
 def host_spot(site: Site, leaf: str, all_sites: list[Site]) -> tuple[Site, str] | None:
     """Return (module, name of its layer) if a `ParameterHost` computes with a parameter, or None."""
-    attention = next((p for p, _ in site.parents if isinstance(p, nn.MultiheadAttention)), None)
+    attention = next((p for p, _ in site.parents if isinstance(unhosted(p), nn.MultiheadAttention)), None)
     if attention is not None and leaf == "weight":
         return next((each, "out_proj") for each in all_sites if each.module is attention)
     if leaf in ("weight", "bias") or leaf not in site.module._parameters:
@@ -158,7 +158,7 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str, all_site
     if is_whole:
         return whole_obstacle(site.module, leaf, factors, creates=creates) or factors
     if spot:
-        return obstacle(factors, ParameterHost(spot[0].module, "").layer(spot[1]).geometry) or factors
+        return obstacle(factors, ParameterHost(unhosted(spot[0].module), "").layer(spot[1]).geometry) or factors
     return obstacle(factors, geometry_of(site.module)) or factors
 
 
@@ -211,7 +211,7 @@ def _of_component(adapter: Adapter, component: str) -> Adapter:
 def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict[str, str]]:
     """Return the index, and {name in the index: name in the model} for names that differ; see `_shapes`."""
     shapes, own = _shapes(model, logical=logical)
-    return index_from_names(shapes), own
+    return replace(index_from_names(shapes), in_order=True), own
 
 
 def _shapes(model: nn.Module, *, logical: bool) -> tuple[dict[str, Shape], dict[str, str]]:

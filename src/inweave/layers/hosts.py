@@ -108,6 +108,10 @@ class ParameterHost(nn.Module):
     def _put(self, name: str, path: str, layer: LoraLayer) -> None:
         self.paths[name] = path
         self._modules[name] = layer
+        order = {leaf: number for number, leaf in enumerate(self.base._parameters)}  # in which PEFT nests and files go
+        self.paths = dict(sorted(self.paths.items(), key=lambda item: order.get(item[1], len(order))))
+        for each in self.paths:
+            self._modules[each] = self._modules.pop(each)
 
     def register_module(self, name: str, module: nn.Module | None) -> None:
         """Put a module in the place of a child, which the base calls."""
@@ -133,9 +137,14 @@ class ParameterHost(nn.Module):
             return getattr(self.__dict__["base"], name)
 
 
+def unhosted(module: nn.Module) -> nn.Module:
+    """Return a module without its host."""
+    return module.base if isinstance(module, ParameterHost) else module
+
+
 def host_problem(module: nn.Module, leaf: str) -> str | None:
     """Return why a module's parameter cannot carry adapters, or None if it can."""
-    base = module.base if isinstance(module, ParameterHost) else module
+    base = unhosted(module)
     if isinstance(base, nn.MultiheadAttention):
         if not base._qkv_same_embed_dim:
             return "its queries, keys and values have different sizes, and only a packed projection takes adapters"

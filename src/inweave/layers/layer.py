@@ -119,8 +119,7 @@ class LoraLayer(nn.Module):
         """Return the tensor to write when merging; raise TargetError if it cannot be written."""
         self._refuse_subclass()
         if not self.weight.is_meta:
-            weight: torch.Tensor = self.weight.detach()
-            return weight
+            return self.weight.detach()  # type: ignore[no-any-return]
         for each in (self, self.base):
             for weights, key in weight_maps(each, "weight"):
                 if (stored := in_memory(weights, key)) is None:
@@ -333,7 +332,6 @@ class LoraLayer(nn.Module):
         if self.tied and woven is not None:
             self._parameters["weight"] = nn.Parameter(woven, requires_grad=self.weight.requires_grad)
         elif woven is not None:
-            home = self._home()
             home.copy_(shares(woven, home))
         self._refresh()
 
@@ -354,7 +352,9 @@ class LoraLayer(nn.Module):
         if not self._merged:
             raise NotMerged(f"{self.label}: nothing is merged")
         if isinstance(self.base, QuantizedLinear):
-            self.base.write(cast("QuantizedWeight", self._quantized))
+            if self._quantized is None:
+                raise MergeStateError(f"{self.label}: quantized while merged; only eject(keep_merged=True) is left")
+            self.base.write(self._quantized)
             self._quantized = None
         elif isinstance(self._pristine, nn.Parameter):
             self._parameters["weight"] = self._pristine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from inweave.errors import ConfigError, TargetError
-from inweave.layers.hosts import ParameterHost, host_problem
+from inweave.layers.hosts import ParameterHost, host_problem, unhosted
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import nearest
 from inweave.layers.sites import Site, ties
@@ -20,7 +20,7 @@ def is_hosted(site: Site) -> bool:
 
 def inner_module(site: Site) -> nn.Module:
     """Return the module here without its host."""
-    return site.module.base if isinstance(site.module, ParameterHost) else site.module
+    return unhosted(site.module)
 
 
 def named_parameters(all_sites: list[Site], names: Sequence[str]) -> list[tuple[Site, str]]:

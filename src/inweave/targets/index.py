@@ -265,12 +265,14 @@ class Component:
 class ModelIndex:
     """The names and shapes of a model's tensors by component, on which adapters are resolved.
 
-    `index_of` makes one from a model, a file or a known name. ``base`` is the name of the base model, if it is known.
+    `index_of` makes one from a model, a file or a known name. ``base`` is the name of the base model, if it is known;
+    ``in_order``: the tensors are in the order in which a live model has them, which files do not keep.
     """
 
     components: Mapping[str, Component]
     base: str | None = None
     source: str = ""
+    in_order: bool = False
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} with {len(component.parts)} tensors" for name, component in self.components.items())

@@ -53,12 +53,15 @@ class _Resolver:
         self.nearest_left = _MAX_NEAREST
         self.names: dict[tuple[str, ...], NearestNames] = {}  # by the components searched
         self._insides: dict[str, dict[str, list[tuple[str, Shape]]]] = {}  # component -> module -> weights inside it
+        self._owned: dict[str, dict[str, dict[str, Shape]]] = {}  # component -> module -> its parts
+        self._positions: dict[str, dict[str, int]] = {}  # component -> part -> its place in the model
         self.in_original: set[int] = set()  # entries named as in the original model, by identity
 
     def place(self, entry: Entry) -> list[Placement] | None:
         ref = entry.ref
         if ref.below:
             return self._place_below(entry)
+        entry = self._by_order(entry)
         match = self.locator.match(entry)
         if isinstance(match, str):
             return self._new_module(entry) if is_saved_module(entry) else self._unplaced(entry, match)
@@ -78,6 +81,26 @@ class _Resolver:
             uses = (uses[ref.part],)
         return self._fit(entry, match.component, uses)
 
+    def _by_order(self, entry: Entry) -> Entry:
+        """Return an entry that PEFT nests without its parameter's name under that name, by the live model's order."""
+        if entry.factors.nesting is None or not self.index.in_order:
+            return entry
+        (depth, leaves), owner = entry.factors.nesting, entry.ref.name.rpartition(".")[0]
+        present: list[tuple[int, Entry]] = []
+        for leaf in leaves:
+            other = replace(entry, ref=replace(entry.ref, name=f"{owner}.{leaf}"), factors=entry.factors.of_leaf(leaf))
+            match = self.locator.match(other)
+            uses = None if isinstance(match, str) else uses_of(match.spelling, entry.param.removesuffix("?"))
+            if uses and not isinstance(match, str):
+                present.append((self._position(match.component, uses[0].part), other))
+        present.sort(key=lambda pair: pair[0])
+        return present[-1 - depth][1] if depth < len(present) else entry
+
+    def _position(self, component: Component, part: str) -> int:
+        if component.name not in self._positions:
+            self._positions[component.name] = {name: number for number, name in enumerate(component.parts)}
+        return self._positions[component.name].get(part, -1)
+
     def _fit(self, entry: Entry, component: Component, uses: tuple[Use, ...]) -> list[Placement] | None:
         absent = [use.part for use in uses if use.part not in component.homes]
         if absent:
@@ -87,7 +110,7 @@ class _Resolver:
             shape = shape[::-1]
         fit = fitted(entry.factors, shape)
         if fit is not None and fit.of_parameter:
-            fit = fit.oriented(shape, self._neighbors(entry, component, uses[0].part))
+            fit = fit.oriented(shape, self._neighbors(component, uses[0].part))
         if fit is None and entry.dialect == "peft":
             fit = self._turned(entry, shape)
         if fit is None and (large := widened(entry.factors, shape, uses)):
@@ -103,12 +126,14 @@ class _Resolver:
             return None
         return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
 
-    def _neighbors(self, entry: Entry, component: Component, part: str) -> list[tuple[Factors, Shape]]:
-        """Return what other parameters of the module receive, with their shapes."""
-        module, owner = entry.ref.name.rpartition(".")[0], part.rpartition(".")[0]
-        names = {f"{owner}.{e.ref.name.rpartition('.')[2]}": e.factors for e in self.adapter.entries
-                 if e.ref.name.rpartition(".")[0] == module}  # fmt: skip
-        return [(factors, component.parts[name]) for name, factors in names.items() if name in component.parts]
+    def _neighbors(self, component: Component, part: str) -> list[Shape]:
+        """Return the shapes of the module's other parameters."""
+        owner = part.rpartition(".")[0]
+        if component.name not in self._owned:
+            owned = self._owned[component.name] = {}
+            for name, shape in component.parts.items():
+                owned.setdefault(name.rpartition(".")[0], {})[name] = shape
+        return [shape for name, shape in self._owned[component.name][owner].items() if name != part]
 
     def _turned(self, entry: Entry, shape: Shape) -> Factors | None:
         """Try the other orientation: PEFT records fan_in_fan_out once for all layers, although it decides it per

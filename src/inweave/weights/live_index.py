@@ -27,7 +27,8 @@ class LiveIndex:
         shapes: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in modules}
         for (component, tensor), shape in self.layout.items():
             shapes[component][tensor] = shape
-        self.index = ModelIndex({name: component_from_names(name, each) for name, each in shapes.items()})
+        components = {name: component_from_names(name, each) for name, each in shapes.items()}
+        self.index = ModelIndex(components, in_order=True)
         self.blocks = block_names(self.index)
         self._orientation = Orientation(modules, self.index)
 

@@ -64,9 +64,8 @@ def index_of(model: object) -> ModelIndex:
     if isinstance(model, WeightSource):
         return index_from_names({name: model.spec(name).shape for name in model.names()})
     networks = networks_of(model)
-    return ModelIndex(
-        {name: component_from_names(name, _adaptable_shapes(network)) for name, network in networks.items()}
-    )
+    components = {name: component_from_names(name, _adaptable_shapes(each)) for name, each in networks.items()}
+    return ModelIndex(components, in_order=True)
 
 
 def _adaptable_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -34,7 +34,7 @@ class Orientation:
             if transposed := [tensor for tensor in names if tensor in shapes]:
                 self._transposed |= {(name, tensor) for tensor in transposed}
                 logical = component_from_names(name, shapes | {tensor: shapes[tensor][::-1] for tensor in transposed})
-                self._index = ModelIndex({**self._index.components, name: logical})
+                self._index = replace(self._index, components={**self._index.components, name: logical})
 
     def resolve(self, adapter: Adapter, *, strict: bool = True) -> Plan:
         """Place every tensor, with the shapes and the layout of the stored weights."""

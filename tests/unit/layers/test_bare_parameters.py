@@ -18,7 +18,9 @@ import transformers
 from torch import nn
 
 import inweave
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError, MergeStateError, TargetError
+from inweave.ops.quantized import FORMATS, QuantizedLinear
+from inweave.training.memory.quantization import quantize_layers
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
          "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}  # fmt: skip
@@ -259,3 +261,117 @@ def test_the_fast_path_of_torch_does_not_skip_adapters() -> None:
         assert (changed - base).abs().max() > 1e-3
         inweave.eject(model, keep_merged=True)
         torch.testing.assert_close(model["layer"](X), changed, atol=1e-5, rtol=1e-4)
+
+
+class Stacks(nn.Module):
+    """Stacked experts of one shape, or those of two sizes."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], is_transposed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_transposed = is_transposed
+        self.leaves = list(shapes)
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape) * 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for leaf in self.leaves:
+            weight = getattr(self, leaf)
+            total = weight[0] + weight[1]
+            x = torch.tanh(x @ (total if self.is_transposed else total.T))[..., :8]
+        return x
+
+
+class WithStacks(nn.Module):
+    def __init__(self, shapes: dict[str, tuple[int, ...]], is_transposed: bool = False) -> None:
+        super().__init__()
+        self.experts = Stacks(shapes, is_transposed)
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.lin(self.experts(x))
+        return result
+
+
+@pytest.mark.parametrize("leaves", [["w1", "v1", "w2"], ["w3", "w1"], ["down_proj", "gate_up_proj"]], ids="-".join)
+def test_nested_parameters_of_one_shape_are_told_apart_by_the_order_of_the_model(
+    leaves: list[str], tmp_path: Path
+) -> None:
+    model = WithStacks(dict.fromkeys(leaves, (4, 8, 8)))
+    names = [f"experts.{leaf}" for leaf in leaves]
+    with torch.no_grad():
+        inweave.inject(model, 2, 3, ["lin"], target_parameters=names[::-1])
+        output = randomized(model, "adapters")(X)
+        inweave.save(inweave.collect(model), tmp_path / "ours", dialect="peft")
+        inweave.eject(model)
+        inweave.save(inweave.load(tmp_path / "ours"), tmp_path / "again", dialect="peft")
+        options = {"rank_pattern": {leaves[0]: 1}, "alpha_pattern": {leaves[-1]: 7}}
+        theirs = peft_moe_of(model, tmp_path / "theirs", names, **options)
+        for folder, expected in (("ours", output), ("again", output), ("theirs", theirs)):
+            inweave.attach(model, tmp_path / folder)
+            torch.testing.assert_close(model(X), expected, atol=1e-6, rtol=1e-5)
+            inweave.eject(model)
+            weaver = inweave.Weaver(model)
+            weaver.apply([(tmp_path / folder, 1.0)])
+            torch.testing.assert_close(model(X), expected, atol=1e-6, rtol=1e-5)
+            weaver.apply([])
+            loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / folder)
+            torch.testing.assert_close(loaded(X), expected, atol=1e-6, rtol=1e-5)
+
+
+def peft_moe_of(model: nn.Module, folder: Path, names: list[str], **options: Any) -> torch.Tensor:
+    config = peft.LoraConfig(target_modules=["lin"], target_parameters=names, r=2, lora_alpha=5, **options)
+    tuned = randomized(peft.get_peft_model(copy.deepcopy(model), config), "lora_")
+    tuned.save_pretrained(folder)
+    result: torch.Tensor = tuned(X)
+    return result
+
+
+@pytest.mark.parametrize("leaves", [["gate_up_proj", "down_proj"], ["down_proj"]], ids="-".join)
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_square_experts_are_read_as_their_module_stores_them(
+    leaves: list[str], is_transposed: bool, tmp_path: Path
+) -> None:
+    model = WithStacks({"gate_up_proj": (4, 8, 16) if is_transposed else (4, 16, 8), "down_proj": (4, 8, 8)},
+                       is_transposed)  # fmt: skip
+    with torch.no_grad():
+        output = peft_moe_of(model, tmp_path, [f"experts.{leaf}" for leaf in leaves])
+        inweave.attach(model, tmp_path)
+        torch.testing.assert_close(model(X), output, atol=1e-6, rtol=1e-5)
+        inweave.eject(model)
+        inweave.Weaver(model).apply([(tmp_path, 1.0)])
+        torch.testing.assert_close(model(X), output, atol=1e-6, rtol=1e-5)
+
+
+def test_a_merged_weight_is_not_quantized() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(64, 64)])})
+    inweave.inject(model, 2, targets=["0"])
+    before = randomized(model, "adapters")["blocks"][0].weight.detach().clone()
+    inweave.merge(model)
+    merged = model["blocks"][0].weight.detach().clone()
+    with pytest.raises(MergeStateError, match="cannot quantize the weight while merged"):
+        quantize_layers(model, "nf4", torch.device("cpu"))
+    assert torch.equal(model["blocks"][0].weight, merged)
+    inweave.unmerge(model)
+    assert torch.equal(model["blocks"][0].weight, before)
+    inweave.merge(model)
+    FORMATS["nf4"].quantize(model["blocks"][0].base)
+    with pytest.raises(MergeStateError, match="quantized while merged"):
+        inweave.unmerge(model)
+    inweave.eject(model, keep_merged=True)
+    assert isinstance(model["blocks"][0], QuantizedLinear)
+
+
+def test_a_second_adapter_is_attached_to_an_attention(tmp_path: Path) -> None:
+    model = Attention().eval()
+    peft_attention(model, tmp_path, alpha_pattern={"attn": 9})
+    with torch.no_grad():
+        inweave.attach(model, tmp_path, name="one")
+        one = model(X)
+        host = model.attn
+        inweave.attach(model, tmp_path, name="two")
+        assert model.attn is host and not torch.allclose(model(X), one)
+        inweave.activate(model, "two")
+        assert torch.equal(model(X), one)
+        inweave.eject(model)
+        assert type(model.attn) is nn.MultiheadAttention

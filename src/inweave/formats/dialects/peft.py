@@ -82,13 +82,15 @@ def _nested(tensors: dict[str, Tensor], entries: list[Entry]) -> dict[str, Tenso
     attn.in_proj -> attn, attn.out_proj -> attn.base_layer.out_proj      torch's MultiheadAttention
     experts.gate_up_proj -> experts.base_layer, experts.down_proj -> experts      in the order of the parameters
     """
-    owners: dict[str, list[str]] = {}
+    owners: dict[str, list[Entry]] = {}
     packed = packed_owners(entries)
     for entry in entries:
         if entry.factors.of_parameter:
-            owners.setdefault(entry.ref.name.rpartition(".")[0], []).append(entry.ref.name)
-    renamed = {name: owner + ".base_layer" * (len(every) - 1 - number)
-               for owner, every in owners.items() for number, name in enumerate(every)}  # fmt: skip
+            owners.setdefault(entry.ref.name.rpartition(".")[0], []).append(entry)
+    for every in owners.values():  # a stable sort: the order of the entries is right where no file gave a depth
+        every.sort(key=lambda entry: -(entry.factors.nesting or (-1,))[0])
+    renamed = {entry.ref.name: owner + ".base_layer" * (len(every) - 1 - number)
+               for owner, every in owners.items() for number, entry in enumerate(every)}  # fmt: skip
     renamed |= {f"{owner}.in_proj": owner for owner in packed}
     renamed |= {f"{owner}.out_proj": f"{owner}.base_layer.out_proj" for owner in packed}
     result: dict[str, Tensor] = {}

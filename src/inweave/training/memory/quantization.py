@@ -57,7 +57,14 @@ def quantize_denoiser(model: Any, format: str, device: torch.device, store: torc
 
 
 def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, store: torch.device | None = None) -> str:
-    """Quantize a denoiser in place; returns a note for the log."""
+    """Quantize a denoiser in place; returns a note for the log.
+
+    Raises:
+        MergeStateError: adapters are merged, so that the weights to go back to are not those that get quantized.
+    """
+    for module in denoiser.modules():
+        if isinstance(module, LoraLayer):
+            module.require_unmerged("quantize the weight")
     kind = FORMATS[format]
     layers, chosen = _candidates(denoiser, kind), _chosen(denoiser, kind)
     error, weights = 0.0, 0

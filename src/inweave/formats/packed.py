@@ -104,8 +104,13 @@ def _packed(name: str, stored: Stored, tensors: Mapping[str, Stored], read: Call
 def _fits(scale: Shape, weight: Shape) -> bool:
     """Return whether there is one scale, one per row, or one per block."""
     rows = weight[0] if weight else 1
-    blocks = tuple(-(-side // BLOCK) for side in weight)
-    return math.prod(scale) == 1 or scale in ((rows,), (rows, 1), (rows, *[1] * (len(weight) - 1)), blocks)
+    per_row = ((rows,), (rows, 1), (rows, *[1] * (len(weight) - 1)))
+    return math.prod(scale) == 1 or scale in (*per_row, blocks_of(weight))
+
+
+def blocks_of(weight: Shape) -> Shape:
+    """Return the numbers of blocks along the axes of a weight: the shape of their scales."""
+    return tuple(-(-side // BLOCK) for side in weight)
 
 
 def _comfy_format(module: str, tensors: Mapping[str, Stored], read: Callable[[str], bytes]) -> str:

@@ -118,6 +118,16 @@ def test_scales_of_blocks_and_plain_casts(tmp_path: Path) -> None:
     assert torch.equal(source.get("b.weight", dtype=torch.float32), values.float())
 
 
+@pytest.mark.parametrize("shape", [(300, 64), (300, 128), (64, 300), (1, 300), (2, 200), (300,), (200, 3, 130), (9, 9)])
+def test_scales_of_blocks_of_every_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    values = weight(math.prod(shape), 1).view(shape).to(torch.float8_e4m3fn)
+    scales = torch.rand([-(-side // 128) for side in shape]) + 0.5
+    save_file({"a.weight": values, "a.weight_scale_inv": scales}, tmp_path / "a.safetensors")
+    places = torch.meshgrid(*(torch.arange(side) // 128 for side in shape), indexing="ij")
+    actual = open_source(tmp_path / "a.safetensors").get("a.weight", dtype=torch.float32)
+    assert torch.equal(actual, values.float() * scales[places])
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("shape", [(24, 64), (7, 33)])

@@ -158,12 +158,13 @@ def _four_bits(name: str, packed: Packed, parts: Mapping[str, torch.Tensor]) -> 
     count, block = math.prod(packed.shape), packed.state["block"]
     largest, book = parts["absmax"].flatten(), parts["quant_map"].to(_WIDE).flatten()
     if nested := packed.state["nested_block"]:
-        outer = parts["nested_absmax"].to(_WIDE).flatten().repeat_interleave(nested)[: largest.numel()]
+        outer = parts["nested_absmax"].to(_WIDE).flatten()
         inner = parts["nested_quant_map"].to(_WIDE).flatten()
-        if largest.dtype != torch.uint8 or inner.numel() != 256 or outer.numel() != largest.numel():
+        if largest.dtype != torch.uint8 or inner.numel() != 256 or outer.numel() != -(-largest.numel() // nested):
             raise FormatError(f"{name}: its nested scales are not those of bitsandbytes")
+        outer = outer.repeat_interleave(nested)[: largest.numel()]
         largest = inner[largest.int()] * outer + packed.state["offset"]
-    if block < 1 or book.numel() != 16 or largest.numel() != -(-count // block):
+    if book.numel() != 16 or largest.numel() != -(-count // block):
         raise FormatError(f"{name}: {largest.numel()} scales of {block} numbers, and a map of {book.numel()} values")
     values = book[unpacked(parts["numbers"].flatten().view(torch.uint8)).int()][:count]
     return (values * largest.to(_WIDE).repeat_interleave(block)[:count]).view(packed.shape)

@@ -208,7 +208,6 @@ def test_broken_states_are_errors(broken: str, tmp_path: Path) -> None:
         {"blocksize": 1 << 40}, {"blocksize": math.inf}, {"nested_blocksize": 0}, {"nested_blocksize": -4},
         {"nested_blocksize": 1 << 40}, {"nested_offset": math.inf},
     ],
-    ids=str,
 )  # fmt: skip
 def test_hostile_states_are_refused_before_anything_is_unpacked(hostile: dict[str, Any], tmp_path: Path) -> None:
     tensors, _ = four_bits("a.weight", weight(8, 64), "nf4", nested=True)

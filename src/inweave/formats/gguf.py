@@ -36,6 +36,7 @@ _ORIGINAL = "comfy.gguf.orig_shape."  # where a converter flattened a weight of 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST = 1_000_000  # tensors, values of an array
+_MOST_AXES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class _Reader:
             name = self.text()
             value = self.value(self.unpack("I")[0])
             if name.startswith(_ORIGINAL) and isinstance(value, list):
+                if not 0 < len(value) <= _MOST_AXES or min(value) < 1:
+                    raise ValueError(f"{name[:80]}: {value[:_MOST_AXES]} of {len(value)} axes is not a shape")
                 original[name.removeprefix(_ORIGINAL)] = tuple(value)
             elif name == "general.alignment" and isinstance(value, int):
                 alignment = value
@@ -98,9 +101,11 @@ class _Reader:
         for _ in range(tensors):
             name = self.text()
             (axes,) = self.unpack("I")
-            if axes > 8:
+            if axes > _MOST_AXES:
                 raise ValueError(f"{name[:80]}: {axes} axes")
             shape = tuple(reversed(self.unpack(f"{axes}Q")))
+            if math.prod(filter(None, shape)) >= 1 << 63:  # also with an axis of 0, where the data has no bytes
+                raise ValueError(f"{name[:80]}: a tensor of {list(shape)}")
             kind, offset = self.unpack("IQ")
             stated = original.get(name, shape)
             rows[name] = (stated if math.prod(stated) == math.prod(shape) else shape, kind, offset)

@@ -23,6 +23,8 @@ Shape = tuple[int, ...]
 STATE = ".quant_state.bitsandbytes__"
 LONGEST_STATE = 4096
 BLOCK = 128  # of both sides, for `weight_scale_inv`
+_LARGEST_BLOCK = 1 << 20  # of bitsandbytes; its own are 64 to 4096
+_MOST_AXES = 8
 _BNB = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 _SCALES = ("weight_scale", "scale_weight", "weight_scale_inv")
 _IGNORED = (".scale_input", ".input_scale", ".comfy_quant", ".weight_format", ".weight_scale_2")
@@ -104,8 +106,13 @@ def _packed(name: str, stored: Stored, tensors: Mapping[str, Stored], read: Call
 def _fits(scale: Shape, weight: Shape) -> bool:
     """Return whether there is one scale, one per row, or one per block."""
     rows = weight[0] if weight else 1
-    blocks = tuple(-(-side // BLOCK) for side in weight)
-    return math.prod(scale) == 1 or scale in ((rows,), (rows, 1), (rows, *[1] * (len(weight) - 1)), blocks)
+    per_row = ((rows,), (rows, 1), (rows, *[1] * (len(weight) - 1)))
+    return math.prod(scale) == 1 or scale in (*per_row, blocks_of(weight))
+
+
+def blocks_of(weight: Shape) -> Shape:
+    """Return the numbers of blocks along the axes of a weight: the shape of their scales."""
+    return tuple(-(-side // BLOCK) for side in weight)
 
 
 def _comfy_format(module: str, tensors: Mapping[str, Stored], read: Callable[[str], bytes]) -> str:
@@ -129,8 +136,14 @@ def _bnb(name: str, kind: str, stored: Stored, tensors: Mapping[str, Stored], te
         dtype = _DTYPES.get(state.get("dtype", ""), "BF16")
         offset = float(state.get("nested_offset", 0.0)) if nested else 0.0
         nested_block = int(state["nested_blocksize"]) if nested else 0
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         raise FormatError(f"{name}: the quantization state of a weight is not bitsandbytes' JSON") from None
+    if not 1 <= block <= _LARGEST_BLOCK or (nested and not 1 <= nested_block <= _LARGEST_BLOCK):
+        raise FormatError(f"{name}: blocks of {block} numbers and {nested_block} scales, not 1 to {_LARGEST_BLOCK:,}")
+    if not math.isfinite(offset):
+        raise FormatError(f"{name}: its nested_offset is {offset}, not a finite number")
+    if len(shape) > _MOST_AXES:
+        raise FormatError(f"{name}: a weight of {len(shape)} axes, not at most {_MOST_AXES}")
     if any(size < 1 for size in shape) or (math.prod(shape) + 1) // 2 != math.prod(stored.shape):
         raise FormatError(f"{name}: a weight of {list(shape)} cannot be packed into {list(stored.shape)} bytes")
     parts = {suffix[1:]: f"{name}{suffix}" for suffix in _BNB if f"{name}{suffix}" in tensors}

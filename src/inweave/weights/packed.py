@@ -26,7 +26,7 @@ from inweave.files.paths import as_path, is_file
 from inweave.files.reading import open_regular
 from inweave.formats.base_shapes import refuse_renamed
 from inweave.formats.gguf import TYPES, GgufTensor, is_gguf, read_gguf
-from inweave.formats.packed import BLOCK, LONGEST_STATE, Packed, Packing, packing_of
+from inweave.formats.packed import BLOCK, LONGEST_STATE, Packed, Packing, blocks_of, packing_of
 from inweave.ops.quantized.gguf import dequantized_blocks
 from inweave.ops.quantized.nf4 import unpacked
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH
@@ -146,10 +146,11 @@ def _unpacked(name: str, packed: Packed, parts: Mapping[str, torch.Tensor]) -> t
     if packed.kind.startswith("bitsandbytes"):
         return _four_bits(name, packed, parts)
     scales = parts["scales"].to(_WIDE)
-    if scales.numel() == 1 or (scales.numel() == len(numbers) and scales.dim() < numbers.dim()):
+    if scales.numel() > 1 and scales.shape == blocks_of(numbers.shape):
+        for axis, side in enumerate(numbers.shape):
+            scales = scales.repeat_interleave(BLOCK, axis).narrow(axis, 0, side)
+    else:
         scales = scales.view(-1, *[1] * (numbers.dim() - 1))
-    elif scales.shape[1:] != (1,) * (scales.dim() - 1):
-        scales = scales.repeat_interleave(BLOCK, 0)[: len(numbers)].repeat_interleave(BLOCK, 1)[:, : numbers.shape[1]]
     return numbers.to(_WIDE) * scales
 
 
@@ -157,12 +158,13 @@ def _four_bits(name: str, packed: Packed, parts: Mapping[str, torch.Tensor]) -> 
     count, block = math.prod(packed.shape), packed.state["block"]
     largest, book = parts["absmax"].flatten(), parts["quant_map"].to(_WIDE).flatten()
     if nested := packed.state["nested_block"]:
-        outer = parts["nested_absmax"].to(_WIDE).flatten().repeat_interleave(nested)[: largest.numel()]
+        outer = parts["nested_absmax"].to(_WIDE).flatten()
         inner = parts["nested_quant_map"].to(_WIDE).flatten()
-        if largest.dtype != torch.uint8 or inner.numel() != 256 or outer.numel() != largest.numel():
+        if largest.dtype != torch.uint8 or inner.numel() != 256 or outer.numel() != -(-largest.numel() // nested):
             raise FormatError(f"{name}: its nested scales are not those of bitsandbytes")
+        outer = outer.repeat_interleave(nested)[: largest.numel()]
         largest = inner[largest.int()] * outer + packed.state["offset"]
-    if block < 1 or book.numel() != 16 or largest.numel() != -(-count // block):
+    if book.numel() != 16 or largest.numel() != -(-count // block):
         raise FormatError(f"{name}: {largest.numel()} scales of {block} numbers, and a map of {book.numel()} values")
     values = book[unpacked(parts["numbers"].flatten().view(torch.uint8)).int()][:count]
     return (values * largest.to(_WIDE).repeat_interleave(block)[:count]).view(packed.shape)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import inweave
@@ -173,6 +174,28 @@ def test_quantizing_what_was_dequantized_gives_the_same_bits(name: str, kind: st
         assert (
             relative_error(original, weight) < {"fp8": 0.03, "int8": 0.035, "int8-hadamard": 0.009, "nf4": 0.17}[name]
         )
+
+
+class NoDoubles(TorchDispatchMode):
+    """A device without float64, as MPS."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            raise TypeError(f"{func} in float64")
+        return result
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e30])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_error_needs_no_float64(name: str, size: float) -> None:
+    original = weights("rows", 256, 1024) * size
+    weight = FORMATS[name].weights.of(original)
+    with NoDoubles():
+        error = relative_error(original, weight)
+    wide, back = original.double(), weight.dequantized(torch.float32).double()
+    assert error == pytest.approx(float((wide - back).norm() / wide.norm()), rel=1e-4)
+    assert relative_error(torch.zeros(8, 64), FORMATS[name].weights.of(torch.zeros(8, 64))) == 0
 
 
 def test_a_rotation_spreads_outliers() -> None:

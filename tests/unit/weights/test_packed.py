@@ -118,6 +118,16 @@ def test_scales_of_blocks_and_plain_casts(tmp_path: Path) -> None:
     assert torch.equal(source.get("b.weight", dtype=torch.float32), values.float())
 
 
+@pytest.mark.parametrize("shape", [(300, 64), (300, 128), (64, 300), (1, 300), (2, 200), (300,), (200, 3, 130), (9, 9)])
+def test_scales_of_blocks_of_every_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    values = weight(math.prod(shape), 1).view(shape).to(torch.float8_e4m3fn)
+    scales = torch.rand([-(-side // 128) for side in shape]) + 0.5
+    save_file({"a.weight": values, "a.weight_scale_inv": scales}, tmp_path / "a.safetensors")
+    places = torch.meshgrid(*(torch.arange(side) // 128 for side in shape), indexing="ij")
+    actual = open_source(tmp_path / "a.safetensors").get("a.weight", dtype=torch.float32)
+    assert torch.equal(actual, values.float() * scales[places])
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("shape", [(24, 64), (7, 33)])
@@ -191,6 +201,33 @@ def test_broken_states_are_errors(broken: str, tmp_path: Path) -> None:
         open_source(tmp_path / "a.safetensors").get("a.weight")
 
 
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"shape": [math.inf, 2]}, {"shape": [1] * 300 + [8, 64]}, {"blocksize": 0}, {"blocksize": -1},
+        {"blocksize": 1 << 40}, {"blocksize": math.inf}, {"nested_blocksize": 0}, {"nested_blocksize": -4},
+        {"nested_blocksize": 1 << 40}, {"nested_offset": math.inf},
+    ],
+)  # fmt: skip
+def test_hostile_states_are_refused_before_anything_is_unpacked(hostile: dict[str, Any], tmp_path: Path) -> None:
+    tensors, _ = four_bits("a.weight", weight(8, 64), "nf4", nested=True)
+    (stored,) = (name for name in tensors if "quant_state" in name)
+    tensors[stored] = text(json.loads(tensors[stored].numpy().tobytes()) | hostile)
+    save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(FormatError, match=r"a\.weight: "):
+        open_source(tmp_path / "a.safetensors")
+
+
+def test_too_many_nested_scales_are_refused_without_expanding_them(tmp_path: Path) -> None:
+    tensors, _ = four_bits("a.weight", weight(8, 64), "nf4", nested=True)
+    (stored,) = (name for name in tensors if "quant_state" in name)
+    state = json.loads(tensors[stored].numpy().tobytes()) | {"nested_blocksize": 1 << 20}
+    tensors |= {stored: text(state), "a.weight.nested_absmax": torch.ones(1 << 22)}  # 16 TiB if expanded
+    save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(FormatError, match="nested scales"):
+        open_source(tmp_path / "a.safetensors").get("a.weight")
+
+
 # GGUF
 
 
@@ -215,7 +252,12 @@ NUMBER = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0"
           "Q5_K": 13, "Q6_K": 14, "BF16": 30, "IQ4_NL": 20}  # fmt: skip
 
 
-def gguf(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]], alignment: int = 32) -> Path:
+def gguf(
+    path: Path,
+    tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
+    alignment: int = 32,
+    original: Mapping[str, tuple[int, ...]] | None = None,
+) -> Path:
     def string(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
 
@@ -225,7 +267,9 @@ def gguf(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]], 
         rows += string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), NUMBER[kind], len(data))
         data += raw
     values = string("general.alignment") + struct.pack("<II", 4, alignment)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1) + values + rows
+    for name, shape in (original or {}).items():
+        values += string(f"comfy.gguf.orig_shape.{name}") + struct.pack(f"<IIQ{len(shape)}i", 9, 5, len(shape), *shape)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 1 + len(original or {})) + values + rows
     path.write_bytes(head + b"\0" * (-len(head) % alignment) + data)
     return path
 
@@ -258,6 +302,20 @@ def test_gguf_of_other_types_and_damaged_ones_are_refused(tmp_path: Path) -> Non
         source.get("a")
     with pytest.raises(FormatError, match="damaged"):
         open_source(path)
+
+
+@pytest.mark.parametrize("original", [(-2, -3), (0, 6), (-1, -6), (), (1,) * 9 + (2, 3)], ids=str)
+def test_an_original_shape_of_a_gguf_that_is_none_is_refused(original: tuple[int, ...], tmp_path: Path) -> None:
+    tensors = {"a": ("F32", (6,), bytes(24))}
+    assert open_source(gguf(tmp_path / "b.gguf", tensors, original={"a": (2, 3)})).get("a").shape == (2, 3)
+    with pytest.raises(FormatError, match="orig_shape"):
+        open_source(gguf(tmp_path / "a.gguf", tensors, original={"a": original}))
+
+
+@pytest.mark.parametrize("shape", [(0, 2**63), (2**62, 0, 2**62), (2**32, 2**32)], ids=str)
+def test_a_gguf_of_a_shape_beyond_every_memory_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="broken header"):
+        open_source(gguf(tmp_path / "a.gguf", {"a": ("F32", shape, b"")}))
 
 
 def test_a_gguf_of_a_known_model_is_identified(tmp_path: Path) -> None:

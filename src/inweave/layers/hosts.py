@@ -23,6 +23,7 @@ from inweave.layers.branch import Branch, Geometry
 from inweave.layers.layer import LoraLayer
 from inweave.ops.kinds import LayerKind, LinearKind
 from inweave.ops.kinds.offloaded import numbers
+from inweave.ops.quantized import QuantizedLinear
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def host_problem(module: nn.Module, leaf: str) -> str | None:
     if isinstance(base, nn.MultiheadAttention):
         if not base._qkv_same_embed_dim:
             return "its queries, keys and values have different sizes, and only a packed projection takes adapters"
+        if isinstance(base.out_proj, QuantizedLinear):
+            return "its out_proj is quantized, and MultiheadAttention reads that weight directly; leave it unquantized"
         return None
     parameter = base._parameters.get(leaf)
     if isinstance(base, LoraLayer) or parameter is None or leaf == "weight":

@@ -375,3 +375,24 @@ def test_a_second_adapter_is_attached_to_an_attention(tmp_path: Path) -> None:
         assert torch.equal(model(X), one)
         inweave.eject(model)
         assert type(model.attn) is nn.MultiheadAttention
+
+
+def test_the_output_projection_of_an_attention_is_not_quantized() -> None:
+    def model() -> Any:
+        torch.manual_seed(0)
+        return nn.ModuleList([nn.ModuleDict({"attn": nn.MultiheadAttention(128, 2), "lin": nn.Linear(128, 128)})])
+
+    x = torch.ones(3, 1, 128)
+    for injects in (True, False):
+        adapted = model()
+        if injects:
+            inweave.inject(adapted, 2, targets=["attn"])
+        expected = adapted[0]["attn"](x, x, x)[0]
+        quantize_layers(adapted, "nf4", torch.device("cpu"))
+        assert isinstance(adapted[0]["lin"], QuantizedLinear)
+        assert torch.equal(adapted[0]["attn"](x, x, x)[0], expected)
+    other = model()
+    FORMATS["nf4"].quantize(other[0]["attn"].out_proj)
+    with pytest.raises(TargetError, match="out_proj is quantized"):
+        inweave.inject(other, 2, targets=["attn"])
+    assert type(other[0]["attn"]) is nn.MultiheadAttention

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from inweave.layers import LoraLayer
+from inweave.layers.hosts import ParameterHost, unhosted
 from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
 from inweave.training.adapters.order import projections
 from inweave.training.adapters.targets import token_layers
@@ -103,13 +104,16 @@ def join_groups(denoiser: nn.Module) -> None:
 
 
 def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
-    if format.for_speed:
-        return {name: layer for name, layer in token_layers(denoiser).items() if isinstance(layer, nn.Linear)}
+    """Return the linear layers to choose from; modules that read the weights of their children keep those."""
+    readers = [each for each in denoiser.modules() if isinstance(each, nn.MultiheadAttention | ParameterHost)]
+    read = {id(child) for each in readers for child in unhosted(each).children()}
+    modules = token_layers(denoiser) if format.for_speed else dict(denoiser.named_modules())
     return {
         name: base
-        for name, module in denoiser.named_modules()
+        for name, module in modules.items()
         if isinstance(base := module.base if isinstance(module, LoraLayer) else module, nn.Linear)
-        and _IN_BLOCK.search(name)
+        and id(base) not in read
+        and (format.for_speed or _IN_BLOCK.search(name))
     }
 
 

@@ -67,10 +67,14 @@ class RotatedInt8Weight(Int8Weight):
     def rotated(weight: Tensor) -> Tensor:
         """Return W H."""
         size = _block(weight.shape[1])
-        result, half = weight / math.sqrt(size), 1
-        while half < size:
-            first, second = result.view(-1, 2, half).unbind(1)
-            result, half = torch.stack([first + second, first - second], 1), half * 2
+        result, half = weight.reshape(-1, size) / math.sqrt(size), size // 2
+        while half:
+            pairs = result.view(-1, 2, half)
+            first, second = pairs[:, 0], pairs[:, 1]
+            difference = first - second
+            first += second
+            second.copy_(difference)
+            half //= 2
         return result.view(weight.shape)
 
     def format(self) -> str:

@@ -188,8 +188,8 @@ def test_all_tokens_of_an_example_lose_the_same_outputs() -> None:
     whole = output_dropout(change, P, -1, seeds, 7)
     torch.testing.assert_close(output_dropout(change.flatten(0, 1), P, -1, seeds, 7), whole.flatten(0, 1))
     assert all(torch.equal(row, row[:1].expand_as(row)) for row in whole) and not torch.equal(whole[0], whole[1])
-    alone = output_dropout(change.flatten(0, 1), P, -1, None, 7)
-    assert torch.equal(alone, alone[:1].expand_as(alone)), "without seeds, a batch has one mask, as in LyCORIS"
+    shared = output_dropout(change.flatten(0, 1), P, -1, None, 7)
+    assert torch.equal(shared, shared[:1].expand_as(shared)), "without seeds, a batch has one mask, as in LyCORIS"
 
 
 def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:

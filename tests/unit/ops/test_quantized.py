@@ -254,14 +254,15 @@ def test_rotating_is_the_product_with_a_hadamard_matrix(size: int) -> None:
 def test_merging_under_autocast_gives_the_same_bits(name: str | None) -> None:
     def merged(autocast: bool) -> torch.Tensor:
         torch.manual_seed(0)
-        layer = nn.Sequential(nn.Linear(128, 64))
+        layer: Any = nn.Sequential(nn.Linear(128, 64))
         if name is not None:
             FORMATS[name].quantize(layer[0])
         inweave.inject(layer, 4, targets=["0"])
         torch.nn.init.normal_(layer[0].branch("default").up)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             inweave.merge(layer)
-        return layer[0].base.weight
+        weight: torch.Tensor = layer[0].base.weight
+        return weight
 
     assert torch.equal(merged(True), merged(False))
 

@@ -39,7 +39,8 @@ from inweave.weights.stack_state import StackState
 _ATTRIBUTE = "_inweave_claims"
 _lock = threading.RLock()  # entered itself: an interrupt inside of `Condition.__enter__` would leave it locked
 _turn = threading.Condition(_lock)
-_all: weakref.WeakSet[Claim] = weakref.WeakSet()
+_woven: weakref.WeakSet[Claim] = weakref.WeakSet()  # with adapters merged in: the others cost a swap nothing
+_writers: weakref.WeakSet[Claim] = weakref.WeakSet()
 _on_tensors: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> the claims on it
 _next_collection = 0.0
 
@@ -56,8 +57,6 @@ class Claim:
         self.memory: frozenset[int] = frozenset()  # identities and addresses that may be those of another's tensors
         self.writing = False
         self._copied = ""  # a module that was copied with adapters merged in
-        with _lock:
-            _all.add(self)
 
     def enter(self, live: LiveModel) -> None:
         """Leave the claim on every module with weights, and on every weight."""
@@ -95,11 +94,15 @@ class Claim:
     def is_alone(self) -> bool:
         """Return whether no other Weaver has adapters merged in, in any model."""
         with _lock:
-            return not any(claim.woven for claim in _all if claim is not self)
+            return not any(claim is not self for claim in _woven)
 
     def hold(self, state: StackState, pristine: Mapping[str, Pristine], marks: Marks) -> None:
         """Set the state of the weights, and hold the originals while they differ from the base."""
-        self.state, self._originals = state, None if state.is_base() else (pristine, marks)
+        with _lock:  # wherever an interrupt comes, no claim with adapters merged in is missing from the set
+            _woven.add(self)
+            self.state, self._originals = state, None if state.is_base() else (pristine, marks)
+            if state.is_base():
+                _woven.discard(self)
 
     def merged_into(self, module: nn.Module) -> Iterator[TensorKey]:
         """Yield the tensors of a module that have adapters merged in."""
@@ -119,7 +122,7 @@ class Claim:
             MergeStateError: Another Weaver has adapters merged into one of them, or they are copies of such modules.
         """
         with _lock:
-            while any(claim._writes() and self._shared(claim, live) for claim in _all if claim is not self):
+            while any(claim._writes() and self._shared(claim, live) for claim in _writers if claim is not self):
                 _turn.wait(0.1)
             if self._copied:
                 raise MergeStateError(
@@ -127,8 +130,9 @@ class Claim:
                     "weights are not known; copy it after apply([]), or load its state dict into a new module to take "
                     "its weights as the base"
                 )
-            others = [claim for claim in _all if claim is not self and claim.woven]
+            others = [claim for claim in _woven if claim is not self]
             self.writing = True
+            _writers.add(self)
         try:
             for claim in others:
                 if shared := self._shared(claim, live):
@@ -137,6 +141,7 @@ class Claim:
         finally:
             with _lock:
                 self.writing = False
+                _writers.discard(self)
                 _turn.notify_all()
 
     def _shared(self, other: Claim, live: LiveModel) -> dict[TensorKey, TensorKey]:

@@ -1,4 +1,4 @@
-"""The stamp of a file: the part of a cache key that stands for its contents, without reading them.
+"""The stamp of a file: its status, used in cache keys to notice a change without reading the contents.
 
     (device, inode, size, mtime, ctime)     of a folder or an index of shards also those of the files next to it
 

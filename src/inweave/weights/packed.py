@@ -24,6 +24,7 @@ import torch
 from inweave.errors import FormatError, TargetError
 from inweave.files.paths import as_path, is_file
 from inweave.files.reading import open_regular
+from inweave.files.stamps import stamp_of
 from inweave.formats.base_shapes import refuse_renamed
 from inweave.formats.gguf import TYPES, GgufTensor, is_gguf, read_gguf
 from inweave.formats.packed import BLOCK, LONGEST_STATE, Packed, Packing, blocks_of, packing_of
@@ -170,10 +171,6 @@ def _four_bits(name: str, packed: Packed, parts: Mapping[str, torch.Tensor]) -> 
     return (values * largest.to(_WIDE).repeat_interleave(block)[:count]).view(packed.shape)
 
 
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
 class GgufSource:
     """A GGUF file. Tensors are read and unpacked on demand.
 
@@ -194,7 +191,7 @@ class GgufSource:
                 f"not unpack; it reads {', '.join(TYPES)}"
             )
         status = self.path.stat()
-        size, self._identity = status.st_size, _identity(status)
+        size, self._stamp = status.st_size, stamp_of(status)
         for name, each in self._tensors.items():
             block = TYPES[each.type][0]
             if math.prod(each.shape) % block or each.begin + each.size > size:
@@ -229,7 +226,7 @@ class GgufSource:
             start, length = (count * stride // block * size for count in rows)
             shape, rows = (rows[1], *shape[1:]), None
         with open_regular(self.path, buffering=0) as file:
-            if _identity(os.fstat(file.fileno())) != self._identity:
+            if stamp_of(os.fstat(file.fileno())) != self._stamp:
                 raise FormatError(f"{self.path}: changed on disk since it was opened; build the model again")
             raw = read_bytes(file, tensor.begin + start, length)
         bytes_ = torch.frombuffer(raw, dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ def text(document: object) -> torch.Tensor:
 
 
 def four_bits(name: str, values: torch.Tensor, kind: str, nested: bool) -> tuple[Tensors, torch.Tensor]:
-    """A weight as bitsandbytes stores it, computed number by number, and what it stands for."""
+    """A weight as bitsandbytes stores it, computed value by value, and the dequantized weight."""
     book = BOOK if kind == "nf4" else FP4
     flat, block, inner = values.flatten().tolist(), 64, code_book(True, torch.device("cpu"))
     blocks = [flat[at : at + block] for at in range(0, len(flat), block)]
@@ -302,6 +303,18 @@ def test_gguf_of_other_types_and_damaged_ones_are_refused(tmp_path: Path) -> Non
         source.get("a")
     with pytest.raises(FormatError, match="damaged"):
         open_source(path)
+
+
+def test_a_gguf_rewritten_in_place_with_its_size_and_time_is_refused(tmp_path: Path) -> None:
+    path = gguf(tmp_path / "a.gguf", {"a": ("Q8_0", (2, 32), bytes(68))})
+    source, status = open_source(path), path.stat()
+    source.get("a")
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(FormatError, match="changed on disk"):
+        source.get("a")
 
 
 @pytest.mark.parametrize("original", [(-2, -3), (0, 6), (-1, -6), (), (1,) * 9 + (2, 3)], ids=str)

@@ -25,10 +25,10 @@ class Described:
         return f"<Weaver of {', '.join(self._modules)}: {stack}{', uncertain' if self._state.uncertain else ''}>"
 
     @property
-    def lost(self) -> dict[str, float]:
-        """Of quantized layers with adapters: the share of the change that was lost when the sum was quantized again."""
+    def rounding_loss(self) -> dict[str, float]:
+        """The fraction of the adapters' change that quantizing the merged weight lost, for each quantized weight."""
         changed = self._state.changed()
-        return {f"{key[0]}.{key[1]}": share for key, share in self._writer.lost.items() if key in changed}
+        return {f"{key[0]}.{key[1]}": loss for key, loss in self._writer.rounding_loss.items() if key in changed}
 
     def __reduce__(self) -> NoReturn:
         raise ConfigError(

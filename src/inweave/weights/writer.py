@@ -61,7 +61,7 @@ class Writer:
         self.pristine = pristine
         self.marks = Marks(live)
         self.as_built: set[TensorKey] = set()
-        self.lost: dict[TensorKey, float] = {}  # of quantized layers: the share of the change that rounding took
+        self.rounding_loss: dict[TensorKey, float] = {}  # of quantized weights, as a fraction of the change
         self._untie = untie
 
     def tensor(self, key: TensorKey) -> torch.Tensor:
@@ -134,10 +134,10 @@ class Writer:
     def write_one(self, key: TensorKey, received: Sequence[Item], scratch: Scratch) -> bool:
         """Write one tensor; returns whether its numbers are within the limit."""
         if key in self.live.layers:
-            lost = self._write_quantized(key, received, self.tensor(key), scratch)
-            if lost is not None:
-                self.lost[key] = lost
-            return lost is not None
+            loss = self._write_quantized(key, received, self.tensor(key), scratch)
+            if loss is not None:
+                self.rounding_loss[key] = loss
+            return loss is not None
         original = self._reader(key[0])
         merge_into(self.tensor(key), original(key[1]), received, original, scratch=scratch)
         return all_usable(self.tensor(key))
@@ -145,7 +145,7 @@ class Writer:
     def _write_quantized(
         self, key: TensorKey, received: Sequence[Item], out: torch.Tensor, scratch: Scratch | None = None
     ) -> float | None:
-        """Write a quantized layer to ``out``; returns the lost share of the change, None beyond the limit."""
+        """Write a quantized weight to ``out``; return its rounding loss, or None if a number is beyond the limit."""
         read = self._reader(key[0])
         before = read(key[1]).to(out.device)
         total = torch.empty_like(before)
@@ -176,7 +176,7 @@ class Writer:
     def forget(self, keys: Iterable[TensorKey]) -> None:
         """Take the present numbers of these tensors as their originals."""
         for key in keys:
-            self.lost.pop(key, None)
+            self.rounding_loss.pop(key, None)
             self.pristine[key[0]].forget(key[1])
             self.marks.drop(key)
 

@@ -77,11 +77,11 @@ def test_stacks_have_the_bits_of_a_fresh_build_and_the_base_comes_back(format: s
         for layer in (fresh.first, fresh.second):  # type: ignore[union-attr]
             FORMATS[format].quantize(layer)  # type: ignore[arg-type]
         assert same(bits(model), bits(fresh)) and not same(bits(model), base)
-        assert weaver.lost.keys() == {f"unet.{name}.weight" for name in ("first", "second") if len(stack) == 2 or
-                                      stack[0][0] is one or name == "second"}  # fmt: skip
-        assert all(0 < share < (3 if format == "nf4" else 0.8) for share in weaver.lost.values())
+        changed = ("second",) if stack == [(two, 1.0)] else ("first", "second")
+        assert weaver.rounding_loss.keys() == {f"unet.{name}.weight" for name in changed}
+        assert all(0 < share < (3 if format == "nf4" else 0.8) for share in weaver.rounding_loss.values())
     weaver.apply([])
-    assert same(bits(model), base) and weaver.lost == {} and not weaver.woven
+    assert same(bits(model), base) and weaver.rounding_loss == {} and not weaver.woven
 
 
 @pytest.mark.parametrize("format", NAMES)
@@ -95,7 +95,7 @@ def test_the_loss_is_what_rounding_took(format: str) -> None:
     merged = build(Net(), MergedSource(DictSource(dequantized(net(format))), [(adapter, 0.05)], component="unet"))
     change = merged.first.weight - before  # type: ignore[operator, union-attr]
     lost = float((model.first.weight - merged.first.weight).norm() / change.norm())  # type: ignore[operator, union-attr]
-    assert weaver.lost == {"unet.first.weight": pytest.approx(lost, rel=1e-4)} and down.shape and up.shape
+    assert weaver.rounding_loss == {"unet.first.weight": pytest.approx(lost, rel=1e-4)} and down.shape and up.shape
 
 
 def test_what_is_not_finite_leaves_the_old_stack() -> None:
@@ -150,5 +150,5 @@ def test_the_printed_recipe_merges_and_restores(tmp_path: Path, monkeypatch: pyt
     inweave.save(inweave.collect(trained), "style.safetensors", dialect="candle")
     names: dict[str, Any] = {"model": model}
     exec(compile(recipe[1], "training.md", "exec"), names)
-    assert names["weaver"].lost == {} and not names["weaver"].woven
+    assert names["weaver"].rounding_loss == {} and not names["weaver"].woven
     assert isinstance(model["proj"], FORMATS["nf4"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.serve.service import device_names, threads_each
+from inweave.serve.scheduler.device import device_names, threads_each
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import SMALL, Worker
 
@@ -32,7 +32,7 @@ def test_two_devices_share_a_queue_and_one_that_dies_takes_nothing_with_it(pair:
     long = pair.submit(steps=100, width=128, height=128, count=16)
     pair.running(long)
     short = [pair.submit(**SMALL, seed=seed) for seed in range(3)]
-    assert [pair.ended(each)["state"] for each in short] == ["done"] * 3, "they run beside the long job"
+    assert [pair.ended(each)["state"] for each in short] == ["done"] * 3, "they run while the long job runs"
     first, second = devices_of(pair)
     assert {first["name"], second["name"]} == {"cpu#1", "cpu#2"}
     assert [each["job"] for each in (first, second)].count(long) == 1

@@ -137,7 +137,7 @@ def _devices(options: Sequence[str], backend: str | None) -> tuple[str, ...]:
     if "all" not in names:
         return tuple(_device(name, backend) for name in names)
     if len(names) > 1:
-        raise typer.BadParameter("all stands for every GPU; name no other device beside it", param_hint="--devices")
+        raise typer.BadParameter("all means every GPU; do not list other devices with it", param_hint="--devices")
     from inweave.ops.tensors.device import all_devices
 
     return all_devices()

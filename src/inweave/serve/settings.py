@@ -42,7 +42,7 @@ class ServeSettings(CheckedModel):
     data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
     devices: tuple[str, ...] = Field(default=(), description="one model process per device; default: one, chosen by it")
     train_devices: tuple[str, ...] = Field(
-        default=(), description="the devices that only train; the rest only generate"
+        default=(), description="devices for training only; the others then only generate"
     )
     dtype: str | None = None
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")

@@ -13,7 +13,7 @@ from inweave.serve.jobs.candidate import Candidate
 from inweave.serve.jobs.job import Kind
 from inweave.serve.scheduler.costs import LOAD_SECONDS, READ_SECONDS, Costs
 from inweave.serve.scheduler.device import DeviceView, TrainingRole
-from inweave.serve.scheduler.scheduler import PASSES, WINDOW, Scheduler, fair_order
+from inweave.serve.scheduler.scheduler import MAX_OVERTAKES, WINDOW, Scheduler, fair_order
 
 
 class Clock:
@@ -66,9 +66,9 @@ def test_clients_take_turns_and_one_that_runs_a_job_had_its_turn() -> None:
 def test_a_single_device_finishes_the_jobs_of_its_model_before_it_loads_another_within_a_bound() -> None:
     scheduler, here = Scheduler(), device("one")
     other = job(1, model="other")
-    for turn in range(PASSES):
+    for turn in range(MAX_OVERTAKES):
         assert number_of(scheduler, [other, job(turn + 2)], here) == turn + 2
-    assert number_of(scheduler, [other, job(PASSES + 2)], here) == 1, "overtaken often enough"
+    assert number_of(scheduler, [other, job(MAX_OVERTAKES + 2)], here) == 1, "overtaken often enough"
 
 
 def test_a_priority_is_never_overtaken() -> None:
@@ -87,7 +87,7 @@ def test_a_device_prefers_the_jobs_whose_loras_it_holds_and_leaves_others_to_the
     choice = scheduler.choose(jobs[:1], one, [one, two])
     assert choice.job is None, "its device is free before this one could have read the LoRA"
     assert choice.seconds is not None and 0 < choice.seconds <= READ_SECONDS
-    assert scheduler.reason(jobs[0], [one, two]).startswith("two holds")
+    assert scheduler.reason(jobs[0], [one, two]).startswith("two has its model")
     clock.now += choice.seconds + 0.001
     assert number_of(scheduler, jobs[:1], one, two) == 1, "it waited for as long as the reading takes"
 
@@ -108,7 +108,7 @@ def test_training_leaves_one_device_to_images_unless_there_is_only_one() -> None
     two.job, two.free_at = job(0, kind="train"), 1e9
     assert number_of(scheduler, [train, job(2)], one, two) == 2
     assert number_of(scheduler, [train], one, two) is None
-    assert scheduler.reason(train, [one, two]) == "training leaves one device to images"
+    assert scheduler.reason(train, [one, two]) == "training must leave one device free for image jobs"
     two.job, two.ready = None, False
     assert number_of(scheduler, [train], one, two) is None, "the other one is down"
     two.job, two.ready = job(0, kind="train"), True
@@ -126,7 +126,7 @@ def test_jobs_that_were_cancelled_are_forgotten() -> None:
     for number in range(2, 500):
         scheduler.choose([job(1, model="other"), job(number)], here, [here])
         scheduler.choose([job(number + 1000)], here, [here])
-    assert len(scheduler._passes) <= WINDOW and not scheduler._waits_for
+    assert len(scheduler._overtakes) <= WINDOW and not scheduler._reservations
 
 
 def test_costs_follow_what_was_measured() -> None:

@@ -3,9 +3,10 @@
     W_ij ~ BOOK[code_ij] * scale        one scale for 64 inputs of a row, the largest of them in magnitude
     scale = D[number] * row scale       D: the 256 values of the unsigned dynamic tree, of which 1 is the largest
 
-BOOK has the 16 values that split a normal distribution evenly, 0, 1 and -1 among them. Two codes share a byte, the
-first in the upper half, as in bitsandbytes. Codes are the nearest to W / scale with the scale as it is stored, so the
-rounding of scales costs little, and a block's largest number gives its scale back.
+BOOK holds 16 values that divide a normal distribution into parts of equal probability, including 0, 1 and -1. A byte
+holds two codes, the first one in its upper half, as in bitsandbytes. Each code is the one nearest to W / scale, where
+scale is already rounded to 8 bits: so rounding the scales adds little error, and quantizing a dequantized weight again
+finds the same scales.
 
 bitsandbytes subtracts the mean of the scales first: it reads this layout as `nested_offset` 0 and its own
 `nested_quant_map`, and its files are read by `inweave.weights.packed`.

@@ -1,4 +1,4 @@
-"""Which dispatcher runs which job: one scheduler over all devices of a worker, fed with what their runners report."""
+"""Which device runs which job: one scheduler for all devices of a worker, kept current by their dispatchers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Assignments:
         self.scheduler = scheduler or Scheduler()
         self.devices: list[DeviceView] = []
 
-    def add(self, name: str, role: TrainingRole = TrainingRole.MIXED) -> Place:
-        """Return the place of another device."""
+    def add(self, name: str, role: TrainingRole = TrainingRole.MIXED) -> DeviceSlot:
+        """Register another device and return its slot."""
         view = DeviceView(name, role, ready=False)
         self.devices.append(view)
-        return Place(self, view)
+        return DeviceSlot(self, view)
 
     def claim(self, view: DeviceView) -> tuple[Job | None, float | None]:
         """Start the job that a device runs next; without one, return the seconds after which to ask again."""
@@ -51,8 +51,8 @@ class Assignments:
         return {job.id: self.scheduler.reason(candidate_of(job), self.devices) for job in jobs}
 
 
-class Place:
-    """One device in the assignments, kept up to date by its dispatcher."""
+class DeviceSlot:
+    """What the scheduler knows of one device, kept up to date by its dispatcher."""
 
     def __init__(self, assignments: Assignments, view: DeviceView) -> None:
         self._assignments, self.view = assignments, view
@@ -68,35 +68,35 @@ class Place:
         """See `Assignments.claim`."""
         return self._assignments.claim(self.view)
 
-    def ended(self, seconds: float) -> None:
+    def record_end(self, seconds: float) -> None:
         """Record that the job of the device ended after ``seconds``."""
         if self.view.job is not None:
             self._assignments.scheduler.costs.observe_run(self.view.job, seconds)
         self.view.job = None
 
-    def lost(self) -> None:
-        """Record that the runner is gone, and with it everything that it held."""
+    def record_death(self) -> None:
+        """Record that the runner died, and everything that it had loaded with it."""
         self.view.job, self.view.ready = None, False
         self.view.models = self.view.adapters = frozenset()
 
-    def sends(self, job: Job, model: str, adapters: dict[str, str]) -> None:
-        """Remember the names of the files of a job: ``model`` is a location, ``adapters`` maps references to paths."""
+    def record_request(self, job: Job, model: str, adapters: dict[str, str]) -> None:
+        """Remember which model and adapters the paths of a job belong to; ``adapters`` maps references to paths."""
         self._models[model] = job.model
         ids = job.request.get("loras", {})
         self._adapters |= {path: ids[label] for label, path in adapters.items() if label in ids}
 
-    def holds(self, resident: Residency) -> None:
-        """Record what the runner holds now."""
-        self.view.models = frozenset(self._models[each] for each in resident.models if each in self._models)
-        self._adapters = {path: self._adapters[path] for path in resident.adapters if path in self._adapters}
+    def record_residency(self, residency: Residency) -> None:
+        """Record which models and adapters the runner has in memory now."""
+        self.view.models = frozenset(self._models[each] for each in residency.models if each in self._models)
+        self._adapters = {path: self._adapters[path] for path in residency.adapters if path in self._adapters}
         self.view.adapters = frozenset(self._adapters.values())
 
-    def loaded(self, name: str, location: str, seconds: float) -> None:
-        """Record that the device holds a model now, which took ``seconds`` to load."""
+    def record_load(self, name: str, location: str, seconds: float) -> None:
+        """Record that the device has loaded a model, which took ``seconds``."""
         self._models[location] = name
         self.view.models |= {name}
         self._assignments.scheduler.costs.observe_load(name, seconds)
 
-    def read(self, seconds: float) -> None:
-        """Record how long an adapter took that the device did not hold."""
+    def record_read(self, seconds: float) -> None:
+        """Record how long it took to read an adapter that was not in memory."""
         self._assignments.scheduler.costs.observe_read(seconds)

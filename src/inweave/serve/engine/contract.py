@@ -16,8 +16,8 @@ without being run; training saves a checkpoint first. Exactly one Finished follo
 "cancelled", but "done" or "failed" if the job ended before the command arrived. There is no promise of time: a
 dispatcher that does not want to wait any longer stops the runner.
 
-**Residency.** Finished says what the runner holds then. A dispatcher may send the next job to the runner that holds
-most of it; nothing else depends on it.
+**Residency.** Finished lists the models and adapters that the runner has in memory from then on. A dispatcher may use
+it to send a job to the runner that has most of its files loaded; nothing else depends on it.
 
 **Death.** When a runner dies, `send` and `receive` of its endpoint raise `WireError`. Its unfinished jobs belong to the
 dispatcher again, which may send the same requests to another runner: images are generated from the start, training
@@ -110,7 +110,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What a runner holds in memory, and what another request would have to wait for again."""
+    """The models and adapters that a runner has in memory; another runner would have to load them."""
 
     models: tuple[str, ...] = ()  # as in Load and RunRequest
     adapters: tuple[str, ...] = ()  # paths of requests
@@ -142,7 +142,7 @@ class Finished:
     state: Literal["done", "failed", "cancelled"]
     result: dict[str, Any] = field(default_factory=dict)
     error: Failure | None = None
-    resident: Residency = Residency()
+    residency: Residency = Residency()
     memory: DeviceMemory | None = None
 
 

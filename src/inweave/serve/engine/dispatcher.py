@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from inweave.errors import InweaveError
-from inweave.serve.engine.assignment import Assignments, Place
+from inweave.serve.engine.assignment import Assignments, DeviceSlot
 from inweave.serve.engine.child_process import ProcessEndpoint
 from inweave.serve.engine.contract import (
     Cancel,
@@ -93,12 +93,12 @@ class Dispatcher:
         deliver: Deliver,
         runner: RunnerEndpoint | None = None,
         figures: Figures | None = None,
-        place: Place | None = None,
+        slot: DeviceSlot | None = None,
     ) -> None:
         self._store, self._signals, self._settings = store, signals, settings
         self._figures = figures or Figures()
         self._resolve, self._deliver = resolve, deliver
-        self.place = place or Assignments(store).add(settings.runner.device or "")
+        self.slot = slot or Assignments(store).add(settings.runner.device or "")
         self._runner: RunnerEndpoint = runner or ProcessEndpoint()
         self._deaths = 0
         self._stopping = False
@@ -139,12 +139,12 @@ class Dispatcher:
             if error is not None:
                 log.error("%s could not be loaded: %s", self._settings.preload, error.message)
                 self.status, self.reason = "failed", f"the model could not be loaded: {error.message}"
-                self.place.view.ready = True  # other models may load
+                self.slot.view.ready = True  # other models may load
                 return
             name = model_name(self._settings.preload)
-            self.place.loaded(name, self._settings.preload, time.monotonic() - started)
+            self.slot.record_load(name, self._settings.preload, time.monotonic() - started)
         self.status, self.reason = "ready", ""
-        self.place.view.ready = True
+        self.slot.view.ready = True
 
     async def _answer(self, kind: type[Answer]) -> Answer:
         """Return the next report, while no job runs; raise WireError if it is of another kind."""
@@ -169,7 +169,7 @@ class Dispatcher:
                 continue
             if self._stopping:  # `drain` was called while the job was claimed
                 await self._stored(self._store.put_back, job.id)
-                self.place.view.job = None
+                self.slot.view.job = None
                 return
             self._signals.changed(job.id)
             self._figures.started(job)
@@ -193,9 +193,9 @@ class Dispatcher:
             finally:
                 self.current = None
                 self.busy_seconds += time.monotonic() - started
-                self.place.ended(time.monotonic() - started)
+                self.slot.record_end(time.monotonic() - started)
                 self._signals.changed(job.id)
-                if self.place.shared:
+                if self.slot.shared:
                     self._signals.work()  # a job may have waited for the end of this one
                 await self._count(job)
             self.finished_jobs += 1
@@ -210,10 +210,10 @@ class Dispatcher:
     async def _claim(self) -> tuple[Job | None, float | None]:
         """Return the next job, without one when to ask again; no job also while the disk refuses to start one."""
         try:
-            return await asyncio.to_thread(self.place.claim)
+            return await asyncio.to_thread(self.slot.claim)
         except (sqlite3.OperationalError, OSError) as error:
             log.error("no job can be started: %s", error)
-            self.place.view.job = None
+            self.slot.view.job = None
             return None, None
 
     async def _end_run(self, job: Job) -> None:
@@ -253,7 +253,7 @@ class Dispatcher:
             paths=resolved.paths, name=job.model, **options,
         )  # fmt: skip
         self._reported = False
-        self.place.sends(job, resolved.model, resolved.loras)
+        self.slot.record_request(job, resolved.model, resolved.loras)
         await self._runner.send(request)
         watch = asyncio.create_task(self._watch(job))
         try:
@@ -270,7 +270,7 @@ class Dispatcher:
         while True:
             report = await self._receive()
             if loading is not None and job.kind != "train" and not isinstance(report, Finished):
-                self.place.loaded(job.model, location, time.monotonic() - loading)
+                self.slot.record_load(job.model, location, time.monotonic() - loading)
                 loading = None
             if isinstance(report, JobEvent) and report.job == job.id:
                 if report.event.type == "loading":
@@ -287,10 +287,10 @@ class Dispatcher:
     def _learn(self, report: Finished) -> None:
         """Pass on to the scheduler what the runner holds, and how long it took to read what it did not hold."""
         reads = [each["apply_seconds"] for each in report.result.get("loras", ())]
-        job = self.place.view.job
-        if reads and job is not None and not self.place.view.adapters.issuperset(job.adapters):
-            self.place.read(max(reads))
-        self.place.holds(report.resident)
+        job = self.slot.view.job
+        if reads and job is not None and not self.slot.view.adapters.issuperset(job.adapters):
+            self.slot.record_read(max(reads))
+        self.slot.record_residency(report.residency)
 
     def _with_stored_image(self, job: Job, event: Event, files: list[str]) -> Event:
         """Return the event to store: images of a result become files, previews are part of the event."""
@@ -346,7 +346,7 @@ class Dispatcher:
 
     async def _died(self) -> None:
         code = await self._runner.stop(now=True)
-        self.place.lost()
+        self.slot.record_death()
         self.restarts += 1
         self.memory = None
         if self._stopping:
@@ -363,7 +363,7 @@ class Dispatcher:
         Training is not waited for: it saves a checkpoint, and continues from there after the next start.
         """
         self._stopping = True
-        self.place.view.ready = False
+        self.slot.view.ready = False
         self.status, self.reason = "stopping", "the worker is shutting down"
         self._signals.work()
         deadline = time.monotonic() + seconds

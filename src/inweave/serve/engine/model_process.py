@@ -101,10 +101,10 @@ class ModelProcess:
 
             result = runner.run(request, emit, lambda: job in self._cancelled)
         except CancelledError:
-            return Finished(job, "cancelled", resident=runner.residency, memory=runner.memory)
+            return Finished(job, "cancelled", residency=runner.residency, memory=runner.memory)
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
-            return Finished(job, "failed", error=reported(error), resident=runner.residency, memory=runner.memory)
-        return Finished(job, "done", result, resident=runner.residency, memory=runner.memory)
+            return Finished(job, "failed", error=reported(error), residency=runner.residency, memory=runner.memory)
+        return Finished(job, "done", result, residency=runner.residency, memory=runner.memory)
 
     def _send(self, report: Report) -> None:
         content = encode(report).encode()

@@ -67,7 +67,7 @@ class Runner:
 
     @property
     def residency(self) -> Residency:
-        """What the runner holds now."""
+        """The models and adapters in memory."""
         for model in [*self._adapters]:
             if (pipe := self._models.get(model)) is None:
                 del self._adapters[model]

@@ -1,4 +1,4 @@
-"""A waiting job, as far as it matters where and when it runs."""
+"""What the scheduler needs to know of a waiting job."""
 
 from __future__ import annotations
 

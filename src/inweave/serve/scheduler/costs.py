@@ -1,10 +1,10 @@
-"""What it costs a device to begin a job, in seconds, from what jobs before it took.
+"""Estimates of how long a device needs to start a job, and to run it, from measurements of earlier jobs.
 
-    cost(job, device) = load(model)       if the device does not hold the model
-                      + read(adapter)     for each adapter that it does not hold
+    start(job, device) = load(model)       if the model is not in the device's memory
+                       + read(adapter)     for each adapter that is not
 
-Loading is measured per model, reading for all adapters together, and the run time per model and kind of job. Each is
-a running mean in which one measurement has the weight ``SHARE``; before the first one, a guess.
+Load times are averaged per model, read times over all adapters, run times per model and kind of job. Each average is
+exponential, with weight ``SHARE`` for the newest measurement; before the first one, a default is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A device as the scheduler sees it."""
+"""A device as the scheduler sees it: its role, what it has loaded, what it runs."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,3 +38,25 @@ class DeviceView:
     def takes(self, kind: str) -> bool:
         """Return whether the role of the device allows a kind of job."""
         return self.role is not (TrainingRole.IMAGES if kind == "train" else TrainingRole.TRAINING)
+
+
+def device_names(devices: Sequence[str]) -> list[str]:
+    """Return the names of devices for people; several processes on the CPU are cpu#1, cpu#2."""
+    if not devices:
+        return ["the device"]
+    return [
+        f"{each}#{devices[: number + 1].count(each)}" if devices.count(each) > 1 else each
+        for number, each in enumerate(devices)
+    ]
+
+
+def threads_each(devices: Sequence[str]) -> int | None:
+    """Return the threads of each model process on the CPU; None if there is at most one."""
+    return max(1, (os.cpu_count() or 1) // devices.count("cpu")) if devices.count("cpu") > 1 else None
+
+
+def training_role(device: str | None, train_devices: Sequence[str]) -> TrainingRole:
+    """Return which jobs a device takes."""
+    if not train_devices:
+        return TrainingRole.MIXED
+    return TrainingRole.TRAINING if device in train_devices else TrainingRole.IMAGES

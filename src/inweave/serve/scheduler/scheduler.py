@@ -2,13 +2,13 @@
 
     order    higher priority first; within a priority clients take turns; a client's own jobs by age
     choice   of the jobs of the highest priority, the one that the device can begin soonest (see `costs`)
-    bounds   a job is overtaken at most ``PASSES`` times, and never waits longer for a device that holds its model
-             and its adapters than it would take to load them on a free one
-    training with several devices, training leaves one of them to images
+    bounds   other jobs overtake a job at most ``MAX_OVERTAKES`` times, and it never waits longer for a device that has
+             its model and adapters loaded than a free device would need to load them
+    training with several devices, at least one stays free for image jobs
 
-A single device keeps the order, except to finish the jobs of the loaded model before it loads another: ``LOAD_GAIN``.
-The scheduler sees the first ``WINDOW`` jobs of the queue. It decides from its arguments alone, so that a simulation
-can run it on any clock.
+A single device follows the order, except that it runs jobs of the loaded model before it loads another (``LOAD_GAIN``).
+The scheduler looks at the first ``WINDOW`` jobs of the queue. It has no access to the queue or the devices, so a
+simulation can run it with its own clock.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from inweave.serve.scheduler.costs import Costs
 from inweave.serve.scheduler.device import DeviceView, TrainingRole
 
 WINDOW = 64
-PASSES = 8
-#: seconds that a single device must gain to leave the order
+MAX_OVERTAKES = 8
+#: a single device leaves the order only if it saves this many seconds
 LOAD_GAIN = 0.5
-#: seconds that one of several devices must gain
+#: the same for one of several devices
 GAIN = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The job to run, or None; then ``seconds`` until a job that waits for another device gives up waiting."""
+    """The job to run. Without one, ``seconds`` until a job stops waiting for another device."""
 
     job: Candidate | None
     seconds: float | None = None
@@ -44,8 +44,8 @@ class Scheduler:
     def __init__(self, costs: Costs | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.costs = costs or Costs()
         self.clock = clock
-        self._passes: Counter[str] = Counter()
-        self._waits_for: dict[str, tuple[float, str]] = {}  # job -> (since when it waits for a device, that device)
+        self._overtakes: Counter[str] = Counter()
+        self._reservations: dict[str, tuple[float, str]] = {}  # job -> (since when it waits for a device, that device)
 
     def choose(self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView]) -> Choice:
         """Return the job that a free device runs next; ``candidates``: waiting jobs, by priority and age."""
@@ -63,9 +63,9 @@ class Scheduler:
             return Choice(None, min(seconds for seconds in waits.values() if seconds is not None))
         chosen = self._soonest(free, device, single=not others)
         for job in free[: free.index(chosen)]:
-            self._passes[job.id] += 1
-        self._passes.pop(chosen.id, None)
-        self._waits_for.pop(chosen.id, None)
+            self._overtakes[job.id] += 1
+        self._overtakes.pop(chosen.id, None)
+        self._reservations.pop(chosen.id, None)
         return Choice(chosen)
 
     def reason(self, job: Candidate, devices: Sequence[DeviceView]) -> str:
@@ -76,18 +76,18 @@ class Scheduler:
         ready = [each for each in suited if each.ready]
         if not ready:
             return "no device is ready"
-        if job.id in self._waits_for:
-            return f"{self._waits_for[job.id][1]} holds its model and LoRAs, and will soon be free"
+        if job.id in self._reservations:
+            return f"{self._reservations[job.id][1]} has its model and LoRAs loaded and will be free soon"
         if all(each.job is not None for each in ready):
             return "every device is busy" if len(ready) > 1 else "the device is busy"
         if not any(self._allowed(job, each, devices) for each in ready if each.job is None):
-            return "training leaves one device to images"
-        return "it is about to start"
+            return "training must leave one device free for image jobs"
+        return "it is starting"
 
     def _soonest(self, jobs: Sequence[Candidate], device: DeviceView, single: bool) -> Candidate:
-        """Return the job with the lowest cost, unless the gain is small or the first one was overtaken too often."""
+        """Return the job that can start soonest, or the first one if little is saved or it was overtaken too often."""
         head = jobs[0]
-        if self._passes[head.id] >= PASSES:
+        if self._overtakes[head.id] >= MAX_OVERTAKES:
             return head
         costs = {job.id: self.costs.start_seconds(job, device) for job in jobs}
         best = min(jobs, key=lambda job: costs[job.id])
@@ -105,10 +105,10 @@ class Scheduler:
             if each.takes(job.kind) and (each.job is not None or self._allowed(job, each, devices))
         ]
         soonest = min(better, key=lambda each: each[0] + each[1], default=None)
-        if soonest is None or soonest[0] + soonest[1] + GAIN > here or self._passes[job.id] >= PASSES:
-            self._waits_for.pop(job.id, None)
+        if soonest is None or soonest[0] + soonest[1] + GAIN > here or self._overtakes[job.id] >= MAX_OVERTAKES:
+            self._reservations.pop(job.id, None)
             return None
-        since, _ = self._waits_for.setdefault(job.id, (now, soonest[2].name))
+        since, _ = self._reservations.setdefault(job.id, (now, soonest[2].name))
         rest = here - soonest[1] - (now - since)
         return rest if rest > 0 else None
 
@@ -124,12 +124,12 @@ class Scheduler:
     def _forget(self, candidates: Sequence[Candidate]) -> None:
         """Drop what is known of jobs that were cancelled."""
         known = {job.id for job in candidates}
-        self._passes = Counter({job: count for job, count in self._passes.items() if job in known})
-        self._waits_for = {job: since for job, since in self._waits_for.items() if job in known}
+        self._overtakes = Counter({job: count for job, count in self._overtakes.items() if job in known})
+        self._reservations = {job: since for job, since in self._reservations.items() if job in known}
 
 
 def fair_order(jobs: Sequence[Candidate], running: Sequence[Candidate] = ()) -> list[Candidate]:
-    """Return jobs of one priority so that clients take turns; a client with running jobs had its turn already."""
+    """Return jobs of one priority in an order in which clients take turns; running jobs count as turns."""
     turns = Counter(job.client for job in running)
     ranked = []
     for job in sorted(jobs, key=lambda each: each.number):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.sandbox.client import SandboxClient
-from inweave.serve.scheduler.device import TrainingRole
+from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
@@ -121,7 +120,7 @@ class Service:
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
                 self._resolve, self._deliver, figures=self.figures,
-                place=self._assignments.add(name, training_role(device, settings.train_devices)),
+                slot=self._assignments.add(name, training_role(device, settings.train_devices)),
             )
             for name, device in zip(names, settings.devices or (None,), strict=True)
         ]  # fmt: skip
@@ -193,9 +192,9 @@ class Service:
         return [
             DeviceState(
                 each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
-                each.busy_seconds, each.place.view.name, each.reason, tuple(sorted(each.place.view.models)),
-                len(each.place.view.adapters), each.current.id if each.current is not None else None,
-                each.place.view.role.name.lower(), each.memory,
+                each.busy_seconds, each.slot.view.name, each.reason, tuple(sorted(each.slot.view.models)),
+                len(each.slot.view.adapters), each.current.id if each.current is not None else None,
+                each.slot.view.role.name.lower(), each.memory,
             )
             for each in self._dispatchers
         ]  # fmt: skip
@@ -280,28 +279,6 @@ class Service:
             return result
         source = Path(result["adapter"])
         return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
-
-
-def device_names(devices: Sequence[str]) -> list[str]:
-    """Return the names of devices for people; several processes on the CPU are cpu#1, cpu#2."""
-    if not devices:
-        return ["the device"]
-    return [
-        f"{each}#{devices[: number + 1].count(each)}" if devices.count(each) > 1 else each
-        for number, each in enumerate(devices)
-    ]
-
-
-def threads_each(devices: Sequence[str]) -> int | None:
-    """Return the threads of each model process on the CPU; None if there is at most one."""
-    return max(1, (os.cpu_count() or 1) // devices.count("cpu")) if devices.count("cpu") > 1 else None
-
-
-def training_role(device: str | None, train_devices: Sequence[str]) -> TrainingRole:
-    """Return which jobs a device takes."""
-    if not train_devices:
-        return TrainingRole.MIXED
-    return TrainingRole.TRAINING if device in train_devices else TrainingRole.IMAGES
 
 
 def _stored(config: GenerateConfig) -> dict[str, Any]:

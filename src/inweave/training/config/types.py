@@ -35,7 +35,7 @@ FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 #: networks of the setting `network`; those of other packages are known by the names of their algorithms
 NETWORKS = ("lora", "locon", "dora", "loha", "lokr")
-#: dialects of the setting `dialect`, beside those of other packages
+#: dialects of the setting `dialect`, in addition to those of other packages
 OUTPUT_DIALECTS = ("kohya", "onetrainer", "diffusers", "peft")
 
 

@@ -118,7 +118,7 @@ class TrainSettings(CheckedModel):
     steps: PositiveInt | None = _optimization(None, "optimizer steps; or set epochs")
     epochs: PositiveInt | None = _optimization(None, "passes over the dataset; or set steps")
     epoch_steps: Literal["exact", "whole"] = _optimization("exact", "whole: epochs end with a full step, as in kohya")
-    batch_size: PositiveInt = _optimization(1, "examples per micro-batch")
+    batch_size: NonNegativeInt = _optimization(1, "examples per micro-batch; auto (0): as many as fit into the memory")
     drop_incomplete: bool = _optimization(
         False, "leave out the images of a bucket that do not fill a batch, others in each epoch", task="image"
     )
@@ -267,8 +267,7 @@ class TrainSettings(CheckedModel):
     )
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
-        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if possible, and it saves the run "
-        "more time than it takes)",
+        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if it is possible and saves time)",
     )
     deterministic: bool = _memory(
         False,
@@ -276,10 +275,11 @@ class TrainSettings(CheckedModel):
         "inweave[deterministic]: the fastest attention kernels add gradients in any order, and attention with a mask "
         "takes more memory",
     )
-    quantize: Literal["off", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+    quantize: Literal["off", "auto", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
         "off",
         "store the denoiser's frozen weights in fewer bits: int8, int8-hadamard (rotated: closer where weights have "
-        "outliers) or nf4 (4 bits) on any device; fp8 also multiplies in 8 bits, faster on a GPU that can, less exact",
+        "outliers) or nf4 (4 bits) on any device; fp8 also multiplies in 8 bits, faster on a GPU that can, less exact; "
+        "auto: what the plan for vram chooses",
         task="image",
         resume="same",
     )
@@ -288,6 +288,13 @@ class TrainSettings(CheckedModel):
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
+    ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
+    offload: Literal["off", "auto", "blocks"] = _memory(
+        "auto",
+        "keep the denoiser's frozen blocks in host memory and copy them while they are needed; the results are the "
+        "same: off, blocks, or auto (only if the run would not fit into vram otherwise)",
+        task="image",
+    )
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
     save_every_epochs: NonNegativeInt = _checkpoints(0, "epochs between checkpoints; 0: none")
@@ -336,12 +343,8 @@ class TrainSettings(CheckedModel):
         resume="free",
     )
     wandb_project: str = _validation("inweave", "project at Weights & Biases", resume="free", min_length=1)
-    wandb_run_name: str | None = _validation(
-        None, "name of the run at Weights & Biases; none: that of the adapter", resume="free"
-    )
-    skip_unreadable: bool = _validation(
-        False, "leave out images that cannot be read instead of stopping", task="image", resume="free"
-    )
+    wandb_run_name: str | None = _validation(None, "name of the run there; none: that of the adapter", resume="free")
+    skip_unreadable: bool = _validation(False, "leave out images that cannot be read", task="image", resume="free")
     log_every: PositiveInt = _validation(10, "steps between lines of the log", resume="free")
 
     @field_validator("*", mode="before")

@@ -69,7 +69,8 @@ def token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
 
 def clip_chunks(tokenizer: Any, tokens: int, limit: int) -> int:
     """Return the chunks of a text without breaks (`clip_tokens`)."""
-    return max(1, -(-min(tokens, limit) // (tokenizer.model_max_length - 2)))
+    room: int = tokenizer.model_max_length - 2
+    return max(1, -(-min(tokens, limit) // room))
 
 
 def encode_clip(

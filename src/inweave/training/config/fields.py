@@ -253,6 +253,9 @@ class TrainSettings(CheckedModel):
         "mask", "masked_loss: its mean is over the mask, or the image as in kohya"
     )
     prior_loss_weight: NonNegativeFloat = _loss(1.0, "loss weight of regularization images")
+    prior_prediction: bool = _loss(
+        False, "train regularization images toward the base model's own prediction: OneTrainer's prior prediction"
+    )
     guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev is conditioned on in training")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
         None, "CLIP layer to use, counted from the end; 2: the penultimate one"

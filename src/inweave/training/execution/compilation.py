@@ -49,6 +49,8 @@ def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, dev
         problems.append(f"{type(networks[DENOISER]).__name__} lists no repeated blocks")
     if config.shard:
         problems.append("shard: the base is gathered by hooks on the host")
+    if config.prior_prediction:
+        problems.append("prior_prediction: adapters are switched off and on within a step")
     if config.gradient_checkpointing == "selective":
         problems.append(
             'gradient_checkpointing = "selective" chooses among single operations, and a compiled block has none; set '

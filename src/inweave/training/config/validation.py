@@ -85,10 +85,6 @@ def ensure_consistent(config: TrainSettings) -> None:
         "shard: the memory of a sharded base model is not estimated; leave vram out",
     )  # fmt: skip
     reject_if(
-        c.shard and c.quantize != "off", "shard quantize",
-        'shard: shards weights of 16 or 32 bits; set quantize = "off", or shard = false',
-    )  # fmt: skip
-    reject_if(
         c.shard and not c.train_denoiser, "shard train_denoiser",
         "shard: shards the denoiser, which has to be trained; set train_denoiser = true, or shard = false",
     )  # fmt: skip

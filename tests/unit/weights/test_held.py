@@ -102,29 +102,29 @@ def test_a_held_layer_computes_what_the_unpacked_one_does(
     monkeypatch.setattr(dequantizing, "_PIECE", piece)
     format, write = CASES[case]
     source = open_source(write(tmp_path))
-    kept: Any = build(on_meta(), source, dtype=dtype, quantized="keep")
+    same: Any = build(on_meta(), source, dtype=dtype, quantized="keep")
     plain: Any = build(on_meta(), source, dtype=dtype)
-    assert isinstance(kept.a, QuantizedLayer) and kept.a.quantized.format() == format and type(plain.a) is nn.Linear
-    assert torch.equal(kept.a.weight, plain.a.weight) and kept.a.weight.dtype == dtype
-    assert torch.equal(kept.a.quantized.dequantized(torch.float32), source.get("a.weight", dtype=torch.float32))
+    assert isinstance(same.a, QuantizedLayer) and same.a.quantized.format() == format and type(plain.a) is nn.Linear
+    assert torch.equal(same.a.weight, plain.a.weight) and same.a.weight.dtype == dtype
+    assert torch.equal(same.a.quantized.dequantized(torch.float32), source.get("a.weight", dtype=torch.float32))
     x = torch.randn(5, INTO).to(dtype).requires_grad_()
     results = []
-    for model in (kept, plain):
+    for model in (same, plain):
         y = model(x)
         results.append([y.detach(), *torch.autograd.grad(y.square().sum(), x)])
     assert all(map(torch.equal, *results)) and results[0][0].isfinite().all()
-    assert f"1 as {format}" in held_summary({"unet": kept}) and held_summary({"unet": plain}) == ""
+    assert f"1 as {format}" in held_summary({"unet": same}) and held_summary({"unet": plain}) == ""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_sizes_of_a_held_layer_are_known_without_reading(case: str, tmp_path: Path) -> None:
     _, write = CASES[case]
     source = open_source(write(tmp_path))
-    kept, blank = build(on_meta(), source, quantized="keep"), on_meta()
+    same, blank = build(on_meta(), source, quantized="keep"), on_meta()
     assert hold_weights(blank, source, "meta") == ["a.weight"]
-    facts = [{name: (t.shape, t.dtype) for name, t in each.state_dict().items()} for each in (kept, blank)]
+    facts = [{name: (t.shape, t.dtype) for name, t in each.state_dict().items()} for each in (same, blank)]
     assert facts[0] == facts[1] and blank.a.quantized[0].is_meta  # type: ignore[union-attr]
-    stored = sum(t.nbytes for t in kept.a.quantized)  # type: ignore[union-attr]
+    stored = sum(t.nbytes for t in same.a.quantized)  # type: ignore[union-attr]
     file = sum(source._source.spec(n).dtype.itemsize * math.prod(source._source.spec(n).shape)  # type: ignore[attr-defined]
                for n in source._packed["a.weight"].parts.values()) if hasattr(source, "_packed") else None  # fmt: skip
     if file is not None:
@@ -134,15 +134,15 @@ def test_sizes_of_a_held_layer_are_known_without_reading(case: str, tmp_path: Pa
 @pytest.mark.parametrize("case", [case for case in CASES if not case.endswith(("Q2_K", "Q3_K"))])
 def test_other_numbers_take_the_layout_of_a_weight(case: str, tmp_path: Path) -> None:
     _, write = CASES[case]
-    kept: Any = build(on_meta(), open_source(write(tmp_path)), quantized="keep")
-    stored = kept.a.quantized
+    same: Any = build(on_meta(), open_source(write(tmp_path)), quantized="keep")
+    stored = same.a.quantized
     other = weight(OUT, INTO, 7) * 3 + stored.dequantized(torch.float32)
-    new = requantized(stored, other)
-    assert new is not None and [(t.shape, t.dtype) for t in new] == [(t.shape, t.dtype) for t in stored]
+    new = requantized(stored, other, "a")
+    assert [(t.shape, t.dtype) for t in new] == [(t.shape, t.dtype) for t in stored]
     limit = {"scaled": 0.06, "int8": 0.02, "bitsandbytes-4bit": 0.13}.get(stored.format(), 0.11)
     assert relative_error(other, new) < limit
-    zero = requantized(stored, torch.zeros_like(other))
-    assert zero is not None and not zero.dequantized(torch.float32).any()
+    zero = requantized(stored, torch.zeros_like(other), "a")
+    assert not zero.dequantized(torch.float32).any()
 
 
 def test_rows_of_a_fused_weight_are_held(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ To add a format: one module of this folder with the classes of its weight and it
 multiplies with its numbers, or as in `int8.py` if it dequantizes them, and one line in `registry.py`. Kernels go into a
 folder of `ops`, like those of every other operation.
 Formats of other libraries, whose weights are held as their files store them, are in `PACKED_FORMATS`.
-`ops.linear` multiplies with the weight, `layers` finds it on a module, and `training.memory.quantization` quantizes a
+`ops.linear` multiplies with the weight, `layers` finds it on a module, and `models.quantization` quantizes a
 model through this contract.
 """
 

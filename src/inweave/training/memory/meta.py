@@ -26,12 +26,12 @@ from inweave.layers.norms import NormLayer
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
+from inweave.models.quantization import quantize_layers
 from inweave.ops.quantized import QuantizedLayer
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.meter import PeakMemory
-from inweave.training.memory.quantization import quantize_layers
 
 _META = torch.device("meta")
 

@@ -21,6 +21,7 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
+from inweave.models.quantization import quantize_denoiser
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import dialect_for
@@ -40,7 +41,7 @@ from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.meta import blank
-from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
+from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation

@@ -18,34 +18,22 @@ from torch import nn
 
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
+from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
-from inweave.training.adapters.order import projections
-from inweave.training.adapters.targets import token_layers
-from inweave.training.config.schema import TrainConfig
 
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
-def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.device) -> list[str]:
-    """Return why a run cannot be quantized; the denoiser needs no weights."""
-    if config.quantize == "off":
-        return []
-    format = FORMATS[config.quantize]
-    problems = format.device_problems(device)
-    if config.precision not in format.precisions:
-        problems.append(
-            f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
-        )
-    if config.network == "dora":
-        problems.append(
-            'network = "dora": it needs the norms of the original weights, which are not kept; train a lora'
-        )
-    if not _chosen(denoiser, format):
+def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> list[str]:
+    """Return why a denoiser cannot be quantized on a device; it needs no weights."""
+    kind = FORMATS[format]
+    problems = kind.device_problems(device)
+    if not _chosen(denoiser, kind):
         problems.append(
             f"no linear layer of {type(denoiser).__name__} is large enough to be "
-            f"{'faster' if format.for_speed else 'worth it'}; leave it out"
+            f"{'faster' if kind.for_speed else 'worth it'}; leave it out"
         )
-    return [f'quantize = "{config.quantize}": {problem}' for problem in problems]
+    return problems
 
 
 def quantize_denoiser(model: Any, format: str, device: torch.device, store: torch.device | None = None) -> str:

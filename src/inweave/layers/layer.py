@@ -342,8 +342,7 @@ class LoraLayer(nn.Module):
         if not woven.isfinite().all():
             raise TargetError(f"{self.label}: merging {', '.join(self._live)} gives numbers that are not finite")
         merged = requantized(stored, woven.flatten(1), self.label)
-        self._quantized = type(stored)(*(tensor.clone() for tensor in stored))
-        self._merged = True  # set first, so that unmerge restores the bits even if the next line raises
+        self._quantized, self._merged = type(stored)(*(each.clone() for each in stored)), True  # before it is written
         base.write(merged)
         self._refresh()
 

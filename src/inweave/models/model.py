@@ -41,7 +41,7 @@ from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
-from inweave.weights.hold import Quantized, held_summary
+from inweave.weights.hold import Quantized, held_summary, stored_quantized
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
 from inweave.weights.resolved import ResolvedItem, resolve_item
@@ -60,6 +60,7 @@ class Model:
     weaver: Weaver | None  # None after `release_weaver`
     device: torch.device
     dtype: torch.dtype
+    unpacked: int = 0  # weights that the files store quantized, and that are in `dtype` here
 
     @property
     def name(self) -> str:
@@ -97,8 +98,10 @@ class Model:
 
     @property
     def quantization(self) -> str:
-        """How many weights stay quantized, and their bytes; "" if none is."""
-        return held_summary(self.networks)
+        """How the weights that the files store quantized are in memory; "" if none is quantized."""
+        kind = str(self.dtype).removeprefix("torch.")
+        unpacked = f'{self.unpacked} quantized weights were unpacked to {kind}; quantize = "keep" leaves them quantized'
+        return held_summary(self.networks) or (unpacked if self.unpacked else "")
 
     @property
     def patch(self) -> int:
@@ -236,7 +239,8 @@ def load_model(
     vae: Any = networks["vae"]
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
         LatentSpace.of(vae.config)
-    return Model(blueprint, networks, tokenizers, weaver, target, precision)
+    unpacked = sum(stored_quantized(source) for source in sources.values()) if quantized == "off" else 0
+    return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked)
 
 
 def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:

@@ -65,6 +65,11 @@ def _takes(module: nn.Module) -> bool:
     return matrix_of(module) != (0, 0) and type(module).forward is forward
 
 
+def stored_quantized(source: WeightSource) -> int:
+    """Return how many weights a source stores quantized; nothing is read."""
+    return sum(quantized_weight(source, name, "meta") is not None for name in source.names() if name.endswith("weight"))
+
+
 def held_summary(networks: Mapping[str, nn.Module]) -> str:
     """Return how many weights are held quantized, and their bytes; "" if none is."""
     layers = [layer for network in networks.values() for layer in quantized_layers(network).values()]

@@ -123,7 +123,9 @@ class DiffusionSetup:
         quantizes = config.quantize not in ("off", "keep")
         sampled = sampled_digest(model.networks) if quantizes else None
         digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
-        quantized = self._quantize(model, config, staged=staged) if quantizes else model.quantization
+        quantized = model.quantization if keep == "keep" else ""
+        if quantizes:
+            quantized = self._quantize(model, config, staged=staged)
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         task.digests, task.sampled_digest = task.digests | digests, sampled

@@ -44,7 +44,7 @@ def hold_weights(
     names, places = source.names(), slots(model)
     owners = Counter(id(slot.tensor) for slot in places.values())
     read = {id(child) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for child in m.children()}
-    held: list[str] = []
+    done: list[str] = []
     for name, (owner, leaf, tensor) in places.items():
         plain = leaf == "weight" and owners[id(tensor)] == 1 and id(owner) not in read
         if not plain or name not in names or not _takes(owner):
@@ -54,15 +54,20 @@ def hold_weights(
         weight = quantized_weight(source, name, device)
         if weight is not None:
             format_of(weight.format()).layer_for(owner).hold(owner, weight, dtype or tensor.dtype)
-            held.append(name)
+            done.append(name)
             if progress is not None:
                 progress(name)
-    return held
+    return done
 
 
 def _takes(module: nn.Module) -> bool:
     forward = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Conv2d.forward
     return matrix_of(module) != (0, 0) and type(module).forward is forward
+
+
+def stored_quantized(source: WeightSource) -> int:
+    """Return how many weights a source stores quantized; nothing is read."""
+    return sum(quantized_weight(source, name, "meta") is not None for name in source.names() if name.endswith("weight"))
 
 
 def held_summary(networks: Mapping[str, nn.Module]) -> str:

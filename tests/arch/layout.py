@@ -52,7 +52,7 @@ PACKAGES = {
     "library": Package(8, "an index of LoRA folders: names, hashes, facts, sidecar files"),
     "serve": Package(
         9, "the HTTP worker: APIs, durable jobs, the model process, the web page",
-        ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"),
+        ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client", "psycopg"),
     ),
     "bench": Package(
         9, "benchmarks with peers, and the quality of the embedded model",

@@ -29,7 +29,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from diffusers import AutoencoderKL, FluxTransformer2DModel  # once, and not in either process
 from transformers import CLIPTextModel, T5EncoderModel
-from tests.e2e.ranks import run_two
+from tests.e2e.ranks import run_ranks
 from inweave.generate import pipeline
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
@@ -59,7 +59,7 @@ def work():
         gc.collect()
     world.leave()
 
-run_two(work)
+run_ranks(work)
 """
 
 

@@ -46,7 +46,7 @@ from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 from inweave.ops.kinds.offloaded import ON_DISK, execution_device, in_memory, numbers, weight_maps
 from inweave.ops.merge import all_usable, usable_numbers
-from inweave.ops.quantized import QuantizedLinear, QuantizedWeight, weight_like
+from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, requantized, weight_like
 from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, shares, whole
 
 
@@ -86,14 +86,14 @@ class LoraLayer(nn.Module):
         self._quantized: QuantizedWeight | None = None  # the original bits of a merged, quantized weight
         self._live: tuple[str, ...] = ()
         self._acting: tuple[tuple[Branch, float], ...] = ()  # the same with branches: saves lookups in forward
-        self.out, self.into = kind.shape(weight_like(base) if isinstance(base, QuantizedLinear) else self.weight)
+        self.out, self.into = kind.shape(weight_like(base) if isinstance(base, QuantizedLayer) else self.weight)
 
     # the wrapped module
 
     @property
     def device(self) -> torch.device:
         """The device for adapters: the weight's; for one on the meta device that of its offload hook, or the CPU."""
-        if isinstance(self.base, QuantizedLinear):
+        if isinstance(self.base, QuantizedLayer):
             return self.base.quantized[0].device  # type: ignore[no-any-return]
         device: torch.device = self.weight.device
         return device if device.type != "meta" else execution_device(self.base) or torch.device("cpu")
@@ -305,7 +305,7 @@ class LoraLayer(nn.Module):
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
-        if isinstance(self.base, QuantizedLinear):
+        if isinstance(self.base, QuantizedLayer):
             self._merge_quantized(self.base)
             return
         woven = None
@@ -333,15 +333,21 @@ class LoraLayer(nn.Module):
             home.copy_(shares(woven, home))
         self._refresh()
 
-    def _merge_quantized(self, base: QuantizedLinear) -> None:
+    def _merge_quantized(self, base: QuantizedLayer) -> None:
         """Quantize the sum again, with new scales; the original bits are kept."""
         stored = base.quantized
-        woven = self._woven(stored.dequantized(torch.float32))
+        woven = self._woven(stored.dequantized(torch.float32).view(base.shape))
         if not woven.isfinite().all():
             raise TargetError(f"{self.label}: merging {', '.join(self._live)} gives numbers that are not finite")
+        merged = requantized(stored, woven.flatten(1))
+        if merged is None:
+            raise TargetError(
+                f"{self.label}: its weight is stored as {stored.format()}, to which no sum can be quantized; leave the "
+                "adapter unmerged, or load the model unpacked"
+            )
         self._quantized = type(stored)(*(tensor.clone() for tensor in stored))
         self._merged = True  # set first, so that unmerge restores the bits even if the next line raises
-        base.write(type(stored).of(woven))
+        base.write(merged)
         self._refresh()
 
     @torch.no_grad()
@@ -349,7 +355,7 @@ class LoraLayer(nn.Module):
         """Restore the saved weight, bit for bit."""
         if not self._merged:
             raise NotMerged(f"{self.label}: nothing is merged")
-        if isinstance(self.base, QuantizedLinear):
+        if isinstance(self.base, QuantizedLayer):
             if self._quantized is None:
                 raise MergeStateError(f"{self.label}: quantized while merged; only eject(keep_merged=True) is left")
             self.base.write(self._quantized)
@@ -377,7 +383,7 @@ class LoraLayer(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoraLayer:
         """Convert the parameters: the implementation of `.to`, `.half`, `.cpu` and the like."""
         self._drop_plan()
-        if isinstance(self.base, QuantizedLinear):  # it knows which of its tensors a conversion may touch
+        if isinstance(self.base, QuantizedLayer):  # it knows which of its tensors a conversion may touch
             self.adapters._apply(fn, recurse)  # type: ignore[no-untyped-call]
             self.base._apply(fn, recurse)
         else:

@@ -23,7 +23,7 @@ from inweave.layers.branch import Branch
 from inweave.layers.layer import LoraLayer
 from inweave.ops.common.gradients import first_derivative_only
 from inweave.ops.kinds import LayerKind, LinearKind
-from inweave.ops.quantized import FORMATS, QuantizedLinear
+from inweave.ops.quantized import FORMATS, QuantizedLayer
 from inweave.ops.tensors.subclasses import whole
 
 Acting = tuple[tuple[Branch, float], ...]
@@ -42,8 +42,8 @@ def fake_quantize(layers: Iterable[LoraLayer], format: str) -> None:
     chosen, kind = list(layers), FORMATS[format]
     problems = []
     for layer in chosen:
-        own = isinstance(layer.base, QuantizedLinear)
-        if not (type(layer.base) is kind if own else kind.fits(layer.base)):
+        own = layer.base.quantized.format() if isinstance(layer.base, QuantizedLayer) else ""
+        if not (own == format if own else kind.fits(layer.base)):
             problems.append(f"{layer.label}: {type(layer.base).__name__} is not a layer that {format} quantizes")
         problems += [
             f"{layer.label}: adapter {name!r} has a dropout, and what is dropped cannot be merged; set it to 0"
@@ -85,7 +85,7 @@ class QuantizationAware:
         """Return Q(V)."""
         layer, kind = self.layer, FORMATS[self.format].weights
         base = layer.base
-        own = base.quantized.dequantized(torch.float32) if isinstance(base, QuantizedLinear) else whole(layer.weight)
+        own = base.quantized.dequantized(torch.float32) if isinstance(base, QuantizedLayer) else whole(layer.weight)
         rows = layer.rows(own).float()
         total = rows.clone()
         for branch, strength in acting:

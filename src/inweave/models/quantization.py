@@ -88,8 +88,9 @@ def join_groups(denoiser: nn.Module) -> None:
     }
     for names in projections(layers):
         group = [layers[name] for name in names]
-        shapes = {(type(layer), layer.in_features, layer.out_features) for layer in group}
-        if len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
+        shapes = {(type(each), tuple((part.shape, part.dtype) for part in each.quantized)) for each in group}
+        by_rows = all(len(part) == layer.out_features for layer in group for part in layer.quantized)
+        if by_rows and len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
             kind: Any = type(group[0])
             whole = kind.weights(*map(torch.cat, zip(*(layer.quantized for layer in group), strict=True)))
             for layer, part in zip(group, whole.split(len(group)), strict=True):

@@ -216,6 +216,12 @@ class Family(ABC):
     index_options: ClassVar[Mapping[str, Any]] = {}  # what else its model_index.json says
     inpaint_index_options: ClassVar[Mapping[str, Any]] = {}
 
+    def blocks(self, network: nn.Module) -> list[nn.Module]:
+        """Return the repeated blocks of one of the family's networks in the order in which they run."""
+        from inweave.weights.streaming.stream import listed_blocks
+
+        return listed_blocks(network)
+
     def image_tokens(self, latents: tuple[int, ...]) -> int:
         """Return the number of image tokens in the denoiser for latents of this shape."""
         return latents[2] * latents[3] // self.latent_patch**2

@@ -8,6 +8,7 @@ implementation, which stores tokens x tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
 from inweave.models.quantization import quantize_layers, quantized_names
-from inweave.ops.quantized import QuantizedLinear
+from inweave.ops.quantized import QuantizedLayer
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
@@ -119,15 +120,15 @@ def measure_network(
 
 
 def _bytes(network: nn.Module) -> int:
-    quantized = (module for module in network.modules() if isinstance(module, QuantizedLinear))
+    quantized = (module for module in network.modules() if isinstance(module, QuantizedLayer))
     packed = sum(tensor.nbytes for module in quantized for tensor in module.quantized)
     return packed + sum(parameter.nbytes for parameter in network.parameters())
 
 
 def _scratch(network: nn.Module) -> int:
     """Return the bytes in which the largest quantized weight is dequantized."""
-    layers = (module for module in network.modules() if isinstance(module, QuantizedLinear))
-    sizes = (int(each.in_features * each.out_features * each.scratch_per_parameter) for each in layers)
+    layers = (module for module in network.modules() if isinstance(module, QuantizedLayer))
+    sizes = (int(math.prod(each.shape) * each.scratch_per_parameter) for each in layers)
     return max(sizes, default=0)
 
 

@@ -10,7 +10,8 @@
            where apply(x, W) = base(x) - bias, unless the module's class is registered and overrides forward
 
 On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), and so are a convolution and its LoRA
-in training (`inweave.layers.fused_conv`): the same formula with fewer roundings.
+in training (`inweave.layers.fused_conv`): the same formula with fewer roundings. `inweave.layers.qat` computes with W
+as merging into a quantized base would store it.
 
 The base output is never scaled, and with no live adapters the layer just calls the base. Dropout applies to the input
 for every algorithm, as in LoRA (LyCORIS has none for LoHa and LoKr); a LoRA may also have dropout between its factors
@@ -39,7 +40,7 @@ from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.branch import Branch, Geometry
 from inweave.layers.dropout import dropout, layer_number
-from inweave.layers.fused import FusedLinear, is_plain_linear
+from inweave.layers.fused import FusedLinear, Operation, is_plain_linear
 from inweave.layers.fused_conv import FusedConv, is_plain_conv
 from inweave.layers.merge_target import merge_target
 from inweave.ops.delta import change
@@ -78,11 +79,8 @@ class LoraLayer(nn.Module):
         self.strengths: dict[str, float] = {}
         self.active: tuple[str, ...] = ()
         self._custom = registered_kind(base) is not None and type(base).forward not in STANDARD_FORWARDS
-        self._fused: FusedLinear | FusedConv | None = None
-        if is_plain_linear(base, kind):
-            self._fused = FusedLinear(base)
-        elif is_plain_conv(base, kind):
-            self._fused = FusedConv(base)
+        convolution = FusedConv(base) if is_plain_conv(base, kind) else None
+        self.operation: Operation | None = FusedLinear(base) if is_plain_linear(base, kind) else convolution
         self._off = False
         self._merged = False
         self._pristine: torch.Tensor | None = None
@@ -142,7 +140,7 @@ class LoraLayer(nn.Module):
     # forward
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        fused, acting = self._fused, self._acting
+        fused, acting = self.operation, self._acting
         if fused is not None and acting and not args and not kwargs:
             y = fused.output(x, acting, self.training)
             if y is not None:
@@ -258,8 +256,8 @@ class LoraLayer(nn.Module):
 
     def _drop_plan(self) -> None:
         """Drop the inference plan, which holds the memory of the adapters."""
-        if isinstance(self._fused, FusedLinear):
-            self._fused.plan = None
+        if isinstance(self.operation, FusedLinear):
+            self.operation.plan = None
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]

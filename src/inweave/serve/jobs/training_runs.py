@@ -9,7 +9,9 @@ A run is named after its first job. A job that resumes or extends it has that na
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,11 +115,10 @@ def add_to_library(source: Path, folder: Path, stem: str, is_taken: Callable[[st
     for known in sorted(folder.glob(f"{stem}*.safetensors")):
         if cmp(source, known, shallow=False) or _same_tensors(source, known):
             return known
-    target = free_name(folder, stem, is_taken)
-    hidden = folder / f".{target.name}.part"
+    hidden = folder / f".{stem}-{secrets.token_hex(8)}.part"
     try:
         shutil.copyfile(source, hidden)
-        return hidden.replace(target)
+        return move_to_free_name(hidden, folder, stem, is_taken)
     finally:
         hidden.unlink(missing_ok=True)
 
@@ -137,6 +138,20 @@ def _same_tensors(one: Path, other: Path) -> bool:
             if content != second.read(len(content)):
                 return False
         return not second.read(1)
+
+
+def move_to_free_name(source: Path, folder: Path, stem: str, is_taken: Callable[[str], bool] = _free) -> Path:
+    """Move a file of the same disk; another process may take the same name at the same time."""
+    while True:
+        target = free_name(folder, stem, is_taken)
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            return source.replace(target)
+        source.unlink()
+        return target
 
 
 def free_name(folder: Path, stem: str, is_taken: Callable[[str], bool] = _free) -> Path:

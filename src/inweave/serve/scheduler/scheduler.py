@@ -47,12 +47,22 @@ class Scheduler:
         self._overtakes: Counter[str] = Counter()
         self._reservations: dict[str, tuple[float, str]] = {}  # job -> (since when it waits for a device, that device)
 
-    def choose(self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView]) -> Choice:
-        """Return the job that a free device runs next; ``candidates``: waiting jobs, by priority and age."""
+    def choose(
+        self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView],
+        elsewhere: Sequence[Candidate] = (),
+    ) -> Choice:  # fmt: skip
+        """Return the job that a free device runs next.
+
+        Args:
+            candidates: waiting jobs, by priority and age.
+            device: the free one.
+            devices: those of this worker.
+            elsewhere: jobs that other workers of the same queue run.
+        """
         self._forget(candidates)
         allowed = [job for job in candidates if self._allowed(job, device, devices)]
         first = [job for job in allowed if job.priority == allowed[0].priority]
-        order = fair_order(first, [each.job for each in devices if each.job is not None])
+        order = fair_order(first, [*(each.job for each in devices if each.job is not None), *elsewhere])
         if not order:
             return Choice(None)
         now = self.clock()

@@ -40,7 +40,7 @@ _OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 _SESSION = (
     f"SET idle_in_transaction_session_timeout = {1000 * IDLE_SECONDS}; SET lock_timeout = {1000 * CUT_OFF_SECONDS}; "
-    "SET TIME ZONE 'UTC'"
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 Connection = psycopg.Connection[tuple[Any, ...]]
 

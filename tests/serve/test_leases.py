@@ -20,9 +20,10 @@ from inweave.errors import BusyError
 from inweave.serve.engine.assignment import Assignments
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.files import JobFiles
-from inweave.serve.jobs.job import FINAL, MAX_ATTEMPTS, Event, Job
+from inweave.serve.jobs.job import FINAL, MAX_ATTEMPTS, Event, Job, Submission
 from inweave.serve.jobs.postgresql import IDLE_SECONDS, PostgresDatabase
 from inweave.serve.jobs.store import JobStore
+from inweave.serve.jobs.training_runs import TrainingRuns, is_taken
 from tests.serve.postgres import Postgres
 from tests.serve.test_store import submission
 from tests.support import sized
@@ -131,7 +132,7 @@ def test_a_claim_whose_answer_was_lost_is_put_back(pair: list[JobStore]) -> None
         one._db.execute("COMMIT")
         raise DatabaseLost("gone after the commit")
 
-    one._append = lost  # type: ignore[method-assign]
+    one._append = lost  # type: ignore[method-assign,assignment]
     with pytest.raises(DatabaseLost):
         one.claim()
     one._append = original  # type: ignore[method-assign]
@@ -183,9 +184,11 @@ def test_events_of_many_writers_are_numbered_without_a_gap(pair: list[JobStore])
     one, two = pair
     job = one.submit(submission())[0].id
     lease = one.claim().lease
-    in_threads(
-        [lambda s=s, n=n: s.append(job, Event("progress", {"n": n}), lease=lease) for n in range(20) for s in pair]
-    )  # type: ignore[misc]
+
+    def write(store: JobStore, number: int) -> None:
+        assert store.append(job, Event("progress", {"n": number}), lease=lease)
+
+    in_threads([partial(write, store, number) for number in range(20) for store in pair])
     assert [event.number for event in two.events(job)] == list(range(1, 43))
 
 
@@ -249,6 +252,19 @@ def test_periodic_work_is_done_by_one_of_them(pair: list[JobStore]) -> None:
 
 def test_text_with_nul_is_no_error(pair: list[JobStore]) -> None:
     assert pair[0].jobs(client="a\0b") == []
+
+
+def test_a_training_run_is_left_to_the_process_that_took_it(pair: list[JobStore], tmp_path: Path) -> None:
+    runs = TrainingRuns(tmp_path / "training")
+    pair[0].submit(Submission("train", "m", {"config": {"name": "x"}}))
+    first = pair[0].claim()
+    assert first is not None and first.lease is not None
+    folder = runs.take(first)
+    assert not is_taken(folder, first.lease)
+    alive_for(pair[1], 3 * LEASE)
+    second = pair[1].claim()
+    assert second is not None and second.lease is not None and runs.take(second) == folder
+    assert is_taken(folder, first.lease) and not is_taken(folder, second.lease)
 
 
 class Processes(RuleBasedStateMachine):

@@ -252,7 +252,7 @@ class Dispatcher:
         options = {name: job.request[name] for name in RUN_OPTIONS if name in job.request}
         request = RunRequest(
             job.id, job.kind, resolved.model, job.request["config"], resolved.loras, inputs=inputs,
-            paths=resolved.paths, name=job.model, **options,
+            paths=resolved.paths, name=job.model, lease=job.lease or "", **options,
         )  # fmt: skip
         self._reported = False
         self.slot.record_request(job, resolved.model, resolved.loras)

@@ -6,7 +6,6 @@ import asyncio
 import base64
 
 from inweave.serve.jobs.errors import DatabaseLost
-from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.job import Event, Job
 from inweave.serve.jobs.store import JobStore
 
@@ -16,7 +15,7 @@ async def record(store: JobStore, job: Job, event: Event, files: list[str]) -> N
 
     A database that does not answer is waited for; a disk that refuses raises the error that ends the job.
     """
-    event = await asyncio.to_thread(_with_stored_image, store.files, job, event, files)
+    event = await asyncio.to_thread(_with_stored_image, store, job, event, files)
     again = False
     while True:
         try:
@@ -27,20 +26,20 @@ async def record(store: JobStore, job: Job, event: Event, files: list[str]) -> N
             await asyncio.sleep(0.5)
 
 
-def _with_stored_image(store: JobFiles, job: Job, event: Event, files: list[str]) -> Event:
+def _with_stored_image(store: JobStore, job: Job, event: Event, files: list[str]) -> Event:
     """Return the event to store: images of a result become files, previews are part of the event."""
     if event.image is None:
         return event
     data = dict(event.data)
     # a process that has lost the job may still write: not over the files of a later attempt
-    suffix = ".png" if job.attempts <= 1 else f"-{job.attempts}.png"
+    suffix = ".png" if job.attempts <= 1 or not store.shared else f"-{job.attempts}.png"
     if event.type == "image":
         data["file"] = f"{data['index']}{suffix}"
-        store.write(job.id, data["file"], event.image)
+        store.files.write(job.id, data["file"], event.image)
         files.append(data["file"])
     elif event.type == "sample":  # a run has many of them, and readers load each one again and again
         name = f"{data['step']:06d}-{data['index']}{suffix}"
-        store.write(job.id, name, event.image)
+        store.files.write(job.id, name, event.image)
         data |= {"file": name, "url": f"/v1/jobs/{job.id}/files/{name}"}
     else:
         data |= {"image": base64.b64encode(event.image).decode(), "format": "png"}

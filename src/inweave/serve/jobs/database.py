@@ -77,6 +77,11 @@ class JobDatabase:
         self._db = database or SqliteDatabase(folder / "jobs.sqlite3")
         self._db.prepare("jobs", VERSION, SCHEMA, CHANGES)
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use the same queue."""
+        return self._db.shared
+
     def close(self) -> None:
         """Close the database and release the folder."""
         self._db.close()

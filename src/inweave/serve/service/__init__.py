@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, ConflictError, Problem
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig
 from inweave.library import Library
@@ -293,9 +293,11 @@ class Service:
         model = self.models.location(job.model)
         paths = {}
         if job.kind == "train":
+            if not self.store.holds(job.id, job.lease):
+                raise ConflictError(f"job {job.id} runs elsewhere")
             paths = {
                 "dataset": str(self._dataset_store.folder(job.request["dataset"])),
-                "output": str(self._runs.folder(job)),
+                "output": str(self._runs.take(job)),
             }
         return Resolved(model, loras, paths)
 

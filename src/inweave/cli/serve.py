@@ -12,7 +12,7 @@ from inweave.cli.adapters import lora_folders
 from inweave.cli.console import reporting_errors
 from inweave.cli.extras import require
 
-MODELS, LIMITS, RBEE = "Models", "Limits", "Started by rbee"
+MODELS, SEVERAL, LIMITS, RBEE = "Models", "Several workers", "Limits", "Started by rbee"
 
 
 def serve(
@@ -25,6 +25,18 @@ def serve(
         show_default="none")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder of the queue and the results.", show_default="in the user's data folder")] = None,
+    store: Annotated[str | None, typer.Option(
+        "--store", envvar="INWEAVE_STORE", metavar="postgresql://...", rich_help_panel=SEVERAL,
+        help="The queue in PostgreSQL, for several workers.", show_default="SQLite in the --data folder")] = None,
+    blobs: Annotated[str | None, typer.Option(
+        "--blobs", metavar="FOLDER", help="Folder of images that all workers see.", show_default="in --data",
+        rich_help_panel=SEVERAL)] = None,
+    shared: Annotated[Path | None, typer.Option(
+        "--shared", help="Folder of datasets, training runs and added LoRAs that all workers see.",
+        show_default="--blobs or --data", rich_help_panel=SEVERAL)] = None,
+    lease_seconds: Annotated[float | None, typer.Option(
+        "--lease-seconds", help="After this time, jobs of a worker that does not answer run elsewhere.",
+        show_default="30", rich_help_panel=SEVERAL)] = None,
     model: Annotated[str | None, typer.Option(
         "--model", "-m", help="The default model.", show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
     also: Annotated[list[str] | None, typer.Option(
@@ -103,6 +115,8 @@ def serve(
     Example: inweave serve --model inweave/emoji --port 7870
     """
     require("serve", False)
+    if store is not None:
+        require("postgresql", False)
     with reporting_errors(False):
         from inweave.errors import ConfigError
         from inweave.serve.run import run
@@ -117,6 +131,7 @@ def serve(
         devices = _devices(device or (), backend) or ((f"cuda:{cuda_device}",) if cuda_device is not None else None)
         options: dict[str, Any] = {
             "host": host, "port": port, "token": token, "data": data, "models": models,
+            "store": store, "blobs": blobs, "shared": shared, "lease_seconds": lease_seconds,
             "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,

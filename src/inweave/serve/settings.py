@@ -40,6 +40,14 @@ class ServeSettings(CheckedModel):
     lora_folders: tuple[Path, ...] = Field(default=(), description="the folders of the library")
     dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
     data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
+    store: str | None = Field(
+        default=None, repr=False, description="the queue in PostgreSQL, by its address, which several workers share"
+    )
+    blobs: str | None = Field(default=None, description="the folder of images that all workers of a queue share")
+    shared: Path | None = Field(default=None, description="the folder of datasets, training runs and added LoRAs")
+    lease_seconds: Annotated[float, Field(ge=1)] = Field(
+        default=30.0, description="after which the jobs of a worker that does not answer run elsewhere"
+    )
     devices: tuple[str, ...] = Field(default=(), description="one model process per device; default: one, chosen by it")
     train_devices: tuple[str, ...] = Field(
         default=(), description="devices for training only; the others then only generate"
@@ -73,6 +81,13 @@ class ServeSettings(CheckedModel):
     def _long_enough(cls, value: str | None) -> str | None:
         if value is not None and len(value) < 8:  # a message of pydantic's would quote it
             raise FieldError(Problem("token", f"a token of at least 8 characters is needed, got {len(value)}"))
+        return value
+
+    @field_validator("store")
+    @classmethod
+    def _postgresql(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("postgresql://", "postgres://")):  # never quoted: passwords
+            raise FieldError(Problem("store", "expected postgresql://USER@HOST/DATABASE, or no --store for SQLite"))
         return value
 
     @field_validator("proxies")
@@ -128,10 +143,18 @@ class ServeSettings(CheckedModel):
         """Return the location of every model that a request may name."""
         return {model_name(self.model): self.model, **self.models}
 
+    def blobs_folder(self) -> Path:
+        """Return the folder of images."""
+        return self.data if self.blobs is None else Path(self.blobs).expanduser()
+
+    def shared_folder(self) -> Path:
+        """Return the folder of datasets, training runs, and LoRAs that were uploaded or trained."""
+        return self.blobs_folder() if self.shared is None else self.shared
+
     def private_folders(self) -> tuple[str, ...]:
         """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
         parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
-        return tuple(map(str, (self.data, *self.lora_folders, *parents)))
+        return tuple(map(str, (self.data, self.blobs_folder(), self.shared_folder(), *self.lora_folders, *parents)))
 
 
 def model_name(where: str) -> str:

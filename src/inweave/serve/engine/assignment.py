@@ -32,7 +32,7 @@ class Assignments:
 
         def chosen(candidates: Sequence[Candidate]) -> str | None:
             nonlocal choice
-            choice = self.scheduler.choose(candidates, view, self.devices)
+            choice = self.scheduler.choose(candidates, view, self.devices, self._store.running_elsewhere())
             if choice.job is None:
                 return None
             view.job = choice.job

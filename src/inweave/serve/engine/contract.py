@@ -83,6 +83,7 @@ class RunRequest:
     inputs: dict[str, bytes] = field(default_factory=dict)  # PNG images by name: init, mask
     paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
     name: str = ""  # the name that clients use for the model
+    lease: str = ""  # of a train job: what `TrainingRuns.take` has written into its output folder
 
 
 @dataclass(frozen=True, slots=True)

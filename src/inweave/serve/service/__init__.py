@@ -14,6 +14,7 @@ subjects and plain data types, never the parts behind them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, ConflictError, Problem
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig
 from inweave.library import Library
@@ -31,11 +32,14 @@ from inweave.models.samplers import ensure_schedule
 from inweave.serve.engine.assignment import Assignments
 from inweave.serve.engine.contract import DeviceMemory, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.figures import Figures
+from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.private_paths import PATHS
 from inweave.serve.jobs.signals import JobSignals
+from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.sandbox.client import SandboxClient
@@ -53,6 +57,8 @@ from inweave.serve.storage.uploads import UploadStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0
+#: files without a job may be those of a submission that another process is about to store
+LOST_SECONDS = 3600.0
 GRACE = 5.0
 MAX_LORAS = 100
 
@@ -83,25 +89,29 @@ class Service:
         self.settings = settings
         data, private = settings.data, settings.private_folders()
         PATHS.add(private)
+        database = open_database(settings)
         self.store = JobStore(
             data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
-            keep_bytes=int(settings.keep_gb * 1024**3),
+            keep_bytes=int(settings.keep_gb * 1024**3), database=database, lease_seconds=settings.lease_seconds,
+            files=JobFiles(settings.blobs_folder() / "files"),
         )  # fmt: skip
+        shared = settings.shared_folder()
+        incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
-            max_bytes=int(settings.upload_gb * 1024**3),
+            max_bytes=int(settings.upload_gb * 1024**3), files=settings.blobs_folder() / "uploads", database=database,
         )  # fmt: skip
-        self._dataset_store = DatasetStore(data / "datasets", int(settings.dataset_gb * 1024**3))
-        self._runs = TrainingRuns(data / "training")
-        (data / "loras").mkdir(parents=True, exist_ok=True)
-        folders = [*settings.lora_folders, data / "loras", embedded.folder() / "loras"]
+        self._dataset_store = DatasetStore(shared / "datasets", int(settings.dataset_gb * 1024**3))
+        self._runs = TrainingRuns(shared / "training")
+        (shared / "loras").mkdir(parents=True, exist_ok=True)
+        folders = [*settings.lora_folders, shared / "loras", embedded.folder() / "loras"]
         self.library = Library(data / "library.sqlite3", folders)
-        signals = JobSignals()
+        self._signals = signals = JobSignals()
         self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
         self.jobs = Jobs(self.store, signals)
-        self.loras = Loras(data, self.library, self.models, self._sandbox)
+        self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
         self.images = Images(settings, self._uploads, self._sandbox)
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
@@ -134,6 +144,8 @@ class Service:
         try:
             service = cls(settings)
             service.store.recover()
+        except DatabaseLost as error:
+            raise ConfigError(f"--store: the database cannot be used: {error.reason}") from None
         except (OSError, sqlite3.Error) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise ConfigError(
@@ -143,6 +155,14 @@ class Service:
 
     async def start(self) -> None:
         """Start the processes and the periodic work."""
+        loop = asyncio.get_running_loop()
+
+        def receive(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._signals.receive, text)
+
+        self.store.listen(receive)
+        self.store.begin_to_keep_alive()
         self.loras.indexed = False
         await asyncio.to_thread(self.loras.clear)
         self._tasks = [asyncio.create_task(each.run()) for each in self._dispatchers]
@@ -168,13 +188,19 @@ class Service:
     async def _sweep(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self.store.expire)
                 await asyncio.to_thread(self.loras.expire)
-                await asyncio.to_thread(self._uploads.expire)
-                await asyncio.to_thread(expire_runs, self.store, self.settings.data / "training", self.store.keep_bytes)
+                if await asyncio.to_thread(self.store.take_turn, "sweep", 0.9 * SWEEP_SECONDS):
+                    await asyncio.to_thread(self._expire)
             except Exception:
                 log.exception("expired jobs could not be removed")
             await asyncio.sleep(SWEEP_SECONDS)
+
+    def _expire(self) -> None:
+        """Remove what all workers of this queue have and no longer need."""
+        self.store.expire()
+        self._uploads.expire()
+        expire_runs(self.store, self.settings.shared_folder() / "training", self.store.keep_bytes)
+        self.store.remove_lost_files(older_than=LOST_SECONDS)
 
     async def _index(self) -> None:
         while True:
@@ -267,9 +293,11 @@ class Service:
         model = self.models.location(job.model)
         paths = {}
         if job.kind == "train":
+            if not self.store.holds(job.id, job.lease):
+                raise ConflictError(f"job {job.id} runs elsewhere")
             paths = {
                 "dataset": str(self._dataset_store.folder(job.request["dataset"])),
-                "output": str(self._runs.folder(job)),
+                "output": str(self._runs.take(job)),
             }
         return Resolved(model, loras, paths)
 
@@ -279,6 +307,17 @@ class Service:
             return result
         source = Path(result["adapter"])
         return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
+
+
+def open_database(settings: ServeSettings) -> Database | None:
+    """Return the database that several workers share; None if this one has its own."""
+    if settings.store is None:
+        return None
+    try:
+        from inweave.serve.jobs.postgresql import PostgresDatabase
+    except ImportError:
+        raise ConfigError('--store needs psycopg; install it with: pip install "inweave[postgresql]"') from None
+    return PostgresDatabase(settings.store)
 
 
 def _stored(config: GenerateConfig) -> dict[str, Any]:

@@ -33,7 +33,7 @@ async def get_queue(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     waiting = await queue.waiting(limit)
     reasons = await service.reasons(waiting)
     return {
-        "paused": queue.paused, "running": [job_document(job) for job in reversed(running)],
+        "paused": await queue.paused(), "running": [job_document(job) for job in reversed(running)],
         "waiting": [{**job_document(job, place), "reason": reasons[job.id]} for place, job in enumerate(waiting)],
         "length": await queue.count("queued"), "limit": queue.limit,
         "devices": [

@@ -148,14 +148,14 @@ class JobStore(JobQueries):
                 self._append(job, Event("retried", {"code": code, "message": f"{cause}; it is run once more"}))
             return "queued"
 
-    def put_back(self, job: str) -> None:
-        """Return a running job to the queue as if it had never been started: the worker is shutting down."""
+    def put_back(self, job: str, code: str = "worker_stopped", message: str = "the worker was shut down") -> None:
+        """Return a running job to the queue as if it had never been started: its runner ended for another reason."""
         with self._lock, self._transaction():
             changed = self._db.execute(
                 "UPDATE jobs SET state = 'queued', attempts = attempts - 1 WHERE id = ? AND state = 'running'", (job,)
             )
             if changed.rowcount == 1:
-                self._append(job, Event("retried", {"code": "worker_stopped", "message": "the worker was shut down"}))
+                self._append(job, Event("retried", {"code": code, "message": message}))
 
     def recover(self) -> None:
         """Requeue or fail the jobs that were running when the last process died, and remove files without a job."""

@@ -28,8 +28,10 @@ from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
-from inweave.serve.engine.assignment import Assignments
-from inweave.serve.engine.contract import DeviceMemory, RunnerSettings
+from inweave.serve.cluster.fleet import Fleet, Node
+from inweave.serve.cluster.storage import WITNESS, storage_folder
+from inweave.serve.engine.assignment import Assignments, DeviceSlot
+from inweave.serve.engine.contract import DeviceMemory, RunnerEndpoint, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.image_request import ImageRequest, png_size
@@ -74,6 +76,7 @@ class DeviceState:
     job: str | None = None
     role: str = "mixed"
     memory: DeviceMemory | None = None
+    node: str = ""  # of a cluster
 
 
 class Service:
@@ -91,8 +94,10 @@ class Service:
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
             max_bytes=int(settings.upload_gb * 1024**3),
         )  # fmt: skip
-        self._dataset_store = DatasetStore(data / "datasets", int(settings.dataset_gb * 1024**3))
-        self._runs = TrainingRuns(data / "training")
+        storage = storage_folder(settings)
+        self._dataset_store = DatasetStore(storage / "datasets", int(settings.dataset_gb * 1024**3))
+        self._training_folder = storage / "training"
+        self._runs = TrainingRuns(self._training_folder)
         (data / "loras").mkdir(parents=True, exist_ok=True)
         folders = [*settings.lora_folders, data / "loras", embedded.folder() / "loras"]
         self.library = Library(data / "library.sqlite3", folders)
@@ -108,9 +113,10 @@ class Service:
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
         self._assignments = Assignments(self.store)
-        names, threads = device_names(settings.devices), threads_each(settings.devices)
-        self._dispatchers = [
-            Dispatcher(
+        threads = threads_each(settings.devices)
+
+        def dispatcher(runner: RunnerEndpoint | None, slot: DeviceSlot, device: str | None) -> Dispatcher:
+            return Dispatcher(
                 self.store, signals,
                 DispatchSettings(
                     RunnerSettings(
@@ -119,11 +125,19 @@ class Service:
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
-                self._resolve, self._deliver, figures=self.figures,
-                slot=self._assignments.add(name, training_role(device, settings.train_devices)),
+                self._resolve, self._deliver, runner, self.figures, slot,
+            )  # fmt: skip
+
+        self._dispatchers: list[Dispatcher] = []
+        self._fleet: Fleet | None = None
+        if settings.cluster is not None:
+            self._fleet = Fleet(
+                settings, str(storage / WITNESS), self.store, signals, self._assignments, self._dispatchers, dispatcher
             )
-            for name, device in zip(names, settings.devices or (None,), strict=True)
-        ]  # fmt: skip
+        else:
+            for name, device in zip(device_names(settings.devices), settings.devices or (None,), strict=True):
+                slot = self._assignments.add(name, training_role(device, settings.train_devices))
+                self._dispatchers.append(dispatcher(None, slot, device))
         self._tasks: list[asyncio.Task[None]] = []
 
     # life
@@ -145,13 +159,18 @@ class Service:
         """Start the processes and the periodic work."""
         self.loras.indexed = False
         await asyncio.to_thread(self.loras.clear)
-        self._tasks = [asyncio.create_task(each.run()) for each in self._dispatchers]
+        runners = (self._fleet,) if self._fleet is not None else self._dispatchers
+        self._tasks = [asyncio.create_task(each.run()) for each in runners]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
 
     async def stop(self) -> None:
         """Finish running jobs within the grace period, put the rest back, close everything."""
-        await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
-        await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
+        if self._fleet is not None:
+            self._tasks[0].cancel()  # it would place others
+            await self._fleet.stop(self.settings.drain_seconds)
+        else:
+            await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
+            await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
         for task in self._tasks:
             task.cancel()
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -171,7 +190,7 @@ class Service:
                 await asyncio.to_thread(self.store.expire)
                 await asyncio.to_thread(self.loras.expire)
                 await asyncio.to_thread(self._uploads.expire)
-                await asyncio.to_thread(expire_runs, self.store, self.settings.data / "training", self.store.keep_bytes)
+                await asyncio.to_thread(expire_runs, self.store, self._training_folder, self.store.keep_bytes)
             except Exception:
                 log.exception("expired jobs could not be removed")
             await asyncio.sleep(SWEEP_SECONDS)
@@ -192,12 +211,19 @@ class Service:
         return [
             DeviceState(
                 each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
-                each.busy_seconds, each.slot.view.name, each.reason, tuple(sorted(each.slot.view.models)),
-                len(each.slot.view.adapters), each.current.id if each.current is not None else None,
-                each.slot.view.role.name.lower(), each.memory,
+                each.busy_seconds, each.slot.view.name,
+                each.reason if self._fleet is None else self._fleet.reason_of(each),
+                tuple(sorted(each.slot.view.models)), len(each.slot.view.adapters),
+                each.current.id if each.current is not None else None,
+                each.slot.view.role.name.lower(), each.memory, each.slot.view.node,
             )
             for each in self._dispatchers
         ]  # fmt: skip
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The machines of the cluster; none without one."""
+        return [] if self._fleet is None else self._fleet.nodes
 
     async def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Return why each of these jobs still waits, by id."""
@@ -208,6 +234,9 @@ class Service:
         """(whether a job would run now, the reason if not)."""
         if any(each.status == "ready" for each in self._dispatchers):
             return self.loras.indexed, "" if self.loras.indexed else "the folders of the library are being read"
+        if self._fleet is not None:
+            able = self._fleet.reason == "" and self.loras.indexed
+            return able, self._fleet.reason or ("" if able else "the folders of the library are being read")
         return False, self._dispatchers[0].reason
 
     # image jobs

@@ -40,6 +40,8 @@ def connect(address: str) -> Any:
     loopback = address == LOCAL or address.split(":")[0] in ("127.0.0.1", "localhost")
     if loopback:  # nodes of one machine that others cannot reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if address == LOCAL:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray gives its processes the lowest priority but four
     import ray
 
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if loopback else {}
@@ -158,6 +160,7 @@ class Bridge:
 
     async def watch_head(self) -> None:
         """End the process when the head of the cluster does not answer: another one connects to the next head."""
+        own = self._ray.get_runtime_context().get_node_id()
         while True:
             await asyncio.sleep(2.0)
             try:
@@ -166,8 +169,8 @@ class Bridge:
             except Exception as error:
                 print(f"the head of the Ray cluster does not answer: {_reason(error)}", file=sys.stderr)
                 os._exit(1)
-            if not any(each["alive"] for each in nodes):
-                print("no node of the Ray cluster is alive", file=sys.stderr)
+            if not any(each["alive"] and each["id"] == own for each in nodes):
+                print("the Ray node of this machine has left its cluster", file=sys.stderr)
                 os._exit(1)
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ from inweave.files.stamps import Stamp, path_stamp
 Key = dict[str, Any]
 CHUNK = 32 * 1024 * 1024
 MAX_FILES = 10_000
+PART_SECONDS = 24 * 3600.0
 #: next to a weights file, of the same adapter
 COMPANION = "adapter_config.json"
 
@@ -94,24 +96,19 @@ class NodeFiles:
     def find(self, key: Key) -> str | None:
         """Return the path on this machine of what a key names; None if a copy is needed, or its hash."""
         path = Path(key["path"])
-        own = [(path.parent / name, size, time) for name, size, time in key["files"]]
+        own = [(path.parent / name, size, at) for name, size, at in key["files"]]
         try:
-            statuses = [(_size_and_time(each), size, time) for each, size, time in own]
+            here = [_size_and_time(each) for each, _, _ in own]
         except OSError:
-            statuses = []
-        if statuses and all(status == (size, time) for status, size, time in statuses):
+            here = []
+        if here == [(size, at) for _, size, at in own]:
             return str(path)
         if key["hash"] is None:
             return None
         if self.use(key["hash"]):
             return str(self.cache / key["hash"] / path.name)
-        if (
-            statuses
-            and all(status[0] == size for status, size, _ in statuses)
-            and self._hashes.tree(key) == key["hash"]
-        ):
-            return str(path)
-        return None
+        same_sizes = [size for size, _ in here] == [size for _, size, _ in own]
+        return str(path) if same_sizes and self._hashes.tree(key) == key["hash"] else None
 
     def use(self, digest: str) -> bool:
         """Keep a copy until `release`; return False if there is none."""
@@ -139,6 +136,9 @@ class NodeFiles:
                 f"{Path(key['path']).name} has {size / 1e9:.3g} GB, and the cache of a node may take "
                 f"{self.budget / 1e9:.3g} GB: raise --node-cache-gb, or put the file into a folder that all nodes share"
             )
+        for part in self.cache.glob(".*.part"):  # of a runner that was killed
+            if time.time() - part.stat().st_mtime > PART_SECONDS:
+                shutil.rmtree(part, ignore_errors=True)
         self._make_room(size)
         name = f".{secrets.token_hex(8)}.part"
         (self.cache / name).mkdir()

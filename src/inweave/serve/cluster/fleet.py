@@ -88,11 +88,13 @@ class Fleet:
 
     @property
     def reason(self) -> str:
-        """Why no runner is ready; empty if one is placed as soon as there is a job."""
+        """Why no runner is ready; empty if jobs are taken without one."""
         if self._client.reason:
             return self._client.reason
+        if self._settings.min_runners == 0:
+            return ""  # a job waits for its runner
         if not self._members:
-            return "" if self._settings.min_runners == 0 else "runners are being placed"
+            return "runners are being placed"
         each = self._members[0]
         return each.dispatcher.reason if each.endpoint.placed else each.endpoint.reason
 

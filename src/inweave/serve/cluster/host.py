@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ class RunnerHost:
     """The actor; every method runs in its event loop."""
 
     def __init__(self, settings: dict[str, Any], cache: str, cache_bytes: int, witness: str) -> None:
-        """Prepare a runner; ``witness``: a file of the web process; a machine that sees it shares the folder of training with it."""
+        """Prepare a runner; a machine that sees the file ``witness`` shares the folder of training."""
         self._files = NodeFiles(Path(cache).expanduser(), cache_bytes)
         runner = decode(Message("settings", settings))
         assert isinstance(runner, RunnerSettings)
@@ -68,14 +69,19 @@ class RunnerHost:
         self._until = 0.0
         self._ended: int | None = None  # exit code of the model process
         self._tasks: list[asyncio.Task[None]] = []
+        # its bridge may have ended while it waited for a device; then nobody knows of it
+        self._unclaimed = threading.Timer(LEASE, os._exit, (0,))
+        self._unclaimed.daemon = True
+        self._unclaimed.start()
 
     async def begin(self) -> dict[str, Any]:
         """Start the model process."""
+        self._unclaimed.cancel()
         self._answers = {0: time.monotonic()}
         self._until = self._answers[0] + LEASE
         await self._process.start(encode(self._settings))
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
-        import ray  # here alone: this runs inside of Ray
+        import ray  # not above: the web process knows the module too
 
         context = ray.get_runtime_context()
         return {

@@ -232,12 +232,12 @@ class Service:
     @property
     def readiness(self) -> tuple[bool, str]:
         """(whether a job would run now, the reason if not)."""
-        if any(each.status == "ready" for each in self._dispatchers):
-            return self.loras.indexed, "" if self.loras.indexed else "the folders of the library are being read"
-        if self._fleet is not None:
-            able = self._fleet.reason == "" and self.loras.indexed
-            return able, self._fleet.reason or ("" if able else "the folders of the library are being read")
-        return False, self._dispatchers[0].reason
+        reason = ""
+        if not any(each.status == "ready" for each in self._dispatchers):
+            reason = self._dispatchers[0].reason if self._fleet is None else self._fleet.reason
+        if reason == "" and not self.loras.indexed:
+            reason = "the folders of the library are being read"
+        return reason == "", reason
 
     # image jobs
 

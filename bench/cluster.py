@@ -90,14 +90,11 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     plain, ray = asyncio.run(dispatch(options.calls))
     for name, values in (("plain", plain), ("cluster", ray)):
-        print(
-            f"dispatch, {name}: p50 {1e3 * statistics.median(values):.2f} ms, p99 {1e3 * percentile(values, 0.99):.2f} ms"
-        )
+        half, most = (1e3 * percentile(values, share) for share in (0.5, 0.99))
+        print(f"dispatch, {name}: p50 {half:.2f} ms, p99 {most:.2f} ms")
     plain, ray = jobs(options.jobs)
     pairs = [there / here - 1 for here, there in zip(plain, ray, strict=True)]
-    print(
-        f"jobs: plain {statistics.median(plain):.3f} s, cluster {statistics.median(ray):.3f} s (medians of {len(plain)})"
-    )
+    print(f"jobs: plain {statistics.median(plain):.3f} s, cluster {statistics.median(ray):.3f} s; {len(plain)} of each")
     print(f"jobs: the cluster takes {100 * statistics.median(pairs):+.1f} % (median of pairs)")
     print(f"jobs: fastest {min(plain):.3f} s and {min(ray):.3f} s, {100 * (min(ray) / min(plain) - 1):+.1f} %")
 

@@ -68,7 +68,7 @@ def node_name(node: object) -> str:
 
 def test_a_job_runs_on_while_the_head_restarts(trio: Setup) -> None:
     trio.until_ready(2)
-    job = trio.worker.submit(**LONG | {"steps": 200})
+    job = trio.worker.submit(**LONG | {"count": 4})
     trio.node_of(job)
     trio.nodes.restart_head()
     assert ends_once(trio, job) == "done"

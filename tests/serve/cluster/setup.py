@@ -38,8 +38,8 @@ class Setup(NamedTuple):
 
 
 @contextmanager
-def cluster(folder: Path, count: int, *options: str, keep_state: bool = False) -> Iterator[Setup]:
-    """Run a worker on a cluster of ``count`` nodes."""
+def cluster(folder: Path, count: int, *options: str, keep_state: bool = False, wait: bool = True) -> Iterator[Setup]:
+    """Run a worker on a cluster of ``count`` nodes; ``wait`` until it is ready."""
     state = folder / "head" if keep_state else None
     if state is not None:
         state.mkdir()
@@ -47,7 +47,7 @@ def cluster(folder: Path, count: int, *options: str, keep_state: bool = False) -
     arguments = ("--cluster", nodes.address, "--node-cache", str(folder / "cache"), "--log-level", "info", *options)
     worker = Worker(folder / "data", *arguments)
     try:
-        yield Setup(nodes, worker.start())
+        yield Setup(nodes, worker.start(wait=wait))
     finally:
         if worker.process is not None:
             worker.stop()

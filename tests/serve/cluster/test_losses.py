@@ -76,17 +76,26 @@ def test_a_job_runs_on_while_the_head_restarts(trio: Setup) -> None:
     assert ends_once(trio, trio.worker.submit(**SMALL)) == "done"
 
 
-def test_training_whose_node_is_killed_continues_on_another_with_the_same_bits(trio: Setup) -> None:
+def test_training_whose_node_is_lost_continues_on_another_with_the_same_bits(trio: Setup) -> None:
+    """The second node is stopped, and comes back while the run goes on elsewhere in the same folder."""
     dataset = two_images(trio.worker)
-    expected = trained_bits(trio.worker, start_training(trio.worker, dataset, "straight"))
+    expected = trained_bits(trio.worker, start_training(trio.worker, dataset, "straight", steps=10))
     assert len(expected) > 10 and any(any(bits) for bits in expected.values())
-    job = start_training(trio.worker, dataset, "killed", save_every=2)
-    until_step(trio.worker, job, 3)
-    trio.nodes.kill(trio.nodes.node(trio.node_of(job)))
-    trio.nodes.add()
-    assert trained_bits(trio.worker, job) == expected
-    assert trio.losses(job) == ["runner_lost"] and trio.worker.job(job)["attempts"] == 1
-    assert resumed_from(trio.worker, job)[0] in (2, 4)
+    for loss in ("killed", "stopped"):
+        job = start_training(trio.worker, dataset, loss, save_every=2, steps=10)
+        until_step(trio.worker, job, 3)
+        node = trio.nodes.node(trio.node_of(job))
+        if loss == "stopped":
+            trio.nodes.signal(node, signal.SIGSTOP)
+            until_step(trio.worker, job, 9)
+            trio.nodes.signal(node, signal.SIGCONT)
+        trio.nodes.kill(node)
+        trio.nodes.add()
+        assert trained_bits(trio.worker, job) == expected
+        assert trio.losses(job) == ["runner_lost"] and trio.worker.job(job)["attempts"] == 1
+        (step,) = resumed_from(trio.worker, job)
+        assert step >= 2
+        figure(f"training on a node that was {loss}: it resumed from step {step} of 10 and has the same bits")
 
 
 def test_kills_at_any_moment_lose_nothing(trio: Setup) -> None:

@@ -122,6 +122,8 @@ class Fleet:
         for each in members:
             if each.dispatcher.current is not None or each.dispatcher.status in ("starting", "loading"):
                 each.used_at = now
+        if not self.nodes:
+            return  # which devices there are is unknown so far
         capacity = self._settings.max_runners or self.devices
         running = sum(each.dispatcher.current is not None for each in members)
         target = min(max(running + waiting, self._settings.min_runners), capacity)

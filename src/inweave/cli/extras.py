@@ -24,6 +24,7 @@ PACKAGES = {
     "train": _MODELS,
     "serve": {**_SERVER, **_MODELS},
     "postgresql": {"psycopg": "psycopg"},
+    "cluster": {"ray": "ray"},
 }
 
 

@@ -3,7 +3,8 @@
 Which job comes next is the decision of the scheduler that all devices share (`inweave.serve.engine.assignment`).
 
 Nothing is lost when a runner dies: its job is queued again once and fails the second time, and a new runner is started,
-after a pause that grows while runners die without having finished a job. Every event is stored before readers see it.
+after a pause that grows while runners die without having finished a job. A job whose runner was lost with its machine
+is queued again up to ``MAX_LOSSES`` times. Every event is stored before readers see it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from inweave.serve.engine.contract import (
     Ready,
     Report,
     RunnerEndpoint,
+    RunnerLostError,
     RunnerSettings,
     RunRequest,
 )
@@ -50,6 +52,9 @@ PATIENCE = 30.0
 #: the same for training, which saves its checkpoint after a step that may take long
 TRAIN_PATIENCE = 600.0
 CRASHED = "the process that ran it ended unexpectedly"
+LOST = "the machine that ran it ended or could not be reached"
+#: how often a job is run again after the loss of a machine
+MAX_LOSSES = 20
 #: fields of a stored request that a runner gets unchanged
 RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch")
 Answer = TypeVar("Answer", Ready, Loaded)
@@ -130,6 +135,7 @@ class Dispatcher:
     async def _start(self) -> None:
         self.status, self.reason = "starting", "the model process is starting"
         await self._runner.start(self._settings.runner)
+        self.slot.view.node = self._runner.node
         self.device = (await self._answer(Ready)).device or self._settings.runner.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
@@ -178,6 +184,9 @@ class Dispatcher:
             started = time.monotonic()
             try:
                 await self._run_job(job)
+            except RunnerLostError as error:
+                await self._requeue_lost(job, error)
+                raise
             except WireError:
                 await self._stored(self._store.retry_or_fail, job.id, "worker_crashed", CRASHED, lease=job.lease)
                 raise
@@ -200,6 +209,18 @@ class Dispatcher:
                 await self._count(job)
             self.finished_jobs += 1
             self._deaths = 0
+
+    async def _requeue_lost(self, job: Job, error: RunnerLostError) -> None:
+        """Queue a job again whose runner was lost, without counting it as an attempt of the job."""
+        losses = self.slot.count_loss(job.id)
+        log.error("%s: its runner was lost: %s", job.id, error)
+        if losses > MAX_LOSSES:
+            failure = Failure("runner_lost", f"{LOST}, {losses} times")
+            await self._stored(self._store.finish, job.id, "failed", error=failure, lease=job.lease)
+        else:
+            message = f"{LOST}; it is run again"
+            await self._stored(self._store.put_back, job.id, "runner_lost", message, lease=job.lease)
+        self._signals.work()
 
     async def _count(self, job: Job) -> None:
         with contextlib.suppress(InweaveError, sqlite3.Error):

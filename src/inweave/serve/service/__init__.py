@@ -29,8 +29,10 @@ from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
-from inweave.serve.engine.assignment import Assignments
-from inweave.serve.engine.contract import DeviceMemory, RunnerSettings
+from inweave.serve.cluster.fleet import Fleet, Node
+from inweave.serve.cluster.storage import witness_file
+from inweave.serve.engine.assignment import Assignments, DeviceSlot
+from inweave.serve.engine.contract import DeviceMemory, RunnerEndpoint, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.figures import Figures
@@ -80,6 +82,7 @@ class DeviceState:
     job: str | None = None
     role: str = "mixed"
     memory: DeviceMemory | None = None
+    node: str = ""  # of a cluster
 
 
 class Service:
@@ -95,7 +98,8 @@ class Service:
             keep_bytes=int(settings.keep_gb * 1024**3), database=database, lease_seconds=settings.lease_seconds,
             files=JobFiles(settings.blobs_folder() / "files"),
         )  # fmt: skip
-        shared = settings.shared_folder()
+        witness = None if settings.cluster is None else witness_file(settings)
+        shared = settings.shared_folder() if witness is None else witness.parent
         incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
@@ -118,9 +122,10 @@ class Service:
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
         self._assignments = Assignments(self.store)
-        names, threads = device_names(settings.devices), threads_each(settings.devices)
-        self._dispatchers = [
-            Dispatcher(
+        threads = threads_each(settings.devices)
+
+        def dispatcher(runner: RunnerEndpoint | None, slot: DeviceSlot, device: str | None) -> Dispatcher:
+            return Dispatcher(
                 self.store, signals,
                 DispatchSettings(
                     RunnerSettings(
@@ -129,11 +134,19 @@ class Service:
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
-                self._resolve, self._deliver, figures=self.figures,
-                slot=self._assignments.add(name, training_role(device, settings.train_devices)),
+                self._resolve, self._deliver, runner, self.figures, slot,
+            )  # fmt: skip
+
+        self._dispatchers: list[Dispatcher] = []
+        self._fleet: Fleet | None = None
+        if witness is not None:
+            self._fleet = Fleet(
+                settings, str(witness), self.store, signals, self._assignments, self._dispatchers, dispatcher
             )
-            for name, device in zip(names, settings.devices or (None,), strict=True)
-        ]  # fmt: skip
+        else:
+            for name, device in zip(device_names(settings.devices), settings.devices or (None,), strict=True):
+                slot = self._assignments.add(name, training_role(device, settings.train_devices))
+                self._dispatchers.append(dispatcher(None, slot, device))
         self._tasks: list[asyncio.Task[None]] = []
 
     # life
@@ -165,13 +178,18 @@ class Service:
         self.store.begin_to_keep_alive()
         self.loras.indexed = False
         await asyncio.to_thread(self.loras.clear)
-        self._tasks = [asyncio.create_task(each.run()) for each in self._dispatchers]
+        runners = (self._fleet,) if self._fleet is not None else self._dispatchers
+        self._tasks = [asyncio.create_task(each.run()) for each in runners]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
 
     async def stop(self) -> None:
         """Finish running jobs within the grace period, put the rest back, close everything."""
-        await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
-        await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
+        if self._fleet is not None:
+            self._tasks[0].cancel()  # it would place others
+            await self._fleet.stop(self.settings.drain_seconds)
+        else:
+            await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
+            await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
         for task in self._tasks:
             task.cancel()
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -218,12 +236,19 @@ class Service:
         return [
             DeviceState(
                 each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
-                each.busy_seconds, each.slot.view.name, each.reason, tuple(sorted(each.slot.view.models)),
-                len(each.slot.view.adapters), each.current.id if each.current is not None else None,
-                each.slot.view.role.name.lower(), each.memory,
+                each.busy_seconds, each.slot.view.name,
+                each.reason if self._fleet is None else self._fleet.reason_of(each),
+                tuple(sorted(each.slot.view.models)), len(each.slot.view.adapters),
+                each.current.id if each.current is not None else None,
+                each.slot.view.role.name.lower(), each.memory, each.slot.view.node,
             )
             for each in self._dispatchers
         ]  # fmt: skip
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The machines of the cluster; none without one."""
+        return [] if self._fleet is None else self._fleet.nodes
 
     async def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Return why each of these jobs still waits, by id."""
@@ -232,9 +257,12 @@ class Service:
     @property
     def readiness(self) -> tuple[bool, str]:
         """(whether a job would run now, the reason if not)."""
-        if any(each.status == "ready" for each in self._dispatchers):
-            return self.loras.indexed, "" if self.loras.indexed else "the folders of the library are being read"
-        return False, self._dispatchers[0].reason
+        reason = ""
+        if not any(each.status == "ready" for each in self._dispatchers):
+            reason = self._dispatchers[0].reason if self._fleet is None else self._fleet.reason
+        if reason == "" and not self.loras.indexed:
+            reason = "the folders of the library are being read"
+        return reason == "", reason
 
     # image jobs
 

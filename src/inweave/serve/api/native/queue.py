@@ -1,7 +1,7 @@
 """The queue as a whole.
 
-GET    /v1/queue     {paused, running, waiting, length, limit, devices}: waiting jobs by priority and age, each with the
-                     reason why it waits; what each device is, does and holds
+GET    /v1/queue     {paused, running, waiting, length, limit, devices, nodes}: waiting jobs by priority and age, each
+                     with the reason why it waits; what each device is, does and holds; the machines of a cluster
 POST   /v1/queue     {paused}: waiting jobs are not started while it is paused, also over restarts
 """
 
@@ -38,8 +38,11 @@ async def get_queue(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
         "length": await queue.count("queued"), "limit": queue.limit,
         "devices": [
             {"name": each.name, "device": each.device, "status": each.status, "reason": each.reason, "job": each.job,
-             "models": each.models, "adapters": each.adapters, "role": each.role}
+             "models": each.models, "adapters": each.adapters, "role": each.role, "node": each.node}
             for each in service.devices
+        ],
+        "nodes": [
+            {"name": each.name, "alive": each.alive, "cpus": each.cpus, "gpus": each.gpus} for each in service.nodes
         ],
     }  # fmt: skip
 

@@ -30,7 +30,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from tests.unit.training import tiny
-from tests.e2e.ranks import run_two
+from tests.e2e.ranks import run_ranks
 from inweave.training import loop as run
 from inweave.training.checkpoint import resume as resuming
 from inweave.training.distributed.world import join
@@ -49,7 +49,7 @@ def work():
         [report.losses, report.validation, [batch for batch in task.task.sampled_batches if batch not in validating]]))
     world.leave()
 
-run_two(work)
+run_ranks(work)
 """
 
 

@@ -20,13 +20,14 @@ from safetensors.torch import load_file
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
 from inweave.models.model import file_index
+from inweave.models.quantization import quantize_denoiser
+from inweave.models.roles import token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear, fp8
 from inweave.ops.quantized.fp8 import Fp8Linear
-from inweave.training.adapters.targets import token_layers
 from inweave.training.checkpoint.resume import ensure_resumable
 from inweave.training.config.schema import TrainConfig
 from inweave.training.loop import Run
-from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
+from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.session import check, prepare, train
 from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on
 

@@ -46,6 +46,7 @@ from inweave.generate.result import Result
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
+from inweave.weights.hold import Quantized
 from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
@@ -334,6 +335,7 @@ def pipeline(
     variant: str | None = None,
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     allow_download: bool = False,
+    quantize: Quantized = "off",
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -351,6 +353,8 @@ def pipeline(
         variant: the model in a checkpoint file, if it cannot be detected.
         parts: files of components that a checkpoint file lacks, {"vae": path}.
         allow_download: whether a Hub model may be downloaded.
+        quantize: "keep" leaves a checkpoint that is stored quantized (fp8, int8, bitsandbytes, GGUF) like that;
+            "off" unpacks it.
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -372,6 +376,6 @@ def pipeline(
     layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
     loaded = load_model(
         model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download,
-        progress=progress,
+        quantized=quantize, progress=progress,
     )  # fmt: skip
     return Pipeline(loaded, loras=choices, finder=finder)

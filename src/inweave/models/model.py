@@ -41,6 +41,7 @@ from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
+from inweave.weights.hold import Quantized, held_summary, stored_quantized
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
 from inweave.weights.resolved import ResolvedItem, resolve_item
@@ -59,6 +60,7 @@ class Model:
     weaver: Weaver | None  # None after `release_weaver`
     device: torch.device
     dtype: torch.dtype
+    unpacked: int = 0  # weights that the files store quantized, and that are in `dtype` here
 
     @property
     def name(self) -> str:
@@ -93,6 +95,13 @@ class Model:
     def latent_scale(self) -> int:
         """Pixels per latent, along each side."""
         return self.latent_space.scale
+
+    @property
+    def quantization(self) -> str:
+        """How the weights that the files store quantized are in memory; "" if none is quantized."""
+        kind = str(self.dtype).removeprefix("torch.")
+        unpacked = f'{self.unpacked} quantized weights were unpacked to {kind}; quantize = "keep" leaves them quantized'
+        return held_summary(self.networks) or (unpacked if self.unpacked else "")
 
     @property
     def patch(self) -> int:
@@ -171,12 +180,15 @@ def load_model(
     config: str | os.PathLike[str] | None = None,
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     keep: Keep = "auto",
+    quantized: Quantized = "off",
     allow_download: bool = False,
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
-    ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
+    ``quantized``: "keep" leaves the weights that a file stores quantized like that (`Model.quantization` says which),
+    "off" unpacks them. ``progress`` is called with the part that is being loaded, and how many bytes of all parts are
+    loaded.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -196,7 +208,7 @@ def load_model(
         for folder, network in networks.items():
             source = sources[folder]
             component = FOLDERS.get(folder)
-            if layers and component is not None:
+            if layers and component is not None and quantized == "off":
                 source = MergedSource(Cast(source, precision), plans, component=component, index=index)
 
             def count(size: int, folder: str = folder) -> None:
@@ -206,14 +218,19 @@ def load_model(
                     progress(folder, loaded, total)
 
             count(0)
-            build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision, progress=count)
+            part_dtype = vae_precision if folder == "vae" else precision
+            build(network, source, device=target, dtype=part_dtype, quantized=quantized, progress=count)
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
                 blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
-    weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
+    if quantized == "off":
+        weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
+    else:  # changes of a quantized weight need its stored bits
+        weaver = Weaver(woven, sources=origins, keep=keep)
+        weaver.apply([(each.plan, each.strength) for each in stack.result()])
     tokenizers = {}
     for folder, make in blueprint.tokenizers.items():
         if (encoder := networks.get(folder.replace("tokenizer", "text_encoder"))) is not None:
@@ -222,7 +239,8 @@ def load_model(
     vae: Any = networks["vae"]
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
         LatentSpace.of(vae.config)
-    return Model(blueprint, networks, tokenizers, weaver, target, precision)
+    unpacked = sum(stored_quantized(source) for source in sources.values()) if quantized == "off" else 0
+    return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked)
 
 
 def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:

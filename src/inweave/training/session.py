@@ -18,6 +18,7 @@ import torch
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.exchange.load import load
+from inweave.models.quantization import join_groups
 from inweave.ops.tensors.device import choose_device, device_note
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
@@ -33,7 +34,6 @@ from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import sum_up
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.plan import MemoryPlan, enforce, limit_for, plan_run, remove_limit
-from inweave.training.memory.quantization import join_groups
 from inweave.training.memory.speed import speed_of
 from inweave.training.memory.table import plan_table
 from inweave.training.optim.third_party import require_library

@@ -158,7 +158,7 @@ class Writer:
             live = self.tensor(key)
             stored = self.pristine[component].get(name, live).to(live.device)
             layer = self.live.layers.get(key)
-            return stored if layer is None else weight_in(layer, stored).dequantized(torch.float32)
+            return stored if layer is None else weight_in(layer, stored).dequantized(torch.float32).view(layer.shape)
 
         return original
 

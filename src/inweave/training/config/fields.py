@@ -89,9 +89,7 @@ class TrainSettings(CheckedModel):
     conv_alpha: PositiveFloat | None = _adapter(None, "alpha of convolutions; none: their rank")
     tucker: bool = _adapter(False, "a Tucker core in convolutions wider than 1x1: LyCORIS' use_tucker")
     dropout: FractionBelowOne = _adapter(0.0, "dropout probability of the adapter's inputs")
-    hidden_dropout: FractionBelowOne = _adapter(
-        0.0, "dropout probability between LoRA's factors: kohya's network_dropout"
-    )
+    hidden_dropout: FractionBelowOne = _adapter(0.0, "dropout between LoRA's factors: kohya's network_dropout")
     rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, of LoHa's and LoKr's outputs")
     module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's adapter, per example")
     train_norm: bool = _adapter(
@@ -144,9 +142,7 @@ class TrainSettings(CheckedModel):
         "learning rate); or a class of torch.optim, such as RAdam",
     )  # fmt: skip
     optimizer_args: dict[str, Any] = _optimization({}, "further options of the optimizer")
-    weight_decay: NonNegativeFloat = _optimization(
-        0.01, "weight decay: decoupled, or as a class of torch.optim defines it"
-    )
+    weight_decay: NonNegativeFloat = _optimization(0.01, "weight decay: decoupled, or as torch.optim's class has it")
     betas: tuple[FractionBelowOne, FractionBelowOne] = _optimization((0.9, 0.999), "Adam betas")
     epsilon: PositiveFloat = _optimization(1e-8, "Adam epsilon")
     lr_scheduler: Literal[
@@ -182,9 +178,7 @@ class TrainSettings(CheckedModel):
     bucket_step: PixelSide = _images(64, "bucket sides are multiples of this")
     min_bucket: PixelSide = _images(256, "shortest bucket side")
     max_bucket: PixelSide | None = _images(None, "longest bucket side; none: twice the resolution")
-    bucket_rule: Literal["inweave", "kohya", "musubi"] = _images(
-        "inweave", "whose rule chooses the buckets: that trainer's"
-    )
+    bucket_rule: Literal["inweave", "kohya", "musubi"] = _images("inweave", "the trainer whose rule chooses buckets")
     upscale: bool = _images(False, "enlarge images that are smaller than their bucket")
     flip: bool = _images(False, "flip images horizontally at random")
     crop: Literal["center", "random"] = _images("center", "how images are cropped to their bucket: center or random")
@@ -193,9 +187,7 @@ class TrainSettings(CheckedModel):
         (".txt", ".caption"), "extensions of caption files next to images, in order of preference"
     )
     caption: str | None = _captions(None, "one caption for all images that have none, which may be empty")
-    caption_dropout: Fraction = _captions(
-        0.0, "probability of an empty caption, which keeps classifier-free guidance working"
-    )
+    caption_dropout: Fraction = _captions(0.0, "probability of an empty caption, which keeps guidance working")
     shuffle_tags: bool = _captions(False, "shuffle the tags of captions")
     keep_tokens: NonNegativeInt = _captions(0, "number of leading tags that stay in place")
     tag_separator: str = _captions(",", "separator between tags", min_length=1)
@@ -234,9 +226,7 @@ class TrainSettings(CheckedModel):
     )
     multires_noise_discount: Fraction = _loss(0.3, "multi-resolution noise: factor of each coarser resolution")
     debiased_estimation: bool = _loss(False, "debiased estimation loss weighting; not for flow models")
-    min_timestep: NonNegativeInt | None = _loss(
-        None, "first timestep to train, 0 is almost clean; none: the schedule's first"
-    )
+    min_timestep: NonNegativeInt | None = _loss(None, "first timestep to train, 0: almost clean; none: all")
     max_timestep: PositiveInt | None = _loss(
         None, "timesteps below this are trained, 1000 is pure noise; none: to the schedule's last"
     )
@@ -249,10 +239,11 @@ class TrainSettings(CheckedModel):
     logit_mean: float = _loss(0.0, "mean of logit-normal timesteps")
     logit_std: PositiveFloat = _loss(1.0, "standard deviation of logit-normal timesteps")
     masked_loss: bool = _loss(False, "compute the loss only where masks are white")
-    mask_average: Literal["mask", "image"] = _loss(
-        "mask", "masked_loss: its mean is over the mask, or the image as in kohya"
-    )
+    mask_average: Literal["mask", "image"] = _loss("mask", "masked_loss: its mean is over mask, or image as in kohya")
     prior_loss_weight: NonNegativeFloat = _loss(1.0, "loss weight of regularization images")
+    prior_prediction: bool = _loss(
+        False, "train regularization images toward the base model's own prediction: OneTrainer's prior prediction"
+    )
     guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev is conditioned on in training")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
         None, "CLIP layer to use, counted from the end; 2: the penultimate one"
@@ -275,14 +266,19 @@ class TrainSettings(CheckedModel):
         "inweave[deterministic]: the fastest attention kernels add gradients in any order, and attention with a mask "
         "takes more memory",
     )
-    quantize: Literal["off", "auto", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+    quantize: Literal["off", "auto", "keep", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
         "off",
         "store the denoiser's frozen weights in fewer bits: int8, int8-hadamard (rotated: closer where weights have "
         "outliers) or nf4 (4 bits) on any device; fp8 also multiplies in 8 bits, faster on a GPU that can, less exact; "
-        "auto: what the plan for vram chooses",
+        "keep: a base whose file is quantized (fp8, int8, bitsandbytes, GGUF) stays so, off unpacks it; auto: the plan "
+        "for vram chooses",
         task="image",
         resume="same",
     )
+    qat: Literal["off", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+        "off", "quantization-aware training: for an adapter to be merged into a base in this format; slower",
+        task="image", resume="same",
+    )  # fmt: skip
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
@@ -318,9 +314,7 @@ class TrainSettings(CheckedModel):
 
     sample_every: NonNegativeInt = _sample(0, "steps between sample images; 0: none")
     sample_every_epochs: NonNegativeInt = _sample(0, "epochs between sample images; 0: none")
-    sample_prompts: tuple[str, ...] = _sample(
-        (), "prompts to sample, with kohya's flags; or a .txt file of them", task="image"
-    )
+    sample_prompts: tuple[str, ...] = _sample((), "prompts to sample, with kohya's flags; or a .txt file", task="image")
     sample_seed: Seed = _sample(42, "seed of all sample images")
     sample_steps: PositiveInt | None = _sample(None, "sampler steps; none: the model's own", task="image")
     sample_guidance: NonNegativeFloat | None = _sample(None, "guidance scale; none: the model's own", task="image")

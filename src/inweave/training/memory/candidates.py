@@ -20,7 +20,7 @@ from inweave.ops.quantized import FORMATS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.estimate import Measurements, sum_up
 from inweave.training.memory.meta import blank
-from inweave.training.memory.quantization import quantize_problems
+from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.memory.speed import Speed
 
 MODES = ("off", "selective", "full")

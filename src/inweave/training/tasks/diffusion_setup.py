@@ -21,6 +21,7 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
+from inweave.models.quantization import quantize_denoiser
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import dialect_for
@@ -40,13 +41,14 @@ from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.meta import blank
-from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
+from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
 from inweave.training.tasks.offload import stream_denoiser
+from inweave.weights.hold import Quantized
 from inweave.weights.streaming.stream import streamed_blocks
 
 
@@ -115,23 +117,29 @@ class DiffusionSetup:
         """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
         blueprint = self._blueprint
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
-            where = "cpu" if staged or config.shard or config.quantize != "off" else self.device
+            where = "cpu" if staged or config.shard or config.quantize not in ("off", "keep") else self.device
+            keep: Quantized = "keep" if config.quantize == "keep" else "off"
             assistants = [(load(config.assistant), 1.0)] if config.assistant else []
-            model = load_model(blueprint, loras=assistants, device=where, dtype=config.precision, keep="file")
+            model = load_model(
+                blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep
+            )
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
-        quantizes = config.quantize != "off"  # a base is known by the weights of its file, not by those it is stored as
+        # a base is known by the weights of its file, not by those that it is quantized to here
+        quantizes = config.quantize not in ("off", "keep")
         sampled = sampled_digest(model.networks) if quantizes else None
         digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
-        quantized = self._quantize(model, config, staged=staged) if quantizes else ""
+        quantized = model.quantization if keep == "keep" else ""
+        if quantizes:
+            quantized = self._quantize(model, config, staged=staged or config.shard)
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         task.digests, task.sampled_digest = task.digests | digests, sampled
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
 
     def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:
-        """Quantize the denoiser and move all networks to the device, or keep them; returns a note for the log."""
+        """Quantize the denoiser; move all networks to the device, or keep them (``staged``). Returns a note."""
         store = None if staged else self.device
         with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
             note = quantize_denoiser(model, config.quantize, self.device, store)
@@ -151,7 +159,7 @@ class DiffusionSetup:
         return caption_lengths.example_lengths(captions, known.chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
-        return blank(self._blueprint, DTYPES[config.precision])
+        return blank(self._blueprint, DTYPES[config.precision], quantized=config.quantize == "keep")
 
 
 @dataclass(frozen=True, slots=True)

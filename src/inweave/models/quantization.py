@@ -18,34 +18,29 @@ from torch import nn
 
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
+from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
-from inweave.training.adapters.order import projections
-from inweave.training.adapters.targets import token_layers
-from inweave.training.config.schema import TrainConfig
 
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
-def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.device) -> list[str]:
-    """Return why a run cannot be quantized; the denoiser needs no weights."""
-    if config.quantize == "off":
-        return []
-    format = FORMATS[config.quantize]
-    problems = format.device_problems(device)
-    if config.precision not in format.precisions:
-        problems.append(
-            f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
-        )
-    if config.network == "dora":
-        problems.append(
-            'network = "dora": it needs the norms of the original weights, which are not kept; train a lora'
-        )
-    if not _chosen(denoiser, format):
+def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> list[str]:
+    """Return why a denoiser cannot be quantized on a device; it needs no weights."""
+    kind = FORMATS[format]
+    problems = kind.device_problems(device)
+    if not _chosen(denoiser, kind):
         problems.append(
             f"no linear layer of {type(denoiser).__name__} is large enough to be "
-            f"{'faster' if format.for_speed else 'worth it'}; leave it out"
+            f"{'faster' if kind.for_speed else 'worth it'}; leave it out"
         )
-    return [f'quantize = "{config.quantize}": {problem}' for problem in problems]
+    return problems
+
+
+def quantized_names(denoiser: nn.Module, format: str) -> set[str]:
+    """Return the layers that are quantized in a format, or would be."""
+    kind = FORMATS[format]
+    own = {name for name, module in denoiser.named_modules() if type(_base(module)) is kind}
+    return own | _chosen(denoiser, kind).keys()
 
 
 def quantize_denoiser(model: Any, format: str, device: torch.device, store: torch.device | None = None) -> str:
@@ -89,14 +84,13 @@ def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, stor
 def join_groups(denoiser: nn.Module) -> None:
     """Put projections of one input, which were quantized as one matrix and then moved, side by side again."""
     layers = {
-        name: base
-        for name, module in denoiser.named_modules()
-        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, QuantizedLinear)
+        name: base for name, module in denoiser.named_modules() if isinstance(base := _base(module), QuantizedLinear)
     }
     for names in projections(layers):
         group = [layers[name] for name in names]
-        shapes = {(type(layer), layer.in_features, layer.out_features) for layer in group}
-        if len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
+        shapes = {(type(each), tuple((part.shape, part.dtype) for part in each.quantized)) for each in group}
+        by_rows = all(len(part) == layer.out_features for layer in group for part in layer.quantized)
+        if by_rows and len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
             kind: Any = type(group[0])
             whole = kind.weights(*map(torch.cat, zip(*(layer.quantized for layer in group), strict=True)))
             for layer, part in zip(group, whole.split(len(group)), strict=True):
@@ -111,7 +105,7 @@ def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str,
     return {
         name: base
         for name, module in modules.items()
-        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, nn.Linear)
+        if isinstance(base := _base(module), nn.Linear)
         and id(base) not in read
         and (format.for_speed or _IN_BLOCK.search(name))
     }
@@ -119,3 +113,7 @@ def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str,
 
 def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in _candidates(denoiser, format).items() if format.fits(layer)}
+
+
+def _base(module: nn.Module) -> nn.Module:
+    return module.base if isinstance(module, LoraLayer) else module

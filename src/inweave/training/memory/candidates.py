@@ -84,7 +84,8 @@ def formats(measurements: Measurements, config: TrainConfig) -> list[str]:
     usable = [
         name
         for name in FORMATS
-        if not quantize_problems(denoiser, config.model_copy(update={"quantize": name}), measurements.device)
+        if config.qat in ("off", name)
+        and not quantize_problems(denoiser, config.model_copy(update={"quantize": name}), measurements.device)
     ]
     return ["off", *sorted(usable, key=lambda name: -FORMATS[name].bytes_per_parameter)]
 

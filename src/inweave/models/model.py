@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -183,12 +183,13 @@ def load_model(
     quantized: Quantized = "off",
     allow_download: bool = False,
     progress: Callable[[str, int, int], object] | None = None,
+    arrived: Callable[[str, nn.Module, str], object] | None = None,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
     ``quantized``: "keep" leaves the weights that a file stores quantized like that (`Model.quantization` says which),
     "off" unpacks them. ``progress`` is called with the part that is being loaded, and how many bytes of all parts are
-    loaded.
+    loaded. ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -219,14 +220,21 @@ def load_model(
 
             count(0)
             part_dtype = vae_precision if folder == "vae" else precision
-            build(network, source, device=target, dtype=part_dtype, quantized=quantized, progress=count)
+            on_arrival = None if arrived is None else partial(arrived, folder, network)
+            build(
+                network, source, device=target, dtype=part_dtype, quantized=quantized, progress=count,
+                arrived=on_arrival,
+            )  # fmt: skip
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
                 blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
-    if quantized == "off":
+    weaver: Weaver | None
+    if arrived is not None:  # the weights are not those of the files any more
+        weaver = None
+    elif quantized == "off":
         weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
     else:  # changes of a quantized weight need its stored bits
         weaver = Weaver(woven, sources=origins, keep=keep)

@@ -111,7 +111,7 @@ def _add_in_order(tensor: torch.Tensor, size: int) -> None:
     total, *others = own_part.view(size, length)
     for other in others:
         total += other
-    torch.distributed.all_gather_into_tensor(buffer, total)
+    torch.distributed.all_gather(list(buffer.view(size, length)), total)
     tensor.copy_(buffer[: tensor.numel()].view_as(tensor))
 
 

@@ -10,7 +10,7 @@ stay valid, and only those whose stack changed. Without wrappers and hooks, it r
     before the first write     an error leaves the old stack
     numbers beyond the dtype   the old stack is put back, bit for bit, and the error names the tensor
     quantized layers           dequantized, changed and quantized again (`quantized`); `rounding_loss` is what that
-                               costs, `beside` names those that keep their bits instead
+                               costs, `side_products` names those that keep their bits instead
     any other failure          the base is put back everywhere, also after an interrupt
     an interrupt elsewhere     the tensors being written are recorded first: `woven` is true, and the next `apply`
                                writes them again
@@ -88,7 +88,7 @@ class Weaver(Described):
             keep: Where originals are kept: "auto", "device", "host" or "file" (see `pristine`).
             cache_bytes: The most memory for adapters that were read.
             untie: Give a module its own copy of a shared weight; otherwise an adapter on it is refused.
-            max_loss: The most that `rounding_loss` of a quantized weight may be; LoRAs on others are computed `beside`.
+            max_loss: The most that `rounding_loss` of a quantized weight may be; LoRAs on others are `side_products`.
             built_with: The stack that the networks were built with, by `MergedSource`.
 
         Raises:

@@ -67,7 +67,7 @@ class Writer:
         self.marks = Marks(live)
         self.as_built: set[TensorKey] = set()
         self.rounding_loss: dict[TensorKey, float] = {}  # of quantized weights, as a fraction of the change
-        self.beside: dict[TensorKey, LowRank] = {}  # changes that are computed beside such a weight
+        self.side_products: dict[TensorKey, LowRank] = {}  # changes that are computed beside such a weight
         self._max_loss = math.inf if max_loss is None else max_loss
         self._untie = untie
 
@@ -171,13 +171,13 @@ class Writer:
         loss = math.inf if new is None else lost_share(new, total, before)
         if new is None or (loss > self._max_loss and all(is_product(item.placement) for item in received)):
             out.copy_(self.pristine[key[0]].get(key[1], self.tensor(key)))
-            self.beside[key] = put_beside(layer, received)
+            self.side_products[key] = put_beside(layer, received)
             return 0.0
         write_weight(layer, out, new)
         return loss
 
     def _forget_beside(self, key: TensorKey) -> None:
-        if self.beside.pop(key, None) is not None and key in self.live.layers:
+        if self.side_products.pop(key, None) is not None and key in self.live.layers:
             take_away(self.live.layers[key])
 
     def _reader(self, component: str) -> Callable[[str], torch.Tensor]:
@@ -227,7 +227,7 @@ class Writer:
 
     def restore(self, targets: Targets, keys: Collection[TensorKey]) -> None:
         """Write the original bits of some of these tensors."""
-        for key in self.beside.keys() & keys:
+        for key in self.side_products.keys() & keys:
             self._forget_beside(key)
         self._copy(targets.originals(keys, self))
 

@@ -46,7 +46,7 @@ def test_a_change_that_rounding_would_lose_is_computed_beside_the_weight(format:
         torch.testing.assert_close(model(x), reference(x), rtol=1e-4, atol=1e-5)
         assert not torch.equal(model(x), before)
         layers = {"second"} if stack == [(two, 1.0)] else {"first", "second"}
-        assert weaver.beside.keys() == {f"unet.{name}.weight" for name in layers}
+        assert weaver.side_products.keys() == {f"unet.{name}.weight" for name in layers}
         assert set(weaver.rounding_loss.values()) == {0.0}
         now = bits(model)
         assert all(torch.equal(now[n], base[n]) for n in base if not n.startswith("last"))
@@ -54,7 +54,7 @@ def test_a_change_that_rounding_would_lose_is_computed_beside_the_weight(format:
     assert model(x.bfloat16()).isfinite().all()
     weaver.apply([])
     model.to(torch.float32)
-    assert weaver.beside == {} and not weaver.woven and not model.first._forward_hooks
+    assert weaver.side_products == {} and not weaver.woven and not model.first._forward_hooks
 
 
 def test_the_bound_decides_for_each_weight() -> None:
@@ -65,11 +65,11 @@ def test_the_bound_decides_for_each_weight() -> None:
     loose.apply([])
     weaver = Weaver(model, max_loss=loss * 1.01)
     weaver.apply([(lora(1, "first"), 1.0)])
-    assert weaver.beside == {} and weaver.rounding_loss == {"unet.first.weight": loss}
+    assert weaver.side_products == {} and weaver.rounding_loss == {"unet.first.weight": loss}
     weaver.apply([(lora(1, "first"), 1e-3)])
-    assert weaver.beside == {"unet.first.weight": 4}
+    assert weaver.side_products == {"unet.first.weight": 4}
     weaver.apply([(lora(1, "first"), 1.0)])
-    assert weaver.beside == {} and not model.first._forward_hooks
+    assert weaver.side_products == {} and not model.first._forward_hooks
 
 
 def test_a_stack_that_fails_puts_the_changes_of_the_last_one_back() -> None:
@@ -79,9 +79,9 @@ def test_a_stack_that_fails_puts_the_changes_of_the_last_one_back() -> None:
     before = model(x)
     with pytest.raises(TargetError, match="would overflow"):
         weaver.apply([(lora(3, "first"), 3e38)])
-    assert torch.equal(model(x), before) and weaver.beside.keys() == {"unet.first.weight", "unet.second.weight"}
+    assert torch.equal(model(x), before) and weaver.side_products.keys() == {"unet.first.weight", "unet.second.weight"}
     weaver.restore()
-    assert weaver.beside == {} and same(bits(model), bits(net("nf4")))
+    assert weaver.side_products == {} and same(bits(model), bits(net("nf4")))
 
 
 def test_a_format_without_an_encoder_takes_lora_beside_and_nothing_else() -> None:
@@ -112,5 +112,5 @@ def test_a_convolution_takes_lora_beside() -> None:
     weaver = Weaver(model, max_loss=0.01)
     weaver.apply([(one, 0.7)])
     Weaver(plain).apply([(one, 0.7)])
-    assert weaver.beside == {"unet.0.weight": 4}
+    assert weaver.side_products == {"unet.0.weight": 4}
     torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)

@@ -36,6 +36,13 @@ def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> l
     return problems
 
 
+def quantized_names(denoiser: nn.Module, format: str) -> set[str]:
+    """Return the layers that are quantized in a format, or would be."""
+    kind = FORMATS[format]
+    own = {name for name, module in denoiser.named_modules() if type(_base(module)) is kind}
+    return own | _chosen(denoiser, kind).keys()
+
+
 def quantize_denoiser(model: Any, format: str, device: torch.device, store: torch.device | None = None) -> str:
     """Quantize a loaded model's denoiser in place; returns a note for the log.
 
@@ -77,9 +84,7 @@ def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, stor
 def join_groups(denoiser: nn.Module) -> None:
     """Put projections of one input, which were quantized as one matrix and then moved, side by side again."""
     layers = {
-        name: base
-        for name, module in denoiser.named_modules()
-        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, QuantizedLinear)
+        name: base for name, module in denoiser.named_modules() if isinstance(base := _base(module), QuantizedLinear)
     }
     for names in projections(layers):
         group = [layers[name] for name in names]
@@ -100,7 +105,7 @@ def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str,
     return {
         name: base
         for name, module in modules.items()
-        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, nn.Linear)
+        if isinstance(base := _base(module), nn.Linear)
         and id(base) not in read
         and (format.for_speed or _IN_BLOCK.search(name))
     }
@@ -108,3 +113,7 @@ def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str,
 
 def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in _candidates(denoiser, format).items() if format.fits(layer)}
+
+
+def _base(module: nn.Module) -> nn.Module:
+    return module.base if isinstance(module, LoraLayer) else module

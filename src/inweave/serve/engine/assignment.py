@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from inweave.serve.engine.contract import Residency
@@ -19,6 +20,7 @@ class Assignments:
         self._store = store
         self.scheduler = scheduler or Scheduler()
         self.devices: list[DeviceView] = []
+        self.losses: Counter[str] = Counter()  # job -> runners that it had and that were lost
 
     def add(self, name: str, role: TrainingRole = TrainingRole.MIXED) -> DeviceSlot:
         """Register another device and return its slot."""
@@ -26,13 +28,17 @@ class Assignments:
         self.devices.append(view)
         return DeviceSlot(self, view)
 
+    def remove(self, slot: DeviceSlot) -> None:
+        """Forget a device that takes no more jobs."""
+        self.devices = [each for each in self.devices if each is not slot.view]
+
     def claim(self, view: DeviceView) -> tuple[Job | None, float | None]:
         """Start the job that a device runs next; without one, return the seconds after which to ask again."""
         choice = Choice(None)
 
         def chosen(candidates: Sequence[Candidate]) -> str | None:
             nonlocal choice
-            choice = self.scheduler.choose(candidates, view, self.devices)
+            choice = self.scheduler.choose(candidates, view, self.devices, self._store.running_elsewhere())
             if choice.job is None:
                 return None
             view.job = choice.job
@@ -67,6 +73,11 @@ class DeviceSlot:
     def claim(self) -> tuple[Job | None, float | None]:
         """See `Assignments.claim`."""
         return self._assignments.claim(self.view)
+
+    def count_loss(self, job: str) -> int:
+        """Return how many runners of a job were lost, with this one."""
+        self._assignments.losses[job] += 1
+        return self._assignments.losses[job]
 
     def record_end(self, seconds: float) -> None:
         """Record that the job of the device ended after ``seconds``."""

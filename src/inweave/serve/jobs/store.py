@@ -19,10 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from inweave.errors import BusyError, ConflictError, MissingError
-from inweave.serve.jobs.attempts import LEASE_SECONDS, WORK, JobAttempts
+from inweave.serve.jobs.attempts import LEASE_SECONDS, JobAttempts
 from inweave.serve.jobs.errors import DatabaseLost
+from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.job import FINAL, Event, Job, Submission, new_id
 from inweave.serve.jobs.ordering import priorities_after_move
+from inweave.serve.jobs.signals import WORK
 from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.training_runs import resumed_request
 
@@ -42,9 +44,10 @@ class JobStore(JobAttempts):
         keep_bytes: int = 4 * 1024**3,
         clock: Callable[[], float] | None = None,
         database: Database | None = None,
+        files: JobFiles | None = None,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        super().__init__(folder, clock=clock, database=database, lease_seconds=lease_seconds)
+        super().__init__(folder, clock=clock, database=database, files=files, lease_seconds=lease_seconds)
         self.queue_limit = queue_limit
         self.keep_seconds = keep_seconds
         self.keep_bytes = keep_bytes

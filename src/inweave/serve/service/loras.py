@@ -18,7 +18,7 @@ from inweave.formats.dialects import written_dialects
 from inweave.generate.config import LoraChoice
 from inweave.library import Library, LibraryEntry
 from inweave.serve.jobs.errors import NotReadyError, StorageError
-from inweave.serve.jobs.training_runs import add_to_library, free_name
+from inweave.serve.jobs.training_runs import add_to_library, move_to_free_name
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import ConversionStore
 from inweave.serve.sandbox.library_scan import scan_library
@@ -37,11 +37,19 @@ class MismatchError(TargetError):
 
 
 class Loras:
-    """The LoRAs of a worker; those that are uploaded or trained here are in ``data``/loras."""
+    """The LoRAs of a worker.
 
-    def __init__(self, data: Path, library: Library, models: Models, sandbox: SandboxClient) -> None:
+    Args:
+        data: where the worker keeps its index, and files that it converted.
+        own: the folder of LoRAs that were uploaded or trained here.
+        incoming: the folder of uploads that are not complete, on the same disk.
+    """
+
+    def __init__(
+        self, data: Path, own: Path, incoming: Path, library: Library, models: Models, sandbox: SandboxClient
+    ) -> None:
         self._library, self._models, self._sandbox = library, models, sandbox
-        self._own, self._incoming, self._database = data / "loras", data / "incoming", data / "library.sqlite3"
+        self._own, self._incoming, self._database = own, incoming, data / "library.sqlite3"
         self._conversions = ConversionStore(data / "converted", sandbox)
         self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
         self._names = threading.Lock()
@@ -119,7 +127,7 @@ class Loras:
 
     async def add(self, name: str, content: AsyncIterator[bytes]) -> LibraryEntry:
         """Receive a file, have another process read it, and add it under a name that is free."""
-        self._incoming.mkdir(exist_ok=True)
+        self._incoming.mkdir(parents=True, exist_ok=True)
         received = self._incoming / f"{secrets.token_hex(16)}.safetensors"
         try:
             with received.open("xb") as file:
@@ -134,7 +142,7 @@ class Loras:
 
     def _take_in(self, received: Path, name: str) -> LibraryEntry:
         with self._names:
-            return self._added(received.replace(free_name(self._own, name, self._library.has_name)))
+            return self._added(move_to_free_name(received, self._own, name, self._library.has_name))
 
     def publish(self, adapter: Path, stem: str) -> LibraryEntry:
         """Put an adapter that was trained here into the library, under a name that is free."""

@@ -52,7 +52,8 @@ class Training:
         self, settings: ServeSettings, models: Models, jobs: Jobs, loras: Loras, datasets: Datasets, runs: TrainingRuns
     ) -> None:
         self.allowed = settings.allow_train
-        self._device = next(iter((*settings.train_devices, *settings.devices)), None)
+        own = (*settings.train_devices, *settings.devices) if settings.cluster is None else ()
+        self._device = next(iter(own), None)
         self._models, self._jobs, self._loras, self._datasets, self._runs = models, jobs, loras, datasets, runs
         self._planner = PlannerClient(settings.plan_seconds, private=settings.private_folders())
 

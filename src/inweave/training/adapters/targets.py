@@ -33,6 +33,7 @@ from inweave.training.config.presets import TARGETS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
+DENOISER = "unet"  # the component, whichever class it has
 _BLOCKS = re.compile(
     r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|\w+_refiner|block|blocks|h)\..+"
 )

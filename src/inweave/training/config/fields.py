@@ -253,6 +253,9 @@ class TrainSettings(CheckedModel):
         "mask", "masked_loss: its mean is over the mask, or the image as in kohya"
     )
     prior_loss_weight: NonNegativeFloat = _loss(1.0, "loss weight of regularization images")
+    prior_prediction: bool = _loss(
+        False, "train regularization images toward the base model's own prediction: OneTrainer's prior prediction"
+    )
     guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev is conditioned on in training")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
         None, "CLIP layer to use, counted from the end; 2: the penultimate one"
@@ -284,6 +287,10 @@ class TrainSettings(CheckedModel):
         task="image",
         resume="same",
     )
+    qat: Literal["off", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+        "off", "quantization-aware training: for an adapter to be merged into a base in this format; slower",
+        task="image", resume="same",
+    )  # fmt: skip
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
@@ -312,9 +319,7 @@ class TrainSettings(CheckedModel):
 
     sample_every: NonNegativeInt = _sample(0, "steps between sample images; 0: none")
     sample_every_epochs: NonNegativeInt = _sample(0, "epochs between sample images; 0: none")
-    sample_prompts: tuple[str, ...] = _sample(
-        (), "prompts to sample, with kohya's flags; or a .txt file of them", task="image"
-    )
+    sample_prompts: tuple[str, ...] = _sample((), "prompts to sample, with kohya's flags; or a .txt file", task="image")
     sample_seed: Seed = _sample(42, "seed of all sample images")
     sample_steps: PositiveInt | None = _sample(None, "sampler steps; none: the model's own", task="image")
     sample_guidance: NonNegativeFloat | None = _sample(None, "guidance scale; none: the model's own", task="image")

@@ -85,9 +85,21 @@ def ensure_consistent(config: TrainSettings) -> None:
         "shard: the memory of a sharded base model is not estimated; leave vram out",
     )  # fmt: skip
     reject_if(
-        c.shard and c.quantize != "off", "shard quantize",
-        'shard: shards weights of 16 or 32 bits; set quantize = "off", or shard = false',
+        c.qat != "off" and c.quantize not in ("off", c.qat), "qat quantize",
+        f'qat: the base is quantize = "{c.quantize}", and the adapter would be merged into a base in "{c.qat}"; use '
+        "the same format for both, or leave quantize out",
     )  # fmt: skip
+    for name in ("dropout", "hidden_dropout", "rank_dropout", "module_dropout"):
+        reject_if(
+            c.qat != "off" and bool(getattr(c, name)), f"qat {name}",
+            f"{name}: qat trains the merged weight, and what is dropped cannot be merged; set {name} = 0",
+        )  # fmt: skip
+    for name, without in (("shard", c.shard), ("train_denoiser", not c.train_denoiser)):
+        reject_if(
+            c.qat != "off" and without, f"qat {name}",
+            f"qat: rounds weights of the denoiser, which {'is in parts' if c.shard else 'is not trained'} with "
+            f"{name} = {str(getattr(c, name)).lower()}",
+        )  # fmt: skip
     reject_if(
         c.shard and not c.train_denoiser, "shard train_denoiser",
         "shard: shards the denoiser, which has to be trained; set train_denoiser = true, or shard = false",

@@ -4,7 +4,7 @@
     a step      = weights + 8 bytes per trainable parameter (fp32 master weight, gradient) + optimizer state
                   + 2 bytes per trainable parameter on a GPU, for its copy in the model's 16-bit precision
                   + batch size * activation memory of one example
-                  + with `quantize`: the largest weight, dequantized
+                  + with `quantize`: the largest weight, dequantized; with `qat`: the largest trained one, rounded
                   + with `deterministic`, if cuDNN computes attention in a fixed order: 2 bytes per score of the largest
                   attention within `MAX_WORKSPACE`
     caching     = weights + the VAE's memory to encode one image

@@ -21,16 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from inweave.layers import lora_layers
+from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.norms import NormLayer
+from inweave.layers.qat import QuantizationAware
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
 from inweave.models.naming import under_names_of
-from inweave.models.quantization import quantize_layers
+from inweave.models.quantization import quantize_layers, quantized_names
 from inweave.ops.quantized import QuantizedLayer
 from inweave.training.adapters.attach import attach_adapters
-from inweave.training.adapters.targets import trained_networks
+from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.meter import PeakMemory
 from inweave.weights.hold import hold_weights
@@ -44,7 +45,7 @@ class Measured:
 
     ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
     make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example;
-    ``scratch``: in which the largest quantized weight is dequantized.
+    ``scratch``: in which the largest quantized weight is dequantized, or the largest trained one rounded.
     """
 
     weights: Mapping[str, int]
@@ -81,6 +82,8 @@ def measure(
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
     trained = trained_networks(model, config)
     parameters = _attach(trained, config, checkpoint)
+    if config.qat != "off":
+        scratch = max(scratch, _rounding(trained[DENOISER], config.qat, dtype))
     if fused:
         from inweave.models.fused.blocks import fuse_blocks  # imports diffusers' networks
 
@@ -133,12 +136,24 @@ def _scratch(network: nn.Module) -> int:
     return max(sizes, default=0)
 
 
+def _rounding(denoiser: nn.Module, format: str, dtype: torch.dtype) -> int:
+    """Return the bytes in which the largest trained weight is rounded (`qat`)."""
+    names = quantized_names(denoiser, format)
+    layers = [layer for name, layer in lora_layers(denoiser).items() if name in names and isinstance(layer, LoraLayer)]
+    largest = max(layers, key=lambda layer: layer.geometry.out * layer.geometry.columns, default=None)
+    if largest is None:
+        return 0
+    operation = QuantizationAware(largest, format)
+    return _peak(lambda: operation.weight(largest.acting, dtype), [denoiser])
+
+
 def _attach(
     networks: Mapping[str, nn.Module], config: TrainConfig, checkpoint: Callable[[Mapping[str, nn.Module]], None]
 ) -> int:
     """Attach the adapters; returns the number of trainable parameters."""
     dora = config.network == "dora"  # it would read weights, which do not exist: magnitudes are added afterwards
-    settings = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}), check=False)
+    changes = {"start_from": None, "qat": "off"} | ({"network": "lora"} if dora else {})
+    settings = config.model_copy(update=changes, check=False)
     attach_adapters(networks, settings)
     for network in networks.values():
         _finish(network, dora=dora)
@@ -198,7 +213,7 @@ def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: Wo
         torch.autograd.backward(loss)
 
 
-def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
+def _peak(work: Callable[[], object], networks: Iterable[nn.Module]) -> int:
     """Return the peak of bytes allocated during ``work``, not counting earlier tensors."""
     memory = PeakMemory()
     for network in networks:

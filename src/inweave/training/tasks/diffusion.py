@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.layers import disabled
 from inweave.models import vae
 from inweave.models.families.base import ENCODERS, Tensors, on_encoders
 from inweave.models.model import Model
@@ -153,25 +154,35 @@ class DiffusionTask:
             inputs["perturbation"] = torch.cat(perturbations)
         if any(self._masked):
             inputs["mask"] = torch.stack(masks)
+        prior = torch.tensor([self.examples[number].regularization for number in batch])
+        if self.config.prior_prediction and prior.any():
+            inputs["prior"] = prior
         longest = max(self._lengths[number] for number in batch)
         rows = [self._text(text, longest) for text in texts]
         return inputs | {f"text.{name}": torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
-        """Return the loss of the denoiser's prediction against the objective's target."""
-        model, family = self.model, self.model.family
+        """Return the loss of the denoiser's prediction against the objective's target, or the base's prediction."""
         latents, noise, times = inputs["latents"], inputs["noise"], inputs["times"]
         noisy, target = self.objective.noised(latents, noise, times)
         if "perturbation" in inputs:
             noisy, _ = self.objective.noised(latents, noise + inputs["perturbation"], times)
-        text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
-        if self.trains_text:
-            text = family.encode(model, text, self.config.clip_skip)
-        conditioning = family.batch_inputs(model, text, inputs["sizes"], latents.shape, self.config.guidance)
-        prediction = family.denoise(model, noisy.to(model.dtype), self.objective.timestep(times), conditioning)
+        if "prior" in inputs:
+            with torch.no_grad(), disabled(self.networks):
+                base = self._predict(inputs, noisy)
+            target = torch.where(inputs["prior"].view(-1, *[1] * (target.dim() - 1)), base.to(target.dtype), target)
+        prediction = self._predict(inputs, noisy)
         weights = self.objective.weights(times)
         weights = inputs["weights"] if weights is None else weights * inputs["weights"]
         return self.objective.loss_of(prediction, target, times, weights, inputs.get("mask"))
+
+    def _predict(self, inputs: Tensors, noisy: torch.Tensor) -> torch.Tensor:
+        model, family = self.model, self.model.family
+        text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
+        if self.trains_text:
+            text = family.encode(model, text, self.config.clip_skip)
+        conditioning = family.batch_inputs(model, text, inputs["sizes"], noisy.shape, self.config.guidance)
+        return family.denoise(model, noisy.to(model.dtype), self.objective.timestep(inputs["times"]), conditioning)
 
     # the caches
 

@@ -125,14 +125,14 @@ class DiffusionSetup:
         digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
         quantized = model.quantization if keep == "keep" else ""
         if quantizes:
-            quantized = self._quantize(model, config, staged=staged)
+            quantized = self._quantize(model, config, staged=staged or config.shard)
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         task.digests, task.sampled_digest = task.digests | digests, sampled
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
 
     def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:
-        """Quantize the denoiser and move all networks to the device, or keep them; returns a note for the log."""
+        """Quantize the denoiser; move all networks to the device, or keep them (``staged``). Returns a note."""
         store = None if staged else self.device
         with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
             note = quantize_denoiser(model, config.quantize, self.device, store)

@@ -339,14 +339,8 @@ class LoraLayer(nn.Module):
         woven = self._woven(stored.dequantized(torch.float32).view(base.shape))
         if not woven.isfinite().all():
             raise TargetError(f"{self.label}: merging {', '.join(self._live)} gives numbers that are not finite")
-        merged = requantized(stored, woven.flatten(1))
-        if merged is None:
-            raise TargetError(
-                f"{self.label}: its weight is stored as {stored.format()}, to which no sum can be quantized; leave the "
-                "adapter unmerged, or load the model unpacked"
-            )
-        self._quantized = type(stored)(*(tensor.clone() for tensor in stored))
-        self._merged = True  # set first, so that unmerge restores the bits even if the next line raises
+        merged = requantized(stored, woven.flatten(1), self.label)
+        self._quantized, self._merged = type(stored)(*(each.clone() for each in stored)), True  # before it is written
         base.write(merged)
         self._refresh()
 

@@ -79,9 +79,9 @@ def build(
             _check(slots, source, ignore)
             constructed = Constructed(model)  # before any layer has another class
             count = None if progress is None else lambda name: progress(stored_bytes(source, name))
-            held = hold_weights(model, source, target, dtype, count)
-            slots = {name: slot for name, slot in slots.items() if name not in set(held)}
-            ignore = {*ignore, *held}
+            stored = hold_weights(model, source, target, dtype, count)
+            slots = {name: slot for name, slot in slots.items() if name not in set(stored)}
+            ignore = {*ignore, *stored}
         early = _read_ahead(slots, source, target, dtype, ignore, progress)
         _check(slots, source, ignore)
         if quantized == "off":

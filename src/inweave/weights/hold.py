@@ -44,7 +44,7 @@ def hold_weights(
     names, places = source.names(), slots(model)
     owners = Counter(id(slot.tensor) for slot in places.values())
     read = {id(child) for m in model.modules() if isinstance(m, nn.MultiheadAttention) for child in m.children()}
-    held: list[str] = []
+    done: list[str] = []
     for name, (owner, leaf, tensor) in places.items():
         plain = leaf == "weight" and owners[id(tensor)] == 1 and id(owner) not in read
         if not plain or name not in names or not _takes(owner):
@@ -54,15 +54,20 @@ def hold_weights(
         weight = quantized_weight(source, name, device)
         if weight is not None:
             format_of(weight.format()).layer_for(owner).hold(owner, weight, dtype or tensor.dtype)
-            held.append(name)
+            done.append(name)
             if progress is not None:
                 progress(name)
-    return held
+    return done
 
 
 def _takes(module: nn.Module) -> bool:
     forward = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Conv2d.forward
     return matrix_of(module) != (0, 0) and type(module).forward is forward
+
+
+def stored_quantized(source: WeightSource) -> int:
+    """Return how many weights a source stores quantized; nothing is read."""
+    return sum(quantized_weight(source, name, "meta") is not None for name in source.names() if name.endswith("weight"))
 
 
 def held_summary(networks: Mapping[str, nn.Module]) -> str:
@@ -71,14 +76,20 @@ def held_summary(networks: Mapping[str, nn.Module]) -> str:
     if not layers:
         return ""
     counts = ", ".join(f"{count} as {name}" for name, count in Counter(map(_label, layers)).most_common())
-    stored = sum(tensor.nbytes for layer in layers for tensor in layer.quantized)
-    wide = sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
-    kind = str(layers[0].dtype).removeprefix("torch.")
     every = sum(matrix_of(m) != (0, 0) for each in networks.values() for _, m in named_modules(each)) + len(layers)
     return (
         f"{len(layers)} of {every} weights of linear layers and convolutions stay quantized ({counts}): "
-        f"{stored / 2**20:,.0f} MiB instead of {wide / 2**20:,.0f} in {kind}"
+        f"{memory_summary(networks)}"
     )
+
+
+def memory_summary(networks: Mapping[str, nn.Module]) -> str:
+    """Return the bytes of quantized weights, of which there is at least one."""
+    layers = [layer for network in networks.values() for layer in quantized_layers(network).values()]
+    stored = sum(tensor.nbytes for layer in layers for tensor in layer.quantized)
+    wide = sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
+    kind = str(layers[0].dtype).removeprefix("torch.")
+    return f"{stored / 2**20:,.0f} MiB instead of {wide / 2**20:,.0f} in {kind}"
 
 
 def _label(layer: QuantizedLayer) -> str:

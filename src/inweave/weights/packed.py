@@ -33,7 +33,7 @@ from inweave.ops.quantized.gguf import dequantized_blocks
 from inweave.ops.quantized.nf4 import unpacked
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH
 from inweave.targets.plan import Rows
-from inweave.weights.held import held, quantized_weight
+from inweave.weights.held import quantized_weight, stored_weight
 from inweave.weights.source import FileSource, TensorSpec, WeightSource
 from inweave.weights.transfer import read_bytes
 
@@ -143,7 +143,7 @@ class PackedSource:
             parts = {role: torch.empty(each.shape, dtype=each.dtype, device=device) for role, each in specs.items()}
         else:
             parts = {role: self._source.get(n, device=device, owned=True) for role, n in packed.parts.items()}
-        weight: Any = held(packed, parts)
+        weight: Any = stored_weight(packed, parts)
         return weight if rows is None or weight is None else weight.part(*rows)  # type: ignore[no-any-return]
 
     def _known(self, name: str) -> Packed | None:

@@ -56,7 +56,7 @@ def write_sum(layer: QuantizedLayer, memory: torch.Tensor, total: torch.Tensor, 
     """Quantize a sum into such bytes; return the lost share of the change, or None if the sum is not finite."""
     if not all_usable(total):
         return None
-    new: Any = requantized(layer.quantized, total.flatten(1))
+    new: Any = requantized(layer.quantized, total.flatten(1), "weight")
     memory.zero_()  # between the tensors too; they may be what a layout is read from
     for view, tensor in zip(weight_in(layer, memory), new, strict=True):
         view.copy_(tensor)

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from inweave.errors import TargetError
+
 #: an activation as quantized rows: numbers (M, K) and scales (M, 1)
 Rows = tuple[Tensor, Tensor]
 #: a row whose numbers are all smaller becomes zero: its scale would not be a normal float32 number
@@ -240,10 +242,15 @@ def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:
     return weight
 
 
-def requantized(weight: QuantizedWeight, matrix: Tensor) -> QuantizedWeight | None:
-    """Return other numbers in the layout of a weight, with new scales; None if the format has no encoder."""
+def requantized(weight: QuantizedWeight, matrix: Tensor, label: str) -> QuantizedWeight:
+    """Return other numbers in the layout of a weight, with new scales; raise TargetError if it has no encoder."""
     encode = getattr(weight, "like", type(weight).of)
     result: QuantizedWeight | None = encode(matrix)
+    if result is None:
+        raise TargetError(
+            f"{label}: stored as {weight.format()}, to which inweave does not quantize a sum; leave the adapter "
+            "unmerged, or load the model unpacked"
+        )
     return result
 
 

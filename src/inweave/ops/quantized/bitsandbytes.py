@@ -105,8 +105,8 @@ class Bnb4Weight(Dequantizing, _Tensors):
 def _nearest(table: Tensor, values: Tensor) -> Tensor:
     """Return the number of the entry nearest to each value, in a byte; a table need not be in order."""
     ordered, places = table.sort()
-    found = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2, out_int32=True)
-    return places[found].to(torch.uint8)
+    nearest = torch.bucketize(values, (ordered[1:] + ordered[:-1]) / 2, out_int32=True)
+    return places[nearest].to(torch.uint8)
 
 
 class Bnb4Linear(PackedLinear):

@@ -27,12 +27,14 @@ from inweave.layers.qat import QuantizationAware
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
+from inweave.models.naming import under_names_of
 from inweave.models.quantization import quantize_layers, quantized_names
 from inweave.ops.quantized import QuantizedLayer
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.meter import PeakMemory
+from inweave.weights.hold import hold_weights
 
 _META = torch.device("meta")
 
@@ -70,9 +72,11 @@ def measure(
 
     ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU.
     """
-    model = blank(blueprint, dtype)
+    model = blank(blueprint, dtype, quantized=config.quantize == "keep")
     scratch = 0
-    if config.quantize != "off":
+    if config.quantize == "keep":
+        scratch = max(map(_scratch, model.networks.values()))
+    elif config.quantize != "off":
         quantize_layers(model.denoiser, config.quantize, _META)
         scratch = _scratch(model.denoiser)
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
@@ -157,12 +161,18 @@ def _attach(
     return sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
 
 
-def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
-    """Return the model in a precision without weights; its weight files are not read."""
+def blank(blueprint: Blueprint, dtype: torch.dtype, *, quantized: bool = False) -> Model:
+    """Return the model in a precision without weights; its weight files are not read.
+
+    ``quantized``: what its files store quantized stays so.
+    """
     networks: dict[str, nn.Module] = {}
     for folder, part in blueprint.parts.items():
         wide = folder == "vae" and part.config.get("force_upcast")
-        networks[folder] = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
+        network = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
+        if quantized:
+            hold_weights(network, under_names_of(network, part.source), _META)
+        networks[folder] = network
     return Model(blueprint, networks, {}, None, _META, dtype)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from inweave.models.quantization import format_problems, quantized_names
-from inweave.ops.quantized import FORMATS
+from inweave.ops.quantized import FORMATS, QuantizedLayer
 from inweave.training.adapters.targets import DENOISER, select_modules
 from inweave.training.config.schema import TrainConfig
 
@@ -16,8 +16,13 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
     rounded = [] if config.qat == "off" else _trained_problems(denoiser, config)
     if config.quantize == "off":
         return rounded
-    problems = format_problems(denoiser, config.quantize, device)
-    if config.precision not in FORMATS[config.quantize].precisions:
+    keep = config.quantize == "keep"
+    problems = [] if keep else format_problems(denoiser, config.quantize, device)
+    if keep and not any(isinstance(module, QuantizedLayer) for module in denoiser.modules()):
+        problems.append(
+            "no weight of the denoiser is quantized in its file; set int8, int8-hadamard, nf4 or fp8 to quantize it"
+        )
+    if not keep and config.precision not in FORMATS[config.quantize].precisions:
         problems.append(
             f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
         )

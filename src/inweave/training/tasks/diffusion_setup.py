@@ -47,6 +47,7 @@ from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
+from inweave.weights.hold import Quantized
 
 
 class DiffusionSetup:
@@ -109,16 +110,22 @@ class DiffusionSetup:
         """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
         blueprint = self._blueprint
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
-            where = "cpu" if staged or config.shard or config.quantize != "off" else self.device
+            where = "cpu" if staged or config.shard or config.quantize not in ("off", "keep") else self.device
+            keep: Quantized = "keep" if config.quantize == "keep" else "off"
             assistants = [(load(config.assistant), 1.0)] if config.assistant else []
-            model = load_model(blueprint, loras=assistants, device=where, dtype=config.precision, keep="file")
+            model = load_model(
+                blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep
+            )
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
-        quantizes = config.quantize != "off"  # a base is known by the weights of its file, not by those it is stored as
+        # a base is known by the weights of its file, not by those that it is quantized to here
+        quantizes = config.quantize not in ("off", "keep")
         sampled = sampled_digest(model.networks) if quantizes else None
         digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
-        quantized = self._quantize(model, config, staged=staged) if quantizes else ""
+        quantized = model.quantization if keep == "keep" else ""
+        if quantizes:
+            quantized = self._quantize(model, config, staged=staged)
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         task.digests, task.sampled_digest = task.digests | digests, sampled
@@ -145,7 +152,7 @@ class DiffusionSetup:
         return caption_lengths.example_lengths(captions, known.chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
-        return blank(self._blueprint, DTYPES[config.precision])
+        return blank(self._blueprint, DTYPES[config.precision], quantized=config.quantize == "keep")
 
 
 @dataclass(frozen=True, slots=True)

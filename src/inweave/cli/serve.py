@@ -53,6 +53,9 @@ def serve(
     dtype: Annotated[str | None, typer.Option(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
+    quantize: Annotated[str | None, typer.Option(
+        "--quantize", help="Memory: int8, int8-hadamard, nf4 or fp8 quantizes denoisers; keep: checkpoints stored "
+        "quantized stay so.", show_default="off", rich_help_panel=MODELS)] = None,
     memory: Annotated[float | None, typer.Option(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,
@@ -158,7 +161,8 @@ def serve(
             "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
-            "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
+            "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize,
+            "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
             "origins": tuple(origin or ()),

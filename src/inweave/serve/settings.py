@@ -66,6 +66,9 @@ class ServeSettings(CheckedModel):
     node_cache: str = Field(default="~/.cache/inweave/node", description="copies of files on each node")
     node_cache_gb: Annotated[float, Field(gt=0)] = 50.0
     dtype: str | None = None
+    quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"] = Field(
+        default="off", description="how denoisers are held in memory; `inweave.pipeline` explains the values"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE

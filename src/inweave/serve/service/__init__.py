@@ -130,7 +130,7 @@ class Service:
                 DispatchSettings(
                     RunnerSettings(
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
-                        private=private,
+                        private=private, quantize=settings.quantize,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),

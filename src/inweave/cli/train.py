@@ -72,8 +72,9 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps.", show_default="the preset's")] = None,
     lr: Annotated[float | None, typer.Option(
         "--lr", "--learning-rate", help="Learning rate.", show_default="the preset's")] = None,
-    batch_size: Annotated[int | None, typer.Option(
-        "--batch-size", "-b", help="Examples per micro-batch.", show_default="the preset's")] = None,
+    batch_size: Annotated[str | None, typer.Option(
+        "--batch-size", "-b", help="Examples per micro-batch, or auto: as many as fit.", show_default="the preset's"
+    )] = None,
     save_every: Annotated[int | None, typer.Option(
         "--save-every", help="Write a checkpoint every N steps.", show_default="only at the end",
         rich_help_panel=RUN)] = None,
@@ -103,6 +104,9 @@ def train(
     vram: Annotated[str | None, typer.Option(
         "--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit",
         rich_help_panel=HARDWARE)] = None,
+    ram: Annotated[str | None, typer.Option(
+        "--ram", help="Limit for host memory, such as 24GiB, where --vram moves weights there.",
+        show_default="no limit", rich_help_panel=HARDWARE)] = None,
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.")] = False,
     init: Annotated[Path | None, typer.Option(
@@ -127,7 +131,7 @@ def train(
     options: dict[str, Any] = {
         "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank,
         "alpha": alpha, "steps": steps, "learning_rate": lr, "batch_size": batch_size, "save_every": save_every,
-        "seed": seed, "resume": resume, "vram": vram, "precision": "fp16" if fp16 else None,
+        "seed": seed, "resume": resume, "vram": vram, "ram": ram, "precision": "fp16" if fp16 else None,
         "skip_unreadable": skip_unreadable or None, "allow_download": allow_download or None,
     }  # fmt: skip
     overrides = {setting: value for setting, value in options.items() if value is not None}
@@ -254,7 +258,7 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
         progress.start("checking the dataset")
         from inweave.training.session import check
 
-        complete, report, estimate = check(config, gpus, progress.update)
+        complete, report, estimate = check(config, gpus, progress.update, table=True)
     problems = estimate.pop("problems")
     if as_json:
         print_json({
@@ -270,7 +274,13 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
             ("activations", f"{estimate['activation_bytes'] / gib:.2f} GiB"),
             ("CUDA", f"{estimate['reserved_bytes'] / gib:.2f} GiB for its context and libraries, on a GPU"),
             ("total", f"{estimate['total_bytes'] / gib:.2f} GiB"),
+            ("host", f"{estimate['host_bytes'] / gib:.2f} GiB of host memory"),
         ])  # fmt: skip
+        if len(plans := estimate["plans"]) > 1:
+            print_facts("ways to do this run, from the smallest to the fastest", [
+                (row["changes"], f"{row['total_bytes'] / gib:.1f} GiB, {row['host_bytes'] / gib:.1f} GiB of host memory"
+                 f", {row['seconds']:.2f} s a step") for row in plans
+            ])  # fmt: skip
         print_lines(estimate.get("choices", []))
         if (seconds := estimate.get("seconds")) is not None:
             steps = f"{estimate['steps']} steps, after images and captions are encoded"

@@ -96,6 +96,8 @@ class Service:
             files=JobFiles(settings.blobs_folder() / "files"),
         )  # fmt: skip
         shared = settings.shared_folder()
+        self.store.ensure_same_folder("--blobs", settings.blobs_folder())
+        self.store.ensure_same_folder("--shared", shared)
         incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,

@@ -29,7 +29,7 @@ def serve(
     store: Annotated[str | None, typer.Option(
         "--store", envvar="INWEAVE_STORE", metavar="postgresql://...", rich_help_panel=SEVERAL,
         help="The queue in PostgreSQL, for several workers.", show_default="SQLite in the --data folder")] = None,
-    blobs: Annotated[str | None, typer.Option(
+    blobs: Annotated[Path | None, typer.Option(
         "--blobs", metavar="FOLDER", help="Folder of images that all workers see.", show_default="in --data",
         rich_help_panel=SEVERAL)] = None,
     shared: Annotated[Path | None, typer.Option(

@@ -44,8 +44,8 @@ class ServeSettings(CheckedModel):
     store: str | None = Field(
         default=None, repr=False, description="the queue in PostgreSQL, by its address, which several workers share"
     )
-    blobs: str | None = Field(default=None, description="the folder of images that all workers of a queue share")
-    shared: Path | None = Field(default=None, description="the folder of datasets, training runs, added LoRAs")
+    blobs: Path | None = Field(default=None, description="the folder of images that all workers of a queue share")
+    shared: Path | None = Field(default=None, description="the folder of datasets, training runs and added LoRAs")
     lease_seconds: Annotated[float, Field(ge=1)] = Field(
         default=30.0, description="after which the jobs of a worker that does not answer run elsewhere"
     )
@@ -104,6 +104,15 @@ class ServeSettings(CheckedModel):
     def _postgresql(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("postgresql://", "postgres://")):  # never quoted: passwords
             raise FieldError(Problem("store", "expected postgresql://USER@HOST/DATABASE, or no --store for SQLite"))
+        return value
+
+    @field_validator("blobs", mode="before")
+    @classmethod
+    def _folder(cls, value: object) -> object:
+        if "://" in str(value):
+            raise FieldError(
+                Problem("blobs", "expected a folder that all workers see; object stores are not supported")
+            )
         return value
 
     @field_validator("proxies")
@@ -171,7 +180,7 @@ class ServeSettings(CheckedModel):
 
     def blobs_folder(self) -> Path:
         """Return the folder of images."""
-        return self.data if self.blobs is None else Path(self.blobs).expanduser()
+        return self.data if self.blobs is None else self.blobs
 
     def shared_folder(self) -> Path:
         """Return the folder of datasets, training runs, and LoRAs that were uploaded or trained."""

@@ -31,7 +31,7 @@ from inweave.models.samplers import ensure_schedule
 from inweave.serve.cluster.fleet import Fleet, Node
 from inweave.serve.cluster.storage import WITNESS, storage_folder
 from inweave.serve.engine.assignment import Assignments, DeviceSlot
-from inweave.serve.engine.contract import DeviceMemory, RunnerEndpoint, RunnerSettings
+from inweave.serve.engine.contract import LEASE, DeviceMemory, RunnerEndpoint, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.image_request import ImageRequest, png_size
@@ -296,6 +296,10 @@ class Service:
         model = self.models.location(job.model)
         paths = {}
         if job.kind == "train":
+            if self._fleet is not None and (job.attempts > 1 or self._assignments.losses[job.id]):
+                # a runner of the last web process ends with its lease
+                time.sleep(max(0.0, self.started_at + LEASE - time.monotonic()))
+                self._runs.take_over(job)
             paths = {
                 "dataset": str(self._dataset_store.folder(job.request["dataset"])),
                 "output": str(self._runs.folder(job)),

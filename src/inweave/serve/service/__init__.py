@@ -32,7 +32,7 @@ from inweave.models.samplers import ensure_schedule
 from inweave.serve.cluster.fleet import Fleet, Node
 from inweave.serve.cluster.storage import witness_file
 from inweave.serve.engine.assignment import Assignments, DeviceSlot
-from inweave.serve.engine.contract import DeviceMemory, RunnerEndpoint, RunnerSettings
+from inweave.serve.engine.contract import LEASE, DeviceMemory, RunnerEndpoint, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.figures import Figures
@@ -339,6 +339,10 @@ class Service:
         if job.kind == "train":
             if not self.store.holds(job.id, job.lease):
                 raise ConflictError(f"job {job.id} runs elsewhere")
+            if self._fleet is not None and (self.store.shared or job.attempts > 1 or self._assignments.losses[job.id]):
+                # a runner of the last web process ends with its lease
+                time.sleep(max(0.0, self.started_at + LEASE - time.monotonic()))
+                self._runs.take_over(job)
             paths = {
                 "dataset": str(self._dataset_store.folder(job.request["dataset"])),
                 "output": str(self._runs.take(job)),

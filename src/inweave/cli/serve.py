@@ -23,6 +23,9 @@ def serve(
     token: Annotated[str | None, typer.Option(
         "--token", envvar="INWEAVE_TOKEN", help="The bearer token that clients must send.",
         show_default="none")] = None,
+    tokens: Annotated[Path | None, typer.Option(
+        "--tokens", envvar="INWEAVE_TOKENS", metavar="FILE", help="TOML file of accounts: tokens and their quotas.",
+        show_default="none")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder of the queue and the results.", show_default="in the user's data folder")] = None,
     model: Annotated[str | None, typer.Option(
@@ -116,7 +119,7 @@ def serve(
             models[name] = where
         devices = _devices(device or (), backend) or ((f"cuda:{cuda_device}",) if cuda_device is not None else None)
         options: dict[str, Any] = {
-            "host": host, "port": port, "token": token, "data": data, "models": models,
+            "host": host, "port": port, "token": token, "tokens": tokens, "data": data, "models": models,
             "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,

@@ -24,6 +24,9 @@ def serve(
     token: Annotated[str | None, typer.Option(
         "--token", envvar="INWEAVE_TOKEN", help="The bearer token that clients must send.",
         show_default="none")] = None,
+    tokens: Annotated[Path | None, typer.Option(
+        "--tokens", envvar="INWEAVE_TOKENS", metavar="FILE", help="TOML file of accounts: tokens and their quotas.",
+        show_default="none")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder of the queue and the results.", show_default="in the user's data folder")] = None,
     store: Annotated[str | None, typer.Option(
@@ -156,7 +159,7 @@ def serve(
             models[name] = where
         devices = _devices(device or (), backend) or ((f"cuda:{cuda_device}",) if cuda_device is not None else None)
         options: dict[str, Any] = {
-            "host": host, "port": port, "token": token, "data": data, "models": models,
+            "host": host, "port": port, "token": token, "tokens": tokens, "data": data, "models": models,
             "store": store, "blobs": blobs, "shared": shared, "lease_seconds": lease_seconds,
             "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,

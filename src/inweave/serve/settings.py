@@ -34,6 +34,7 @@ class ServeSettings(CheckedModel):
     host: str = Field(default="127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=7870, description="0: any free port")
     token: str | None = Field(default=None, description="clients must send it as a bearer token or Basic password")
+    tokens: Path | None = Field(default=None, description="a TOML file of accounts: their tokens and their quotas")
     model: str = Field(default="inweave/emoji", description="the model of requests that name none")
     models: dict[str, str] = Field(
         default_factory=dict, description="other models that requests may name: name -> location"
@@ -152,17 +153,22 @@ class ServeSettings(CheckedModel):
 
     @model_validator(mode="after")
     def _private_without_token(self) -> ServeSettings:
-        if self.token is None and not self.loopback:
+        if not self.needs_token and not self.loopback:
             raise ValueError(
                 f"other machines can reach {self.host}, so clients must identify themselves: set a token with --token "
                 "or INWEAVE_TOKEN, or listen on 127.0.0.1"
             )
-        if self.token is None and self.behind_proxy:
+        if not self.needs_token and self.behind_proxy:
             raise ValueError(
                 "other machines can reach this worker through its proxy, so clients must identify themselves: set a "
                 "token with --token or INWEAVE_TOKEN (the proxy may send it for them)"
             )
         return self
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether clients must identify themselves."""
+        return self.token is not None or self.tokens is not None
 
     @property
     def loopback(self) -> bool:

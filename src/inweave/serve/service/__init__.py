@@ -44,6 +44,7 @@ from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
 from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
+from inweave.serve.jobs.usage import Usage
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
@@ -116,7 +117,8 @@ class Service:
         self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
-        self.jobs = Jobs(self.store, signals)
+        self.usage = Usage(data, self.store.job, self.figures.refused)
+        self.jobs = Jobs(self.store, signals, self.usage)
         self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
         self.loras.on_change = lambda: self.store.announce(LIBRARY)
         self._library_changed = asyncio.Event()
@@ -201,7 +203,7 @@ class Service:
                 log.error("a part of the worker had failed: %s", ended)
         await self._sandbox.close()
         await self.training.close()
-        for part in (self.library, self._uploads, self.store):
+        for part in (self.library, self._uploads, self.usage, self.store):
             try:
                 part.close()
             except (sqlite3.Error, OSError) as error:  # a full disk: what was committed is there at the next start

@@ -11,6 +11,7 @@ Exit codes, in addition to those of every command:
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from inweave.cli.console import (
 )
 from inweave.cli.environment import use_expandable_segments
 from inweave.cli.extras import require
-from inweave.cli.launch import LOST, launch
+from inweave.cli.launch import launch
 from inweave.cli.options import JSON
 from inweave.cli.progress import Display, display
 from inweave.files.paths import occupied, printable, printable_path
@@ -93,6 +94,13 @@ def train(
         "--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     gpus: Annotated[int, typer.Option(
         "--gpus", min=1, help="How many GPUs to train on, one process each.", rich_help_panel=HARDWARE)] = 1,
+    cluster: Annotated[str | None, typer.Option(
+        "--cluster", metavar="[ADDRESS]", help="Train on a Ray cluster, --gpus processes: HOST:PORT of its head; "
+        "without a value, the cluster that this machine belongs to; local starts one here.", show_default="none",
+        rich_help_panel=HARDWARE)] = None,
+    restarts: Annotated[int, typer.Option(
+        "--restarts", min=0, help="With --cluster: how often to continue from the last checkpoint if a process or a "
+        "machine is lost.", rich_help_panel=HARDWARE)] = 3,
     vram: Annotated[str | None, typer.Option(
         "--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit",
         rich_help_panel=HARDWARE)] = None,
@@ -140,7 +148,7 @@ def train(
     require("train", as_json)
     from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError, RequestError
     from inweave.training.config.schema import TrainConfig
-    from inweave.training.distributed.env import launched
+    from inweave.training.distributed.env import LOST, launched
 
     with reporting_errors(as_json):
         for text in settings or []:
@@ -156,6 +164,11 @@ def train(
             typer.echo(printable(note), err=True)
         if check:
             _check(complete, gpus, as_json, notes)
+        if cluster is not None and launched()[0] <= 1:
+            require("cluster", as_json)
+            from inweave.cli.launch_cluster import launch_cluster
+
+            raise typer.Exit(launch_cluster(cluster, gpus, complete, as_json, restarts))
         if gpus > 1 and launched()[0] <= 1:
             raise typer.Exit(launch(gpus, complete.to_toml(), as_json))
         try:
@@ -169,6 +182,8 @@ def train(
         except (ConfigError, FormatError, RequestError):
             raise
         except InweaveError as error:
+            if isinstance(error, LostPeerError) and os.environ.get("LOCAL_RANK", "0") != "0":
+                raise typer.Exit(LOST) from None  # the first process of this machine prints it
             fail(str(error), as_json, LOST if isinstance(error, LostPeerError) else PROBLEMS)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from inweave.errors import ConfigError, InweaveError
+from inweave.errors import ConfigError, InweaveError, LostPeerError
 from inweave.exchange.load import load
 from inweave.models.quantization import join_groups
 from inweave.ops.tensors.device import choose_device, device_note
@@ -26,7 +26,8 @@ from inweave.training.config.validation import run_problems
 from inweave.training.data.report import DatasetReport
 from inweave.training.data.texts import TextReport
 from inweave.training.distributed.fsdp import check_shard
-from inweave.training.distributed.world import World, join
+from inweave.training.distributed.watch import Watch
+from inweave.training.distributed.world import World, failed_collectives, join
 from inweave.training.execution.kernels import step_kernels
 from inweave.training.execution.oom import oom_hint
 from inweave.training.loop import Run
@@ -80,10 +81,21 @@ def train(
             f"expected a TrainConfig, got {type(config).__name__}; TrainConfig.load(path) reads one from a TOML file"
         )
     world = world or join(config.device)
+    watch = Watch(world)
     try:
-        run, sample = prepare(config, world, on_progress)
-        return run.train(sample=sample, on_record=on_record)
+        with failed_collectives():
+            run, sample = prepare(config, world, on_progress)
+            result = run.train(sample=sample, on_record=on_record)
+            if watch.active:
+                world.wait()  # no process is watched any more when the first one ends, and the store with it
+        return result
+    except LostPeerError as error:
+        raise watch.lost(error) from None
+    except Exception as error:
+        watch.report(error)
+        raise
     finally:
+        watch.close()
         if config.is_planned:
             remove_limit(choose_device(world.device(config.device)))
         world.leave()

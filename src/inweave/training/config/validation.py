@@ -85,7 +85,7 @@ def ensure_consistent(config: TrainSettings) -> None:
         "shard: the memory of a sharded base model is not estimated; leave vram out",
     )  # fmt: skip
     reject_if(
-        c.qat != "off" and c.quantize not in ("off", c.qat), "qat quantize",
+        c.qat != "off" and c.quantize not in ("off", "keep", c.qat), "qat quantize",
         f'qat: the base is quantize = "{c.quantize}", and the adapter would be merged into a base in "{c.qat}"; use '
         "the same format for both, or leave quantize out",
     )  # fmt: skip

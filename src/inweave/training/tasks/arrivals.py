@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from inweave.models.model import Model
-from inweave.models.quantizing import Quantizer
+from inweave.models.quantization import Quantizer
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.digests import Digests, sample_of, tensor_digest
 

@@ -177,14 +177,14 @@ class LoadedDiffusionModel:
         return path if is_file(path) else None
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
-        """Encode in the first process; the others read its caches."""
+        """Encode in the first process of each machine; the others read its caches, or those on a disk they share."""
         offload = self._staged or self.task.config.shard
         frozen = not self.task.config.train_text_encoders
         encode_prompts = self._sampler.encode if self._sampler is not None and self._staged and frozen else None
-        if world.first:
+        if world.local_rank == 0:
             self.task.prepare(on_progress, staged=offload, with_encoders=encode_prompts)
         world.wait()
-        if offload and not world.first:
+        if offload and world.local_rank:
             self.task.offload_unused()
 
     def shard(self, world: World) -> str:

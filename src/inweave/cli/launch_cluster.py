@@ -21,7 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ import typer
 
 from inweave.cli.launch import GRACE, free_port
 from inweave.files.paths import printable
+from inweave.files.writing import write_text
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
@@ -46,8 +48,10 @@ def launch_cluster(address: str, processes: int, config: TrainConfig, as_json: b
     ray = connect(address)
     try:
         for attempt in range(restarts + 1):
-            run = _Attempt(ray, processes, config, as_json)
-            lost, code = run.wait()
+            try:
+                lost, code = _Attempt(ray, processes, config, as_json).wait()
+            except ray.exceptions.RayError as error:  # an actor that did not start, for instance without the package
+                lost, code = f"Ray: {str(error).strip().splitlines()[-1]}", LOST
             if not lost:
                 return code
             if attempt < restarts:
@@ -104,11 +108,11 @@ class Member:
         lines: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         with tempfile.TemporaryDirectory(prefix="inweave-train-") as own:
             file = Path(own) / "train.toml"
-            file.write_text(configuration, "utf-8")
+            write_text(file, configuration)
             process = self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "inweave", "train", str(file), *(["--json"] if as_json else [])],
                 cwd=folder, env={**os.environ, "PYTHONSAFEPATH": "1", **variables}, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_end_with_parent,
+                stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_end_with_parent(),
             )  # fmt: skip
             readers = [
                 threading.Thread(target=_read, args=(stream, kind, lines), daemon=True)
@@ -136,12 +140,13 @@ def _read(stream: IO[bytes], kind: str, lines: queue.SimpleQueue[tuple[str, Any]
     lines.put(("end", None))
 
 
-def _end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, however that happens; nothing on other systems."""
+def _end_with_parent() -> Callable[[], object] | None:
+    """Return what a child runs to be killed when its parent ends, however that happens; on Linux only."""
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, 1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
 
 
 class _Attempt:
@@ -247,8 +252,6 @@ class _Attempt:
                 except StopIteration:
                     del streams[stream]
                     continue
-                except self._ray.exceptions.RayTaskError:
-                    raise  # an error of this module, which a restart would meet again
                 except self._ray.exceptions.RayError as error:
                     del streams[stream]
                     self._lost.append((rank, type(error).__name__))

@@ -242,9 +242,7 @@ def test_a_host_without_memory_is_an_error_of_its_own(monkeypatch: pytest.Monkey
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(arena, "host_buffer", refuse)
-    with pytest.raises(
-        MemoryBudgetError, match=r"not enough host memory for block 1 of 5 of Network .*12"
-    ):
+    with pytest.raises(MemoryBudgetError, match=r"not enough host memory for block 1 of 5 of Network .*12"):
         streamed(network(), 2)
 
 

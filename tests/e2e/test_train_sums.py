@@ -63,9 +63,9 @@ def trained(folder: Path, worlds: dict[int, dict[str, dict[str, Any]]]) -> None:
     script.write_text(WORKER)
     common = {"name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, "cache_dir": str(folder / "cache")}
     runs = []
-    for size, named in worlds.items():
-        runs.append((size, [{"output": str(folder / name), **common, **each} for name, each in named.items()]))
-        for name in named:
+    for size, group in worlds.items():
+        runs.append((size, [{"output": str(folder / name), **common, **each} for name, each in group.items()]))
+        for name in group:
             (folder / name).mkdir()
     result = subprocess.run(
         [sys.executable, str(script), json.dumps(runs)],

@@ -42,12 +42,13 @@ from inweave.layers.branch import Branch, Geometry
 from inweave.layers.dropout import dropout, layer_number
 from inweave.layers.fused import FusedLinear, Operation, is_plain_linear
 from inweave.layers.fused_conv import FusedConv, is_plain_conv
+from inweave.layers.merge_target import merge_target
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
-from inweave.ops.kinds.offloaded import ON_DISK, execution_device, in_memory, numbers, weight_maps
+from inweave.ops.kinds.offloaded import execution_device, numbers
 from inweave.ops.merge import all_usable, usable_numbers
 from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, requantized, weight_like
-from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, shares, whole
+from inweave.ops.tensors.subclasses import shares, whole
 
 
 class LoraLayer(nn.Module):
@@ -115,32 +116,8 @@ class LoraLayer(nn.Module):
 
     def _home(self) -> torch.Tensor:
         """Return the tensor to write when merging; raise TargetError if it cannot be written."""
-        self._refuse_subclass()
-        if not self.weight.is_meta:
-            return self.weight.detach()  # type: ignore[no-any-return]
-        for each in (self, self.base):
-            for weights, key in weight_maps(each, "weight"):
-                if (stored := in_memory(weights, key)) is None:
-                    raise TargetError(f"{self.label}: its weight is {ON_DISK}")
-                if self.tied:
-                    raise TargetError(f"{self.label}: its weight is tied and offloaded; merge first, then offload")
-                return stored
-        return self.numbers().detach()
-
-    def _refuse_subclass(self) -> None:
-        """Raise TargetError if the weight's class or shape does not let a merge write it."""
-        if holds_others(self.weight) and not is_sharded(self.weight):
-            raise TargetError(
-                f"{self.label}: its weight is stored as {class_of(self.weight)}, into which no adapter can be merged; "
-                "leave the adapter unmerged, or merge it into the unquantized model and quantize that"
-            )
-        if is_sharded(self.weight) and self.tied:
-            raise TargetError(f"{self.label}: its weight is tied and sharded; merge first, then fully_shard")
-        if self.kind.shape(self.weight) != (self.out, self.into):
-            raise TargetError(
-                f"{self.label}: its weight has the shape {list(self.weight.shape)} now: packed, or a part of it as "
-                "FSDP shows it; merge before the weight is converted"
-            )
+        home = merge_target((self, self.base), self.label, self.kind, (self.out, self.into), tied=self.tied)
+        return self.numbers().detach() if home is None else home
 
     @property
     def transposed(self) -> bool:
@@ -298,13 +275,16 @@ class LoraLayer(nn.Module):
         if self._merged:
             raise MergeStateError(f"{self.label}: cannot {action} while merged; unmerge first")
 
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Merge the live adapters into the weight; the layer then runs at the speed of the base."""
+    def _require_mergeable(self) -> None:
         if self._merged:
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge the live adapters into the weight; the layer then runs at the speed of the base."""
+        self._require_mergeable()
         if isinstance(self.base, QuantizedLayer):
             self._merge_quantized(self.base)
             return

@@ -50,6 +50,9 @@ from inweave.weights.source import WeightSource
 from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
 
+#: the most of an adapter's change that requantizing a weight may lose; above it, it is computed beside the weight
+MAX_LOSS = 0.25
+
 
 @dataclass(eq=False)
 class Model:
@@ -251,7 +254,7 @@ def load_model(
     if quantized == "off":
         weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
     else:  # changes of a quantized weight need its stored bits
-        weaver = Weaver(woven, sources=origins, keep=keep)
+        weaver = Weaver(woven, sources=origins, keep=keep, max_loss=MAX_LOSS)
         weaver.apply([(each.plan, each.strength) for each in stack.result()])
     tokenizers = {}
     for folder, make in blueprint.tokenizers.items():

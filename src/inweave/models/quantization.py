@@ -2,7 +2,8 @@
 
     fp8                      the linear layers of attention and feed-forward parts, which see every token, if both sides
                              are large enough for faster products
-    int8, int8-hadamard, nf4 the linear layers of the repeated blocks; embeddings and the last projection stay exact
+    int8, int8-hadamard, nf4 the linear layers and convolutions of the repeated blocks; embeddings, the first and the
+                             last projection stay exact
 
 A denoiser is quantized while it is in host memory, layer by layer, before adapters are attached: the device never holds
 it in 16 bits. Each weight is stored once. The adapter is relative to the quantized weights, and files do not change.
@@ -34,7 +35,7 @@ def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> l
     problems = kind.device_problems(device)
     if not _chosen(denoiser, kind):
         problems.append(
-            f"no linear layer of {type(denoiser).__name__} is large enough to be "
+            f"no layer of {type(denoiser).__name__} is large enough to be "
             f"{'faster' if kind.for_speed else 'worth it'}; leave it out"
         )
     return problems
@@ -87,13 +88,14 @@ def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, stor
             kind.quantize(*part, device=device, store=store)
             if not originals[0].is_meta:
                 first: Any = part[0]
-                error += relative_error(originals[0].to(first.quantized[0].device), first.quantized)
+                error += relative_error(originals[0].flatten(1).to(first.quantized[0].device), first.quantized)
                 weights += 1
     rest = "" if len(chosen) == len(layers) else "; the others are small"
     where = "that see every token" if kind.for_speed else "of the blocks"
     work = f"multiplied in 8 bits ({format})" if kind.for_speed else f"stored in {format}"
     mean = f"; their weights differ by {error / weights:.1%} on average" if weights else ""
-    return f"{len(chosen)} of the {len(layers)} linear layers {where} are {work}{rest}{mean}"
+    layered = "linear layers" if all(isinstance(each, nn.Linear) for each in layers.values()) else "layers"
+    return f"{len(chosen)} of the {len(layers)} {layered} {where} are {work}{rest}{mean}"
 
 
 def join_groups(denoiser: nn.Module) -> None:
@@ -112,21 +114,24 @@ def join_groups(denoiser: nn.Module) -> None:
                 layer._buffers.update(part._asdict())
 
 
-def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
-    """Return the linear layers to choose from; modules that read the weights of their children keep those."""
+def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Return the layers to choose from, also convolutions for formats that only store; modules that read the weights
+    of their children keep those.
+    """
     readers = [each for each in denoiser.modules() if isinstance(each, nn.MultiheadAttention | ParameterHost)]
     read = {id(child) for each in readers for child in unhosted(each).children()}
     modules = token_layers(denoiser) if format.for_speed else dict(denoiser.named_modules())
+    kinds = nn.Linear if format.for_speed or format.convolution is None else nn.Linear | nn.Conv2d
     return {
         name: base
         for name, module in modules.items()
-        if isinstance(base := _base(module), nn.Linear)
+        if isinstance(base := _base(module), kinds)
         and id(base) not in read
         and (format.for_speed or _IN_BLOCK.search(name))
     }
 
 
-def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
+def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:
     return {name: layer for name, layer in _candidates(denoiser, format).items() if format.fits(layer)}
 
 

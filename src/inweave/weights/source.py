@@ -38,7 +38,7 @@ from inweave.targets.index import Component
 from inweave.targets.links import Link
 from inweave.targets.plan import Rows
 from inweave.weights.held import quantized_weight, unscaled, with_halves_swapped
-from inweave.weights.transfer import Span, read_bytes, ring_for, stream
+from inweave.weights.transfer import FileSpan, read_bytes, ring_for, stream
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class FileSource:
             for path in dict.fromkeys(path for path, _ in places.values()):
                 files[path] = opened.enter_context(open_regular(path, buffering=0, error=_unreadable))
                 self._check_same(path, os.fstat(files[path].fileno()))
-            spans = [Span(files[places[n][0]], places[n][1], len(self._tensors[n].data)) for n in ordered]
+            spans = [FileSpan(files[places[n][0]], places[n][1], len(self._tensors[n].data)) for n in ordered]
             for name, raw in zip(ordered, stream(spans, _with_index(device)), strict=True):
                 tensor = self._tensors[name]
                 yield name, raw.view(TORCH[tensor.dtype]).view(tensor.shape)

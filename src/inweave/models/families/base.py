@@ -278,6 +278,11 @@ class Family(ABC):
     ) -> PromptTokens:
         """Return the token ids of one text, padded to at least ``chunks``; CLIP reads at most ``limit`` tokens."""
 
+    def text_lengths(self, model: ModelView, texts: Sequence[str], limit: int) -> list[tuple[int, bool]]:
+        """Return (chunks, whether its end is not read) of each text, as `tokenize` would."""
+        tokens = (self.tokenize(model, ((text, 1.0),), None, limit) for text in texts)
+        return [(each.chunks, bool(each.warnings)) for each in tokens]  # only the length of a plain text is warned of
+
     @abstractmethod
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         """Return the text conditioning of a batch, with gradients where they are enabled.

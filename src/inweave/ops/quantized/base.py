@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -153,8 +153,22 @@ class QuantizedLayer(nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The tensors of the weight."""
-        weight: QuantizedWeight = self.weights(*(self._buffers[name] for name in self.weights._fields))
+        own, names = self._names()
+        weight: QuantizedWeight = self.weights(*(own[name] for name in names))
         return weight
+
+    def _names(self) -> tuple[dict[str, Any], Sequence[str]]:
+        """Return the module's own dict with the tensors of the weight, among others, and their names in it."""
+        names: Sequence[str] = self.weights._fields
+        if names[0] in self._buffers:
+            return self._buffers, names
+        return self._parameters, [f"weight_{name}" for name in names]
+
+    def become_parameters(self) -> None:
+        """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers."""
+        for name in self.weights._fields:
+            tensor = cast("Tensor", self._buffers.pop(name))
+            self._parameters[f"weight_{name}"] = nn.Parameter(tensor, requires_grad=False)
 
     @torch.no_grad()
     def write(self, weight: QuantizedWeight) -> None:
@@ -164,14 +178,14 @@ class QuantizedLayer(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move the layer; a conversion of its dtype changes `dtype` alone, never the tensors of the weight."""
-        tensors = {name: self._buffers.pop(name) for name in self.weights._fields}
+        own, names = self._names()
+        tensors: dict[str, Tensor] = {name: own.pop(name) for name in names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         for name, tensor in tensors.items():
-            assert tensor is not None
             device = fn(torch.empty(0, dtype=torch.uint8, device=tensor.device)).device
             blank = tensor.is_meta or device.type == "meta"
-            self._buffers[name] = torch.empty_like(tensor, device=device) if blank else tensor.to(device)
+            own[name] = torch.empty_like(tensor, device=device) if blank else tensor.to(device)
         return self
 
 
@@ -242,15 +256,19 @@ def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:
     return weight
 
 
+def has_encoder(weight: QuantizedWeight) -> bool:
+    """Return whether `requantized` can put other numbers into the layout of a weight."""
+    return bool(getattr(weight, "encodes", True))
+
+
 def requantized(weight: QuantizedWeight, matrix: Tensor, label: str) -> QuantizedWeight:
     """Return other numbers in the layout of a weight, with new scales; raise TargetError if it has no encoder."""
-    encode = getattr(weight, "like", type(weight).of)
-    result: QuantizedWeight | None = encode(matrix)
-    if result is None:
+    if not has_encoder(weight):
         raise TargetError(
             f"{label}: stored as {weight.format()}, to which inweave does not quantize a sum; leave the adapter "
             "unmerged, or load the model unpacked"
         )
+    result: QuantizedWeight = getattr(weight, "like", type(weight).of)(matrix)
     return result
 
 

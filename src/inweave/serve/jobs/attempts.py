@@ -14,6 +14,7 @@ The name of a process is in its data folder: after a restart it knows at once wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -26,14 +27,14 @@ from typing import Any
 from inweave.errors import InweaveError
 from inweave.serve.jobs.candidate import Candidate, candidate_of
 from inweave.serve.jobs.errors import DatabaseLost
+from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.job import MAX_ATTEMPTS, Event, Failure, Job, State
 from inweave.serve.jobs.queries import JobQueries
+from inweave.serve.jobs.signals import WORK
 from inweave.serve.jobs.sql import Database
 
 log = logging.getLogger("inweave.serve")
 LEASE_SECONDS = 30.0
-#: what is sent to other processes when a job may be waiting
-WORK = "work"
 #: processes that have said nothing for this long are forgotten
 FORGET_SECONDS = 24 * 3600.0
 
@@ -47,12 +48,13 @@ class JobAttempts(JobQueries):
         *,
         clock: Callable[[], float] | None = None,
         database: Database | None = None,
+        files: JobFiles | None = None,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        super().__init__(folder, clock=clock, database=database)
+        super().__init__(folder, clock=clock, database=database, files=files)
         self.lease_seconds = lease_seconds
         self.name = _name_in(folder)
-        self._held: set[str] = set()
+        self._leases: set[str] = set()
         self._latest: dict[str, str] = {}  # job -> the lease of its latest claim by this process
         self._connected: float | None = None  # since when the database has answered, on the monotonic clock
         self._alive: float = 0.0  # when this process last stated that it lives, likewise
@@ -78,7 +80,7 @@ class JobAttempts(JobQueries):
         if self.paused or not self.candidates(1):
             return None  # without the lock that all processes share
         lease = secrets.token_hex(8)
-        self._held.add(lease)  # before it is stored: `keep_alive` returns leases that nobody holds
+        self._leases.add(lease)  # before it is stored: `keep_alive` returns leases that nobody holds
         job = None
         try:
             with self._transaction(queue=True):
@@ -92,7 +94,7 @@ class JobAttempts(JobQueries):
             raise
         finally:
             if job is None:
-                self._held.discard(lease)
+                self._leases.discard(lease)
             else:
                 self._latest[job.id] = lease
         return job
@@ -118,16 +120,24 @@ class JobAttempts(JobQueries):
         lease = lease or self._latest.get(job)
         row = self._row(f"id = ? AND state = 'running' AND lease = ?{lock}", job, lease)
         if row is None and lease is not None:
-            self._held.discard(lease)
+            self._leases.discard(lease)
         return None if row is None else row[0]
 
-    def append(self, job: str, event: Event, *, lease: str | None = None) -> bool:
-        """Record an event of a running job; return False if the attempt is over."""
+    def append(self, job: str, event: Event, *, lease: str | None = None, again: bool = False) -> bool:
+        """Record an event of a running job; return False if the attempt is over.
+
+        ``again``: an earlier call may have stored it, although the connection was lost.
+        """
         with self._transaction():
             if self._running(job, lease, self._db.for_update) is None:
                 return False
-            self._append(job, event)
+            if not (again and self._ends_with(job, event)):
+                self._append(job, event)
         return True
+
+    def _ends_with(self, job: str, event: Event) -> bool:
+        query = "SELECT type, data FROM events WHERE job = ? ORDER BY number DESC LIMIT 1"
+        return self._db.execute(query, job).first() == (event.type, json.dumps(event.data))
 
     def finish(
         self, job: str, state: State, *, result: dict[str, Any] | None = None, error: Failure | None = None,
@@ -156,7 +166,7 @@ class JobAttempts(JobQueries):
 
     def _release(self, job: Job) -> None:
         if job.lease is not None:
-            self._held.discard(job.lease)
+            self._leases.discard(job.lease)
 
     def retry_or_fail(self, job: str, code: str, cause: str, *, lease: str | None = None) -> State:
         """Queue a job whose process died again, or fail it if that happened before; return its new state."""
@@ -200,7 +210,7 @@ class JobAttempts(JobQueries):
     def recover(self) -> None:
         """Requeue or fail the jobs that this process was running when it died, and remove files without a job."""
         for job in self.jobs(states=("running",), limit=10_000):
-            if job.lease not in self._held and (job.holder == self.name or not self._db.shared):
+            if job.lease not in self._leases and (job.holder == self.name or not self._db.shared):
                 cause = "the worker was killed while it ran this job"
                 self.retry_or_fail(job.id, "worker_restarted", cause, lease=job.lease)
         if not self._db.shared:
@@ -226,7 +236,7 @@ class JobAttempts(JobQueries):
         alive = {row[0] for row in self._db.execute(query, now - self.lease_seconds).rows}
         for job in self.jobs(states=("running",), limit=10_000):
             if job.holder == self.name:
-                if job.lease not in self._held:  # a claim whose answer was lost
+                if job.lease not in self._leases:  # a claim whose answer was lost
                     self.put_back(job.id, "claim_lost", "the connection to the database was lost", lease=job.lease)
             elif job.holder not in alive and time_here - self._connected >= self.lease_seconds:
                 cause = f"the web process that ran it has not answered for {self.lease_seconds:g} s"
@@ -255,6 +265,11 @@ class JobAttempts(JobQueries):
     def listen(self, receive: Callable[[str], None]) -> None:
         """Call ``receive`` with the id of every job that changes in another process, with WORK, and with ""."""
         self._db.listen(receive)
+
+    def announce(self, text: str) -> None:
+        """Send a signal to every process that listens; without a database that answers, they notice later."""
+        with contextlib.suppress(DatabaseLost):
+            self._db.notify(text)
 
     def take_turn(self, work: str, seconds: float) -> bool:
         """Return whether this process does a periodic work that one of them does every ``seconds``."""

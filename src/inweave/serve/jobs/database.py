@@ -61,16 +61,26 @@ class JobDatabase:
     """The database in a folder that one process owns, or ``database``. Safe to call from several threads."""
 
     def __init__(
-        self, folder: Path, *, clock: Callable[[], float] | None = None, database: Database | None = None
+        self,
+        folder: Path,
+        *,
+        clock: Callable[[], float] | None = None,
+        database: Database | None = None,
+        files: JobFiles | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.files = JobFiles(folder / "files")
+        self.files = files or JobFiles(folder / "files")
         #: for stamps, and for ages; one that is given is used for both
         self._clock, self._age_clock = clock or time.time, clock or AgeClock()
         self._ownership = own_folder(folder)
         self._db = database or SqliteDatabase(folder / "jobs.sqlite3")
         self._db.prepare("jobs", VERSION, SCHEMA, CHANGES)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use the same queue."""
+        return self._db.shared
 
     def close(self) -> None:
         """Close the database and release the folder."""

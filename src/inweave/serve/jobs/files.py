@@ -22,7 +22,7 @@ class JobFiles:
     """The files of all jobs, below one folder."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.root = folder
 
     def folder(self, job: str) -> Path:

@@ -40,7 +40,7 @@ _OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 _SESSION = (
     f"SET idle_in_transaction_session_timeout = {1000 * IDLE_SECONDS}; SET lock_timeout = {1000 * CUT_OFF_SECONDS}; "
-    "SET TIME ZONE 'UTC'"
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -54,8 +54,9 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         try:
             self._options = _OPTIONS | conninfo_to_dict(url)
-        except psycopg.Error as error:
-            raise ConfigError(f"--store: not the address of a PostgreSQL database: {_line(error)}") from None
+        except psycopg.Error:  # its message may quote the password
+            expected = "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters as %20"
+            raise ConfigError(f"--store: not the address of a PostgreSQL database; {expected}") from None
         self._idle: list[Connection] = []
         self._guard = threading.Lock()
         self._thread = threading.local()
@@ -121,14 +122,14 @@ class PostgresDatabase:
             self.execute("SELECT pg_advisory_xact_lock(?)", LAYOUT_LOCK)  # two processes may start at once
             self.execute("CREATE TABLE IF NOT EXISTS layouts (name TEXT PRIMARY KEY, version BIGINT NOT NULL)")
             row = self.execute("SELECT version FROM layouts WHERE name = ?", name).first()
-            found = row[0] if row is not None else 0
-            ensure_known("--store", found, version)
+            layout = row[0] if row is not None else 0
+            ensure_known("--store", layout, version)
             for query in schema.format(number="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", one_tree="").split(
                 ";"
             ):
                 if query.strip():
                     self.execute(query)
-            for query in changes_from(found, version, changes):
+            for query in changes_from(layout, version, changes):
                 self.execute(query)
             self.execute(
                 "INSERT INTO layouts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET version = excluded.version",

@@ -92,13 +92,13 @@ class SqliteDatabase:
 
     def prepare(self, name: str, version: int, schema: str, changes: Mapping[int, Sequence[str]]) -> None:
         """See `Database`; the number of the layout is that of the file."""
-        found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        ensure_known(str(self._path.parent), found, version)
+        layout = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        ensure_known(str(self._path.parent), layout, version)
         self._connection.executescript(
             schema.format(number="INTEGER PRIMARY KEY AUTOINCREMENT", one_tree=" WITHOUT ROWID")
         )
         with self.transaction():
-            for query in changes_from(found, version, changes):
+            for query in changes_from(layout, version, changes):
                 self._connection.execute(query)
             self._connection.execute(f"PRAGMA user_version = {version}")
 

@@ -9,6 +9,8 @@ exponential, with weight ``SHARE`` for the newest measurement; before the first 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inweave.serve.jobs.candidate import Candidate
 from inweave.serve.scheduler.device import DeviceView
 
@@ -42,9 +44,19 @@ class Costs:
 
     def start_seconds(self, job: Candidate, device: DeviceView) -> float:
         """Return how long a device needs before it can work on a job."""
-        load = self._means.get(("load", job.model), LOAD_SECONDS) if job.model not in device.models else 0.0
-        missing = sum(adapter not in device.adapters for adapter in job.adapters)
-        return load + missing * self._means.get(("read",), READ_SECONDS)
+        return self.start_of(job)(device)
+
+    def start_of(self, job: Candidate) -> Callable[[DeviceView], float]:
+        """Return the function of a device that says how long it needs before it can work on a job."""
+        model, adapters = job.model, frozenset(job.adapters)
+        load = self._means.get(("load", model), LOAD_SECONDS)
+        read = self._means.get(("read",), READ_SECONDS)
+
+        def start(device: DeviceView) -> float:
+            missing = 0 if adapters <= device.adapters else len(adapters - device.adapters)
+            return (0.0 if model in device.models else load) + missing * read
+
+        return start
 
     def _observe(self, key: tuple[str, ...], seconds: float) -> None:
         mean = self._means.get(key, seconds)

@@ -7,16 +7,18 @@
     training with several devices, at least one stays free for image jobs
 
 A single device follows the order, except that it runs jobs of the loaded model before it loads another (``LOAD_GAIN``).
-The scheduler looks at the first ``WINDOW`` jobs of the queue. It has no access to the queue or the devices, so a
-simulation can run it with its own clock.
+The scheduler looks at the first ``WINDOW`` jobs of the queue. It has no access to the queue or the devices, so
+`simulation` runs it with its own clock. A choice takes one pass over all devices; of those, each job is compared only
+with devices that are free soon enough to be better, the soonest first.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from inweave.serve.jobs.candidate import Candidate
 from inweave.serve.scheduler.costs import Costs
@@ -32,10 +34,32 @@ GAIN = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The job to run. Without one, ``seconds`` until a job stops waiting for another device."""
+    """The job to run. Without one, ``seconds`` until a job stops waiting for another device, one of ``devices``."""
 
     job: Candidate | None
     seconds: float | None = None
+    devices: tuple[str, ...] = ()
+
+
+class _Rules:
+    """Which jobs a device may run: its role, and that training leaves one device free for image jobs."""
+
+    def __init__(self, devices: Sequence[DeviceView]) -> None:
+        self._devices = devices
+
+    @cached_property
+    def _image_devices(self) -> tuple[int, int]:
+        """(devices that make images, how many of them are ready and do not train)."""
+        images = [each for each in self._devices if each.takes("image_generation")]
+        return len(images), sum(each.ready and not each.training for each in images)
+
+    def allow(self, job: Candidate, device: DeviceView) -> bool:
+        if not device.takes(job.kind):
+            return False
+        if job.kind != "train" or device.role is TrainingRole.TRAINING:
+            return True
+        count, spare = self._image_devices
+        return count == 1 or spare > (device.ready and not device.training)
 
 
 class Scheduler:
@@ -47,21 +71,34 @@ class Scheduler:
         self._overtakes: Counter[str] = Counter()
         self._reservations: dict[str, tuple[float, str]] = {}  # job -> (since when it waits for a device, that device)
 
-    def choose(self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView]) -> Choice:
-        """Return the job that a free device runs next; ``candidates``: waiting jobs, by priority and age."""
+    def choose(
+        self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView],
+        elsewhere: Sequence[Candidate] = (),
+    ) -> Choice:  # fmt: skip
+        """Return the job that a free device runs next.
+
+        Args:
+            candidates: waiting jobs, by priority and age.
+            device: the free one.
+            devices: those of this worker.
+            elsewhere: jobs that other workers of the same queue run.
+        """
         self._forget(candidates)
-        allowed = [job for job in candidates if self._allowed(job, device, devices)]
+        rules = _Rules(devices)
+        allowed = [job for job in candidates if rules.allow(job, device)]
         first = [job for job in allowed if job.priority == allowed[0].priority]
-        order = fair_order(first, [each.job for each in devices if each.job is not None])
-        if not order:
+        if not first:
             return Choice(None)
-        now = self.clock()
-        others = [each for each in devices if each is not device and each.ready]
-        waits = {job.id: self._wait(job, device, others, devices, now) for job in order}
-        free = [job for job in order if waits[job.id] is None]
+        order = first
+        if len(first) > 1:
+            order = fair_order(first, [*(each.job for each in devices if each.job is not None), *elsewhere])
+        starts = {job.id: self.costs.start_seconds(job, device) for job in order}
+        waits = self._waits(order, starts, device, devices, rules)
+        free = [job for job in order if job.id not in waits]
         if not free:
-            return Choice(None, min(seconds for seconds in waits.values() if seconds is not None))
-        chosen = self._soonest(free, device, single=not others)
+            return Choice(None, min(rest for rest, _ in waits.values()), tuple({name for _, name in waits.values()}))
+        single = not any(each.ready for each in devices if each is not device)
+        chosen = self._soonest(free, starts, single)
         for job in free[: free.index(chosen)]:
             self._overtakes[job.id] += 1
         self._overtakes.pop(chosen.id, None)
@@ -80,46 +117,64 @@ class Scheduler:
             return f"{self._reservations[job.id][1]} has its model and LoRAs loaded and will be free soon"
         if all(each.job is not None for each in ready):
             return "every device is busy" if len(ready) > 1 else "the device is busy"
-        if not any(self._allowed(job, each, devices) for each in ready if each.job is None):
+        rules = _Rules(devices)
+        if not any(rules.allow(job, each) for each in ready if each.job is None):
             return "training must leave one device free for image jobs"
         return "it is starting"
 
-    def _soonest(self, jobs: Sequence[Candidate], device: DeviceView, single: bool) -> Candidate:
+    def _soonest(self, jobs: Sequence[Candidate], starts: Mapping[str, float], single: bool) -> Candidate:
         """Return the job that can start soonest, or the first one if little is saved or it was overtaken too often."""
         head = jobs[0]
         if self._overtakes[head.id] >= MAX_OVERTAKES:
             return head
-        costs = {job.id: self.costs.start_seconds(job, device) for job in jobs}
-        best = min(jobs, key=lambda job: costs[job.id])
-        return best if costs[head.id] - costs[best.id] >= (LOAD_GAIN if single else GAIN) else head
+        best = min(jobs, key=lambda job: starts[job.id])
+        return best if starts[head.id] - starts[best.id] >= (LOAD_GAIN if single else GAIN) else head
 
-    def _wait(
-        self, job: Candidate, device: DeviceView, others: Sequence[DeviceView], devices: Sequence[DeviceView],
-        now: float,
-    ) -> float | None:  # fmt: skip
-        """Return how long a job should wait for a better device than this one; None if it should not."""
-        here = self.costs.start_seconds(job, device)
-        better = [
-            (max(0.0, each.free_at - now) if each.job is not None else 0.0, self.costs.start_seconds(job, each), each)
-            for each in others
-            if each.takes(job.kind) and (each.job is not None or self._allowed(job, each, devices))
-        ]
-        soonest = min(better, key=lambda each: each[0] + each[1], default=None)
-        if soonest is None or soonest[0] + soonest[1] + GAIN > here or self._overtakes[job.id] >= MAX_OVERTAKES:
-            self._reservations.pop(job.id, None)
-            return None
-        since, _ = self._reservations.setdefault(job.id, (now, soonest[2].name))
-        rest = here - soonest[1] - (now - since)
-        return rest if rest > 0 else None
+    def _waits(
+        self, jobs: Sequence[Candidate], starts: Mapping[str, float], device: DeviceView,
+        devices: Sequence[DeviceView], rules: _Rules,
+    ) -> dict[str, tuple[float, str]]:  # fmt: skip
+        """Return the jobs that should wait for another device than this one, where they start in ``starts`` seconds.
 
-    @staticmethod
-    def _allowed(job: Candidate, device: DeviceView, devices: Sequence[DeviceView]) -> bool:
-        if not device.takes(job.kind):
-            return False
-        if job.kind != "train" or device.role is TrainingRole.TRAINING:
-            return True
-        images = [each for each in devices if each.takes("image_generation")]
-        return len(images) == 1 or any(each.ready and not each.training for each in images if each is not device)
+        The values are how long to wait, and the name of that device.
+        """
+        now, latest, waits = self.clock(), max(starts.values()), dict[str, tuple[float, str]]()
+        soon: list[tuple[float, int, DeviceView]] = []
+        if latest >= GAIN:  # one that is free later is not better for any job
+            near = [each for each in devices if each.job is None or each.free_at - now + GAIN <= latest]
+            near = [each for each in near if each.ready and each is not device]
+            ends = ((max(0.0, each.free_at - now) if each.job is not None else 0.0) for each in near)
+            soon = sorted((end, place, near[place]) for place, end in enumerate(ends))
+        for job in jobs:
+            here = starts[job.id]
+            better = self._better(job, here, soon, rules) if self._overtakes[job.id] < MAX_OVERTAKES else None
+            if better is None:
+                self._reservations.pop(job.id, None)
+                continue
+            start, other = better
+            since, _ = self._reservations.setdefault(job.id, (now, other.name))
+            if (rest := here - start - (now - since)) > 0:
+                waits[job.id] = (rest, other.name)
+        return waits
+
+    def _better(
+        self, job: Candidate, here: float, soon: Sequence[tuple[float, int, DeviceView]], rules: _Rules
+    ) -> tuple[float, DeviceView] | None:
+        """Return (its start, the device) where a job runs soonest, if that is sooner than ``here``."""
+        best: tuple[float, int] | None = None
+        chosen: tuple[float, DeviceView] | None = None
+        start_seconds = self.costs.start_of(job)
+        for end, place, each in soon:
+            if end + GAIN > here or (best is not None and end > best[0]):
+                break
+            if not (each.takes(job.kind) if each.job is not None else rules.allow(job, each)):
+                continue
+            start = start_seconds(each)
+            if best is None or (end + start, place) < best:
+                best, chosen = (end + start, place), (start, each)
+                if start == 0:
+                    break  # the others are free later, or listed later
+        return chosen if best is not None and best[0] + GAIN <= here else None
 
     def _forget(self, candidates: Sequence[Candidate]) -> None:
         """Drop what is known of jobs that were cancelled."""

@@ -104,15 +104,26 @@ class World:
 def _add_in_order(tensor: torch.Tensor, size: int) -> None:
     """Sum over ``size`` processes in the order of their ranks, in place."""
     length = -(-tensor.numel() // size)  # of the part that a process adds up
-    sent = tensor.new_zeros(size * length)
-    sent[: tensor.numel()] = tensor.flatten()
-    received = torch.empty_like(sent)
-    torch.distributed.all_to_all_single(received, sent)
-    total, *others = received.split(length)
-    for part in others:
-        total += part
-    torch.distributed.all_gather_into_tensor(sent, total)
-    tensor.copy_(sent[: tensor.numel()].view_as(tensor))
+    buffer = tensor.new_zeros(size * length)
+    buffer[: tensor.numel()] = tensor.flatten()
+    own_part = torch.empty_like(buffer)  # as each process has it
+    torch.distributed.all_to_all_single(own_part, buffer)
+    total, *others = own_part.view(size, length)
+    for other in others:
+        total += other
+    torch.distributed.all_gather(list(buffer.view(size, length)), total)
+    tensor.copy_(buffer[: tensor.numel()].view_as(tensor))
+
+
+@contextmanager
+def failed_collectives() -> Iterator[None]:
+    """Turn failed collectives inside of a library, such as those of FSDP, into a LostPeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(name in str(error) for name in ("gloo", "NCCL", "ProcessGroup")):
+            raise _lost(error) from None
+        raise
 
 
 @contextmanager
@@ -121,10 +132,14 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())
-        raise LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})") from None
+        raise _lost(error) from None
+
+
+def _lost(error: RuntimeError) -> Exception:
+    if out_of_memory(error):
+        return error
+    reason = " ".join(str(error).split())
+    return LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})")
 
 
 def join(device: str | None = None) -> World:

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from inweave.errors import BusyError
+from inweave.errors import BusyError, ConfigError, ConflictError
 from inweave.serve.engine.assignment import Assignments
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.files import JobFiles
@@ -265,6 +265,24 @@ def test_a_training_run_is_left_to_the_process_that_took_it(pair: list[JobStore]
     second = pair[1].claim()
     assert second is not None and second.lease is not None and runs.take(second) == folder
     assert is_taken(folder, first.lease) and not is_taken(folder, second.lease)
+
+
+@pytest.mark.parametrize("address", ["postgresql://u:sec ret@host/d", "postgresql://u:secret@127.0.0.1:1/d"])
+def test_a_database_that_cannot_be_used_is_one_line_without_the_password(address: str) -> None:
+    with pytest.raises(ConfigError, match="--store: ") as error:
+        PostgresDatabase(address)
+    assert "\n" not in str(error.value) and "sec" not in str(error.value).replace("address of", "")
+
+
+def test_workers_whose_folders_differ_are_refused(pair: list[JobStore], tmp_path: Path) -> None:
+    one, two = pair
+    one.ensure_same_folder("--blobs", tmp_path / "images")
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    two.ensure_same_folder("--blobs", tmp_path / "link")
+    for other in (tmp_path / "elsewhere", tmp_path / "not mounted"):
+        with pytest.raises(ConflictError, match=r"--blobs .* use another folder"):
+            two.ensure_same_folder("--blobs", other)
+        assert not (other / ".inweave-queue").exists()
 
 
 class Processes(RuleBasedStateMachine):

@@ -12,16 +12,20 @@ it in 16 bits. Each weight is stored once. The adapter is relative to the quanti
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
 from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
+from inweave.ops.tensors.device import DTYPES
 
+#: how a denoiser is loaded: as it is, as its file stores it, or in a format
+Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"]
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
@@ -35,6 +39,17 @@ def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> l
             f"{'faster' if kind.for_speed else 'worth it'}; leave it out"
         )
     return problems
+
+
+def refuse_format(denoiser: nn.Module, format: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError if a denoiser cannot be quantized for inference; it needs no weights."""
+    if format not in FORMATS:
+        raise ConfigError(f"quantize: expected off, keep, {', '.join(FORMATS)}, got {format!r}")
+    problems = format_problems(denoiser, format, device)
+    if dtype not in {DTYPES[each] for each in FORMATS[format].precisions}:
+        problems.append(f"the products of 8-bit numbers are bf16, not {str(dtype).removeprefix('torch.')}; use bf16")
+    if problems:
+        raise ConfigError([f"quantize = {format!r}: {problem}" for problem in problems])
 
 
 def quantized_names(denoiser: nn.Module, format: str) -> set[str]:

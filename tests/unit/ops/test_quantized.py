@@ -94,7 +94,7 @@ def with_a_format_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_formats_are_the_values_of_the_setting() -> None:
     values = get_args(TrainConfig.model_fields["quantize"].annotation)
-    assert values == ("off", "keep", *(name for name in FORMATS if name != "outside"))
+    assert values == ("off", "auto", "keep", *(name for name in FORMATS if name != "outside"))
 
 
 @pytest.mark.parametrize("name", ["outside", *FORMATS])

@@ -208,6 +208,8 @@ async def serve(commands: BinaryIO, answers: BinaryIO) -> None:
             running.add(task)
             task.add_done_callback(running.discard)
     await bridge.close()
+    if settings.data["address"] == LOCAL:
+        await asyncio.to_thread(ray.shutdown)  # the cluster of this process
 
 
 def main() -> None:

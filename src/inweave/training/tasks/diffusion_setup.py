@@ -47,7 +47,9 @@ from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
+from inweave.training.tasks.offload import stream_denoiser
 from inweave.weights.hold import Quantized
+from inweave.weights.streaming.stream import streamed_blocks
 
 
 class DiffusionSetup:
@@ -63,7 +65,7 @@ class DiffusionSetup:
         )
         self.config = with_defaults(config, self._blueprint, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
-        if sizes and config.vram is not None:
+        if sizes and config.is_planned:
             raise ConfigError(
                 f"vram: the dataset file sets batch_size {sizes[0]}, which cannot be changed to fit; remove it there, "
                 "and set batch_size in the configuration"
@@ -73,6 +75,11 @@ class DiffusionSetup:
     def measurements(self) -> Measurements:
         side = largest_side(self.config, self._blueprint, self.dataset)
         return Measurements(self._blueprint, self.config, side, chunks=max(self._captions[0]))
+
+    @property
+    def example_count(self) -> int:
+        """The number of images."""
+        return max(len(self.dataset.examples), 1)
 
     def validate(self, config: TrainConfig) -> None:
         """Raise ConfigError for problems that need no weights: targets, rules, masks, sample prompts."""
@@ -174,14 +181,14 @@ class LoadedDiffusionModel:
         return path if is_file(path) else None
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
-        """Encode in the first process; the others read its caches."""
+        """Encode in the first process of each machine; the others read its caches, or those on a disk they share."""
         offload = self._staged or self.task.config.shard
         frozen = not self.task.config.train_text_encoders
         encode_prompts = self._sampler.encode if self._sampler is not None and self._staged and frozen else None
-        if world.first:
+        if world.local_rank == 0:
             self.task.prepare(on_progress, staged=offload, with_encoders=encode_prompts)
         world.wait()
-        if offload and not world.first:
+        if offload and world.local_rank:
             self.task.offload_unused()
 
     def shard(self, world: World) -> str:
@@ -196,7 +203,17 @@ class LoadedDiffusionModel:
         self.model.release_weaver()  # it would write to the old memory of convolution weights
         for network in self.task.networks.values():
             fuse_blocks(network)
-            stack_siblings(network)
+            stack_siblings(network, across=self.task.config.offload != "blocks")
+
+    def stream_blocks(self, resident: int) -> str:
+        """Stream the denoiser's blocks, but for ``resident`` of them, from now on; returns a note for the log."""
+        every = self.model.family.blocks(self.model.denoiser)
+        blocks = [every[number] for number in streamed_blocks(len(every), resident)]
+        stream = stream_denoiser(self.model.denoiser, blocks, self.task.device)
+        self.task.stream = stream
+        total, slots = (f"{size / 2**30:.2f} GiB" for size in (stream.streamed_bytes, stream.slot_bytes))
+        count = f"{len(blocks)} of {len(every)} blocks" if resident else f"{len(blocks)} blocks"
+        return f"{count} ({total}) are in host memory; {slots} on the device hold those that run next"
 
     def notes(self) -> list[str]:
         """Return notes for the log about the dataset."""
@@ -257,7 +274,7 @@ def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, Buc
 def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
     """Return the side of a square with the area of the largest bucket, which decides memory; None without images."""
     model = blank(blueprint, DTYPES[config.precision])
-    places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size)
+    places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size or 1)
     areas = [place.bucket.width * place.bucket.height for place in places if place is not None]
     return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
 

@@ -20,7 +20,7 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
     problems = [] if keep else format_problems(denoiser, config.quantize, device)
     if keep and not any(isinstance(module, QuantizedLayer) for module in denoiser.modules()):
         problems.append(
-            "no weight of the denoiser is quantized in its file; set int8, int8-hadamard, nf4 or fp8 to quantize it"
+            "no weight of the denoiser is quantized in its file; set int8 or another format to quantize it"
         )
     if not keep and config.precision not in FORMATS[config.quantize].precisions:
         problems.append(

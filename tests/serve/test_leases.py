@@ -1,4 +1,4 @@
-"""Two stores on one PostgreSQL database: only the holder of a lease writes, also after processes stopped or were cut off."""
+"""Two stores on one database: only the holder of a lease writes, also after processes stopped or were cut off."""
 
 from __future__ import annotations
 

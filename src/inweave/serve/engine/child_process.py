@@ -17,6 +17,8 @@ from inweave.serve.engine.wire import Message, WireError, parse_header, parse_le
 from inweave.serve.jobs.failures import error_of
 from inweave.serve.jobs.job import Failure
 
+#: variables of the web process alone: the others open files of strangers
+SECRETS = ("INWEAVE_STORE", "INWEAVE_TOKEN", "PGPASSWORD")
 #: seconds a process gets to end by itself
 GRACE = 5.0
 
@@ -39,7 +41,7 @@ class ChildProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", self._module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            env={name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONSAFEPATH": "1"},
         )  # fmt: skip
         await self.send(settings)
 

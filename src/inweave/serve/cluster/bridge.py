@@ -49,8 +49,8 @@ def connect(address: str) -> Any:
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if loopback else {}
     if address == LOCAL:
         options["include_dashboard"] = False
-    else:
-        options["address"] = address
+    # "local" has to be said: without an address, Ray joins a cluster that somebody else runs on this machine
+    options["address"] = address
     ray.init(namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False, configure_logging=False, **options)
     return ray
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from inweave.serve.engine.contract import Command, Report, RunnerSettings, decode, encode
-from inweave.serve.engine.wire import Message, WireError, parse_header, parse_length
+from inweave.serve.engine.wire import Message, WireError, receive_message
 from inweave.serve.jobs.failures import error_of
 from inweave.serve.jobs.job import Failure
 
@@ -60,12 +60,7 @@ class ChildProcess:
         """Return the next message; raise WireError if the process is gone."""
         if self._process is None or self._process.stdout is None:
             raise WireError("the process is not running")
-        try:
-            read = self._process.stdout.readexactly
-            header = parse_header(await read(parse_length(await read(4))))
-            return header.message([await read(length) for _, length in header.blobs])
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise WireError("the process is gone") from None
+        return await receive_message(self._process.stdout)
 
     async def stop(self, *, now: bool = False) -> int | None:
         """End the process, by closing its input first unless ``now``; return its exit code."""

@@ -45,6 +45,7 @@ from inweave.layers import fused, lora_layers
 from inweave.models.fused import feed_forward as fused_feed_forward
 from inweave.models.fused import joint as fused_joint
 from inweave.models.fused.blocks import fuse_blocks
+from inweave.models.quantization import quantize_denoiser
 from inweave.models.siblings import stack_siblings
 from inweave.ops.activation import autograd as activation
 from inweave.ops.attention import MeasuredAttention
@@ -55,7 +56,6 @@ from inweave.training.adapters.attach import attach_adapters
 from inweave.training.distributed.world import World
 from inweave.training.execution import kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
 

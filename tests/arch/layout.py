@@ -52,14 +52,15 @@ PACKAGES = {
     "library": Package(8, "an index of LoRA folders: names, hashes, facts, sidecar files"),
     "serve": Package(
         9, "the HTTP worker: APIs, durable jobs, the model process, the web page",
-        ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"),
+        ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client", "psycopg",
+         "ray"),
     ),
     "bench": Package(
         9, "benchmarks with peers, and the quality of the embedded model",
         ("numpy", "PIL", "torch", "peft", "pydantic", "safetensors"),
     ),
     "demo": Package(10, "the story and the page of `inweave demo`", ("PIL",)),
-    "cli": Package(11, "commands: parse, call, print", ("typer", "rich")),
+    "cli": Package(11, "commands: parse, call, print", ("typer", "rich", "ray")),
     "__main__": Package(12, "`python -m inweave`"),
     "__init__": Package(12, "the public names, imported when first used"),
 }  # fmt: skip
@@ -105,6 +106,7 @@ ROOMS = {
         "jobs": "jobs as data: requests, the durable queue, result files, states, failures",
         "scheduler": "which waiting job a free device runs next",
         "engine": "what runs jobs: the dispatcher, the wire protocol, the model process and its runner",
+        "cluster": "runners on the machines of a Ray cluster: endpoint, host, files by hash, their number",
         "sandbox": "untrusted files, read in a confined process: LoRA checks, images, conversions, library scans",
         "planner": "validation and memory planning of training runs, in a process of its own",
         "storage": "datasets, uploads and training runs on disk",

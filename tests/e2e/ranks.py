@@ -1,4 +1,4 @@
-"""The two processes of a run, forked from one that has only imported the libraries.
+"""The processes of a run, forked from one that has only imported the libraries.
 
 Launchers, which import them again in every process, are tested in `test_train_processes`.
 """
@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Callable
 
 
-def run_two(work: Callable[[], None]) -> None:
-    """Run ``work`` as ranks 0 and 1 of one world, and exit: with 1 as soon as either of them fails or is killed."""
+def run_ranks(work: Callable[[], None], size: int = 2) -> None:
+    """Run ``work`` as all ranks of one world; exit with 1 as soon as any of them fails or is killed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    processes = {_start(work, rank, port) for rank in (0, 1)}
+    processes = {_start(work, rank, size, port) for rank in range(size)}
     code = 0
     while processes:
         process, status = os.wait()
@@ -26,17 +26,18 @@ def run_two(work: Callable[[], None]) -> None:
             code = 1
             for other in processes:
                 os.kill(other, signal.SIGKILL)
-    sys.exit(code)
+    if code:
+        sys.exit(code)
 
 
-def _start(work: Callable[[], None], rank: int, port: int) -> int:
+def _start(work: Callable[[], None], rank: int, size: int, port: int) -> int:
     process = os.fork()
     if process:
         return process
     code = 1
     try:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+                       "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
         work()
         code = 0
     except BaseException:

@@ -29,12 +29,15 @@ import torch
 from torch.distributed.tensor import DTensor
 from diffusers import AutoencoderKL, FluxTransformer2DModel  # once, and not in either process
 from transformers import CLIPTextModel, T5EncoderModel
-from tests.e2e.ranks import run_two
+from tests.e2e.ranks import run_ranks
 from inweave.generate import pipeline
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
 from inweave.training.distributed.fsdp import frozen_bytes
 from inweave.training.distributed.world import join
+from inweave.ops.quantized import dequantizing, fp8
+dequantizing.DequantizingLinear.SMALLEST_SIDE = fp8.SMALLEST_SIDE = 16  # the narrow layers of tiny models will do
+fp8.Fp8Linear.device_problems = lambda device: []  # the CPU multiplies what a GPU would
 
 def work():
     world = join("cpu")
@@ -59,7 +62,7 @@ def work():
         gc.collect()
     world.leave()
 
-run_two(work)
+run_ranks(work)
 """
 
 
@@ -125,6 +128,42 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
     first = itertools.takewhile(lambda line: "loss" not in line, lines)  # the first step
     notes = [line["text"] for line in first if line["event"] == "memory"]
     assert len(notes) == 1 and f"holds {sharded[0][0]:,} of {sharded[0][1]:,} bytes" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        {"nf4": "selective"},
+        pytest.param({"int8": "off", "int8-hadamard": "full", "fp8": "full"}, marks=pytest.mark.full),
+    ],
+    ids=["nf4", "others"],
+)
+def test_quantized(formats: dict[str, str], tmp_path: Path) -> None:
+    """Numbers and scales are shared out: the adapter of processes that hold the whole quantized base."""
+    captions = {f"p{number}": f"an image of {number}" for number in range(3)}
+    settings = {
+        "model": str(tiny_models.folder("flux1-dev")), "dataset": str(make_set(tmp_path / "set", captions)), "rank": 2,
+        "steps": 2, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "learning_rate": 1e-2,
+        "targets": "attention-mlp",
+    }  # fmt: skip
+    runs = {
+        tmp_path / f"{kind}-{shard}": {
+            **settings, "quantize": kind, "gradient_checkpointing": checkpointing, "shard": shard,
+            "precision": "bf16" if kind == "fp8" else "fp32",
+        }
+        for kind, checkpointing in formats.items()
+        for shard in (False, True)
+    }  # fmt: skip
+    result = launched(runs)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for kind in formats:
+        folders = [tmp_path / f"{kind}-{shard}" for shard in (False, True)]
+        whole, sharded = map(reports, folders)
+        assert bits(folders[1] / "t.safetensors") == bits(folders[0] / "t.safetensors")
+        assert [each[3:] for each in sharded] == [each[3:] for each in whole]
+        for before, after in zip(whole, sharded, strict=True):
+            assert before[1] == after[1] and 0.5 <= after[0] / before[1] < 0.56
+            assert before[2] - after[2] > 0.4 * before[1], "no other reference keeps the whole weights alive"
 
 
 @pytest.mark.full

@@ -205,7 +205,7 @@ def test_layers_are_as_good_as_the_general_path(
 
     ours = work(model, x)
     layer = next(iter(lora_layers(model).values()))
-    assert layer._fused.output(x, layer._acting, layer.training) is not None
+    assert layer.operation.output(x, layer._acting, layer.training) is not None
     compiled = work(torch.compile(model, fullgraph=True), x)
     with monkeypatch.context() as patch:
         patch.setattr(fused, "DEVICES", frozenset())

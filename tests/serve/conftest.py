@@ -1,11 +1,15 @@
-"""One worker for the tests that do not stop or kill it."""
+"""One worker for the tests that do not stop or kill it, one PostgreSQL server, and queues in either database."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from inweave.serve.jobs.postgresql import PostgresDatabase
+from inweave.serve.jobs.store import JobStore
+from tests.serve.postgres import INSTALL, Postgres, programs, serve_postgres
 from tests.serve.worker import Worker
 
 
@@ -15,3 +19,29 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     running = Worker(tmp_path_factory.mktemp("worker") / "data").start()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Yield a PostgreSQL server; the tests that restart it leave it running."""
+    if programs() is None:
+        pytest.skip(INSTALL)
+    yield from serve_postgres()
+
+
+@pytest.fixture
+def address(postgres: Postgres) -> str:
+    """Return the address of an empty database."""
+    return postgres.database(f"test_{uuid.uuid4().hex}")
+
+
+Open = Callable[..., JobStore]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def open_store(request: pytest.FixtureRequest) -> Open:
+    """Return how a store in a folder is opened, in either database; the same folder is the same queue."""
+    if request.param == "sqlite":
+        return JobStore
+    address = request.getfixturevalue("address")
+    return lambda folder, **options: JobStore(folder, database=PostgresDatabase(address), **options)

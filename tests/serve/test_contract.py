@@ -17,6 +17,7 @@ from inweave.serve.engine.contract import (
     DeviceMemory,
     Finished,
     JobEvent,
+    Lease,
     Load,
     Loaded,
     Ready,
@@ -42,6 +43,7 @@ MESSAGES: list[RunnerSettings | Command | Report] = [
         {"init": b"\x89PNG", "mask": b""}, {"output": "/o"}, "mine",
     ),
     Cancel("job-1"),
+    Lease(12.5),
     Ready(None),
     Loaded("m", Failure("internal", "x")),
     JobEvent("job-1", Event("preview", {"step": 1, "loss": 0.5}, b"image")),
@@ -87,6 +89,8 @@ def test_messages_outside_of_the_contract_are_refused(message: Message) -> None:
 
 class Endpoint:
     """A runner in this process that interleaves reports of another job with those of the current one."""
+
+    node = ""
 
     def __init__(self, deaths: int) -> None:
         self.alive, self.starts, self._deaths = False, 0, deaths

@@ -1,17 +1,20 @@
-"""The queue on disk: a job ends exactly once, in any sequence of calls and crashes."""
+"""The queue in either database: a job ends exactly once, in any sequence of calls and crashes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from inweave.errors import BusyError, ConflictError, MissingError, RequestError
 from inweave.serve.jobs.job import FINAL, MAX_ATTEMPTS, Event, Failure, Submission
+from inweave.serve.jobs.postgresql import PostgresDatabase
 from inweave.serve.jobs.store import JobStore
+from tests.serve.conftest import Open
 from tests.support import sized
 
 
@@ -20,8 +23,10 @@ def submission(**fields: object) -> Submission:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> JobStore:
-    return JobStore(tmp_path / "data")
+def store(tmp_path: Path, open_store: Open) -> Iterator[JobStore]:
+    opened = open_store(tmp_path / "data")
+    yield opened
+    opened.close()
 
 
 def test_jobs_run_by_priority_then_in_order(store: JobStore) -> None:
@@ -30,36 +35,36 @@ def test_jobs_run_by_priority_then_in_order(store: JobStore) -> None:
     assert store.claim() is None
 
 
-def test_a_submission_survives_the_process(tmp_path: Path) -> None:
-    before = JobStore(tmp_path)
+def test_a_submission_survives_the_process(tmp_path: Path, open_store: Open) -> None:
+    before = open_store(tmp_path)
     job = before.submit(submission(inputs={"init.png": b"image"}))[0]
     before.close()
-    after = JobStore(tmp_path)
+    after = open_store(tmp_path)
     after.recover()
     assert after.job(job.id).state == "queued"
     assert after.files.inputs(job.id)["init"].read_bytes() == b"image"
 
 
-def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path) -> None:
-    store = JobStore(tmp_path / "two")
+def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path, open_store: Open) -> None:
+    store = open_store(tmp_path / "two")
     job = store.submit(submission())[0]
     for _ in range(MAX_ATTEMPTS):
         store.recover()
         assert store.claim().id == job.id  # type: ignore[union-attr]
         store.close()  # as if killed: no end was recorded
-        store = JobStore(tmp_path / "two")
+        store = open_store(tmp_path / "two")
     store.recover()
     ended = store.job(job.id)
     assert ended.state == "failed" and ended.error is not None and ended.error.code == "worker_restarted"
     assert [event.type for event in store.events(job.id)] == ["queued", "started", "retried", "started", "failed"]
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    first = JobStore(tmp_path)
+def test_one_process_at_a_time(tmp_path: Path, open_store: Open) -> None:
+    first = open_store(tmp_path)
     with pytest.raises(ConflictError, match="another worker"):
-        JobStore(tmp_path)
+        open_store(tmp_path)
     first.close()
-    JobStore(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 def test_a_job_ends_once(store: JobStore) -> None:
@@ -79,8 +84,8 @@ def test_a_cancelled_job_is_not_retried(store: JobStore) -> None:
     assert store.retry_or_fail(job, "worker_crashed", "gone") == "cancelled"
 
 
-def test_a_full_queue_refuses(tmp_path: Path) -> None:
-    store = JobStore(tmp_path, queue_limit=2)
+def test_a_full_queue_refuses(tmp_path: Path, open_store: Open) -> None:
+    store = open_store(tmp_path, queue_limit=2)
     for _ in range(2):
         store.submit(submission())
     with pytest.raises(BusyError, match="full"):
@@ -88,8 +93,8 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
     assert len(list(store.files.root.iterdir())) == 0
 
 
-def test_previews_in_events_count_for_the_size(tmp_path: Path) -> None:
-    store = JobStore(tmp_path, keep_bytes=15_000)
+def test_previews_in_events_count_for_the_size(tmp_path: Path, open_store: Open) -> None:
+    store = open_store(tmp_path, keep_bytes=15_000)
     jobs = []
     for _ in range(2):
         job = store.submit(submission())[0].id
@@ -101,9 +106,9 @@ def test_previews_in_events_count_for_the_size(tmp_path: Path) -> None:
     assert [store.job(job).expired for job in jobs] == [True, False]
 
 
-def test_results_expire_by_age_and_by_size(tmp_path: Path) -> None:
+def test_results_expire_by_age_and_by_size(tmp_path: Path, open_store: Open) -> None:
     now = [1000.0]
-    store = JobStore(tmp_path, keep_seconds=100, keep_bytes=1500, clock=lambda: now[0])
+    store = open_store(tmp_path, keep_seconds=100, keep_bytes=1500, clock=lambda: now[0])
     jobs = []
     for _ in range(3):
         job = store.submit(submission())[0].id
@@ -147,9 +152,12 @@ class QueueMachine(RuleBasedStateMachine):
         import tempfile
 
         self._folder = tempfile.TemporaryDirectory()
-        self.store = JobStore(Path(self._folder.name))
+        self.store = self.open()
         self.final: dict[str, str] = {}
         self.known: set[str] = set()
+
+    def open(self) -> JobStore:
+        return JobStore(Path(self._folder.name))
 
     @rule(target=jobs, priority=st.integers(-2, 2))
     def submit(self, priority: int) -> str:
@@ -185,7 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.store.close()
-        self.store = JobStore(Path(self._folder.name))
+        self.store = self.open()
         self.store.recover()
         assert self.store.count("running") == 0
 
@@ -207,5 +215,23 @@ class QueueMachine(RuleBasedStateMachine):
         self._folder.cleanup()
 
 
+class PostgresQueueMachine(QueueMachine):
+    """The same with PostgreSQL."""
+
+    address = ""
+
+    def open(self) -> JobStore:
+        return JobStore(Path(self._folder.name), database=PostgresDatabase(self.address))
+
+    def teardown(self) -> None:
+        self.store._db.execute("TRUNCATE jobs, events, settings, processes")
+        super().teardown()
+
+
 TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=sized(15, 1000), stateful_step_count=25, deadline=None)
+
+
+def test_the_queue_in_postgresql(address: str) -> None:
+    PostgresQueueMachine.address = address
+    run_state_machine_as_test(PostgresQueueMachine, settings=TestQueue.settings)

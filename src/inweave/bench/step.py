@@ -32,6 +32,7 @@ from inweave.layers import lora_layers
 from inweave.models.families.base import Tensors
 from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.model import Model
+from inweave.models.quantization import quantize_denoiser
 from inweave.models.siblings import stack_siblings
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
@@ -42,7 +43,7 @@ from inweave.training.execution.capture import StepGraphs
 from inweave.training.execution.compilation import repeated_blocks
 from inweave.training.execution.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
+from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
 from inweave.training.tasks.objective import make_objective

@@ -16,6 +16,7 @@ import typer
 from inweave.cli.bake import bake
 from inweave.cli.bench import bench_app
 from inweave.cli.check import check
+from inweave.cli.cluster import cluster_app
 from inweave.cli.console import fail, print_json, system_errors
 from inweave.cli.convert import convert
 from inweave.cli.demo import demo
@@ -44,7 +45,8 @@ app = typer.Typer(
 app.command("demo", rich_help_panel=CREATE)(demo)
 app.command("generate", rich_help_panel=CREATE)(generate)
 app.command("train", rich_help_panel=CREATE, cls=OptionalValues)(train)
-app.command("serve", rich_help_panel=CREATE)(serve)
+app.command("serve", rich_help_panel=CREATE, cls=OptionalValues)(serve)
+app.add_typer(cluster_app, name="cluster", rich_help_panel=CREATE)
 app.command("inspect", rich_help_panel=ADAPTERS)(inspect)
 app.command("check", rich_help_panel=ADAPTERS)(check)
 app.command("convert", rich_help_panel=ADAPTERS)(convert)

@@ -18,7 +18,14 @@ _SERVER = {
     "prometheus_client": "prometheus-client",
 }  # fmt: skip
 #: extra of this package -> import name -> distribution: everything that its commands import without extra settings
-PACKAGES = {"torch": {"torch": "torch"}, "generate": _MODELS, "train": _MODELS, "serve": {**_SERVER, **_MODELS}}
+PACKAGES = {
+    "torch": {"torch": "torch"},
+    "generate": _MODELS,
+    "train": _MODELS,
+    "serve": {**_SERVER, **_MODELS},
+    "postgresql": {"psycopg": "psycopg"},
+    "cluster": {"ray": "ray"},
+}
 
 
 def require(extra: str, as_json: bool) -> None:

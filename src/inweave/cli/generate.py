@@ -102,6 +102,9 @@ def generate(
     dtype: Annotated[str | None, typer.Option(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
+    quantize: Annotated[str, typer.Option(
+        "--quantize", help="Memory: int8, int8-hadamard, nf4 or fp8 quantizes the denoiser; keep: a checkpoint stored "
+        "quantized (fp8, int8, bitsandbytes, GGUF) stays so; off: unpack it.", rich_help_panel=MODELS)] = "off",
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
@@ -167,7 +170,8 @@ def generate(
         progress.start(f"loading {model}")
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
-            allow_download=allow_download, progress=_on_part(progress, model),
+            allow_download=allow_download, quantize=quantize,  # type: ignore[arg-type]
+            progress=_on_part(progress, model),
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
@@ -180,6 +184,8 @@ def generate(
         except KeyboardInterrupt:
             progress.stop()
             _report_interrupt(saved, 1 if grid or compare else config.count, as_json)
+    if pipe.model.quantization:
+        done["quantization"] = pipe.model.quantization
     done["warnings"] = list(dict.fromkeys((*warnings, *done["warnings"])))
     done["seconds"] = round(time.perf_counter() - started, 3)
     if as_json:
@@ -188,6 +194,7 @@ def generate(
         for image in done["images"]:
             typer.echo(printable(f"{image['path']}  (seed {image['seed']})" if "seed" in image else image["path"]))
         print_lines((f"{row['name']}: {row['modules']} modules changed" for row in done["loras"]), "bright_black")
+        print_lines(filter(None, [done.get("quantization")]), "bright_black")
     if not as_json:
         for warning in done["warnings"]:
             print_styled(f"warning: {warning}", "yellow", err=True)

@@ -118,13 +118,15 @@ def supplied_alphas(alpha: float | None, by_key: Sequence[str] | None) -> Alphas
 
 
 class OptionalValues(TyperCommand):
-    """A command where `--resume` without a value means `--resume auto`.
+    """A command where `--resume` and `--cluster` without a value mean `--resume auto` and `--cluster auto`.
 
     The word after it is its value, unless that is another option or a .toml file, which is the configuration.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_default_value(args, "--resume", "auto"))
+        for option in ("--resume", "--cluster"):
+            args = with_default_value(args, option, "auto")
+        return super().parse_args(ctx, args)
 
 
 def with_default_value(arguments: Sequence[str], option: str, default: str) -> list[str]:

@@ -12,7 +12,8 @@ from inweave.cli.adapters import lora_folders
 from inweave.cli.console import reporting_errors
 from inweave.cli.extras import require
 
-MODELS, LIMITS, RBEE = "Models", "Limits", "Started by rbee"
+MODELS, SEVERAL, CLUSTER = "Models", "Several workers", "Several machines"
+LIMITS, RBEE = "Limits", "Started by rbee"
 
 
 def serve(
@@ -28,6 +29,18 @@ def serve(
         show_default="none")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder of the queue and the results.", show_default="in the user's data folder")] = None,
+    store: Annotated[str | None, typer.Option(
+        "--store", envvar="INWEAVE_STORE", metavar="postgresql://...", rich_help_panel=SEVERAL,
+        help="The queue in PostgreSQL, for several workers.", show_default="SQLite in the --data folder")] = None,
+    blobs: Annotated[Path | None, typer.Option(
+        "--blobs", metavar="FOLDER", help="Folder of images that all workers see.", show_default="in --data",
+        rich_help_panel=SEVERAL)] = None,
+    shared: Annotated[Path | None, typer.Option(
+        "--shared", help="Folder of datasets, training runs and added LoRAs that all workers and nodes see.",
+        show_default="--blobs or --data", rich_help_panel=SEVERAL)] = None,
+    lease_seconds: Annotated[float | None, typer.Option(
+        "--lease-seconds", help="After this time, jobs of a worker that does not answer run elsewhere.",
+        show_default="30", rich_help_panel=SEVERAL)] = None,
     model: Annotated[str | None, typer.Option(
         "--model", "-m", help="The default model.", show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
     also: Annotated[list[str] | None, typer.Option(
@@ -43,9 +56,32 @@ def serve(
     dtype: Annotated[str | None, typer.Option(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
+    quantize: Annotated[str | None, typer.Option(
+        "--quantize", help="Memory: int8, int8-hadamard, nf4 or fp8 quantizes denoisers; keep: checkpoints stored "
+        "quantized stay so.", show_default="off", rich_help_panel=MODELS)] = None,
     memory: Annotated[float | None, typer.Option(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,
+    cluster: Annotated[str | None, typer.Option(
+        "--cluster", metavar="[ADDRESS]", help="Run jobs in a Ray cluster: HOST:PORT of its head; without a value, the "
+        "cluster that this machine belongs to; local starts one here.", show_default="none",
+        rich_help_panel=CLUSTER)] = None,
+    min_runners: Annotated[int | None, typer.Option(
+        "--min-runners", help="Runners that stay without work; 0 frees every device.", show_default="1",
+        rich_help_panel=CLUSTER)] = None,
+    max_runners: Annotated[int | None, typer.Option(
+        "--max-runners", help="Runners at most.", show_default="one per device", rich_help_panel=CLUSTER)] = None,
+    idle_seconds: Annotated[float | None, typer.Option(
+        "--idle-seconds", help="Time after which a runner without work ends.", show_default="300",
+        rich_help_panel=CLUSTER)] = None,
+    runner_cpus: Annotated[float | None, typer.Option(
+        "--runner-cpus", help="CPUs that Ray reserves for a runner.",
+        show_default="1 with a GPU, else all of the smallest node", rich_help_panel=CLUSTER)] = None,
+    node_cache: Annotated[str | None, typer.Option(
+        "--node-cache", help="Folder on each node for copies of models and LoRAs.",
+        show_default="~/.cache/inweave/node", rich_help_panel=CLUSTER)] = None,
+    node_cache_gb: Annotated[float | None, typer.Option(
+        "--node-cache-gb", help="Gigabytes of these copies.", show_default="50", rich_help_panel=CLUSTER)] = None,
     queue_limit: Annotated[int | None, typer.Option(
         "--queue-limit", help="Maximum number of waiting jobs; more are refused with 429.", show_default="1000",
         rich_help_panel=LIMITS)] = None,
@@ -106,6 +142,10 @@ def serve(
     Example: inweave serve --model inweave/emoji --port 7870
     """
     require("serve", False)
+    if store is not None:
+        require("postgresql", False)
+    if cluster is not None:
+        require("cluster", False)
     with reporting_errors(False):
         from inweave.errors import ConfigError
         from inweave.serve.run import run
@@ -120,13 +160,18 @@ def serve(
         devices = _devices(device or (), backend) or ((f"cuda:{cuda_device}",) if cuda_device is not None else None)
         options: dict[str, Any] = {
             "host": host, "port": port, "token": token, "tokens": tokens, "data": data, "models": models,
+            "store": store, "blobs": blobs, "shared": shared, "lease_seconds": lease_seconds,
             "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
-            "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
+            "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize,
+            "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
             "origins": tuple(origin or ()),
+            "cluster": cluster, "min_runners": min_runners, "max_runners": max_runners,
+            "idle_seconds": idle_seconds, "runner_cpus": runner_cpus, "node_cache": node_cache,
+            "node_cache_gb": node_cache_gb,
             "behind_proxy": behind_proxy or bool(proxy), "proxies": tuple(proxy) if proxy else None,
             "log_level": log_level.lower() if log_level else None,
         }  # fmt: skip

@@ -28,6 +28,8 @@ _MAX_SHOWN = 300
 
 def as_path(path: object) -> Path:
     """Return a path from a caller's argument."""
+    if isinstance(path, Path):
+        return path
     if isinstance(path, str | os.PathLike):
         text = os.fspath(path)
         if isinstance(text, str):
@@ -59,7 +61,7 @@ def mode_of(path: Path, error: ErrorClass = FormatError) -> int:
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a regular file, links followed."""
     try:
-        return stat.S_ISREG(Path(path).stat().st_mode)
+        return stat.S_ISREG((path if isinstance(path, Path) else Path(path)).stat().st_mode)
     except (OSError, ValueError):
         return False
 

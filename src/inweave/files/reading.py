@@ -73,8 +73,9 @@ def open_binary(
 def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = FormatError) -> bytes:
     """Return the contents of a file of at most ``limit`` bytes."""
     with open_regular(path, error=error, limit=limit) as file:
-        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # allocated at once
-        while len(raw) <= limit and (more := file.read(_BLOCK)):
+        size = min(os.fstat(file.fileno()).st_size, limit) + 1
+        raw = file.read(size) or b""  # allocated at once
+        while size <= len(raw) <= limit and (more := file.read(_BLOCK)):  # fewer bytes: its end
             raw += more
     if len(raw) > limit:  # it grew, or its size is unknown, as in /proc
         raise error(f"{printable_path(path)}: more than the {limit:,} bytes that are accepted")

@@ -30,7 +30,7 @@ MAX_SIZE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TensorSpan:
     """The position of one tensor, relative to the start of the file's data."""
 
     dtype: str
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    spans: Mapping[str, Span]
+    spans: Mapping[str, TensorSpan]
     metadata: Mapping[str, str]
     data_start: int
 
@@ -72,7 +72,7 @@ def parse_header(raw: bytes, file_size: int) -> Header:
         raise FormatError(f"the header lists {len(document):,} tensors; at most {MAX_TENSORS:,} are accepted")
     data_start = 8 + len(raw)
     spans = {
-        name: entry if type(entry) is Span and _plain_name(name) else _checked_span(name, entry)
+        name: entry if type(entry) is TensorSpan and _plain_name(name) else _checked_span(name, entry)
         for name, entry in document.items()
     }
     _check_tiling(spans, file_size - data_start)
@@ -129,7 +129,7 @@ def _document(raw: bytes) -> dict[str, object]:
     except (ValueError, MemoryError) as error:
         raise FormatError(f"the header is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
-        kind = "tensor without a name" if isinstance(document, Span) else f"JSON {type(document).__name__}"
+        kind = "tensor without a name" if isinstance(document, TensorSpan) else f"JSON {type(document).__name__}"
         raise FormatError(f"the header is a {kind}; an object was expected")
     return document
 
@@ -149,7 +149,7 @@ def _compact(pairs: list[tuple[str, object]]) -> object:
                         break
                     size *= each
                 if size and size == 8 * (end - begin):
-                    return Span(dtype, tuple(shape), begin, end)
+                    return TensorSpan(dtype, tuple(shape), begin, end)
     return _no_repeats(pairs)
 
 
@@ -200,10 +200,10 @@ def _plain_name(name: str) -> bool:
     return len(name) <= MAX_NAME and _PLAIN.fullmatch(name) is not None
 
 
-def _checked_span(name: str, entry: object) -> Span:
+def _checked_span(name: str, entry: object) -> TensorSpan:
     """Return a tensor's position, checked field by field to report the exact problem."""
     _check_name(name)
-    if type(entry) is Span:
+    if type(entry) is TensorSpan:
         return entry
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"tensor {_quoted(name)} needs exactly dtype, shape and data_offsets")
@@ -225,7 +225,7 @@ def _checked_span(name: str, entry: object) -> Span:
         raise FormatError(
             f"tensor {_quoted(name)}: {dtype} {shape} takes {size:,} bytes, data_offsets give {end - begin:,}"
         )
-    return Span(dtype, tuple(shape), begin, end)
+    return TensorSpan(dtype, tuple(shape), begin, end)
 
 
 def _is_size(value: object) -> bool:
@@ -245,7 +245,7 @@ def _is_dunder(segment: str) -> bool:
     return segment.startswith("__") and segment.strip("_") != ""
 
 
-def _check_tiling(spans: Mapping[str, Span], available: int) -> None:
+def _check_tiling(spans: Mapping[str, TensorSpan], available: int) -> None:
     position = 0
     for name, span in sorted(spans.items(), key=lambda item: (item[1].begin, item[1].end)):
         if span.begin != position:

@@ -14,7 +14,7 @@ from inweave.layers.branch import Geometry
 from inweave.layers.layer import LoraLayer
 from inweave.layers.norms import NormLayer
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, departure, kind_of, registered_kind
-from inweave.ops.quantized import QuantizedLinear, weight_like
+from inweave.ops.quantized import QuantizedLayer, weight_like
 
 _KINDS = "Linear, Conv1d, Conv2d, Conv3d, Embedding, transformers' Conv1D"
 
@@ -37,7 +37,7 @@ def geometry_of(module: nn.Module) -> Geometry:
 
 def ineligible(module: nn.Module) -> str | None:
     """Return why a module cannot carry adapters, or None if it can."""
-    if isinstance(module, LoraLayer | QuantizedLinear) and not isinstance(module, NormLayer):
+    if isinstance(module, LoraLayer | QuantizedLayer) and not isinstance(module, NormLayer):
         return None
     kind, own = kind_of(module), type(module.base if isinstance(module, NormLayer) else module).__name__
     if kind is None:

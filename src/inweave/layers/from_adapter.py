@@ -27,7 +27,7 @@ from inweave.layers.sites import Site, networks, sites
 from inweave.layers.whole import obstacle as whole_obstacle
 from inweave.ops.kinds import stored_transposed
 from inweave.ops.kinds.wrappers import named_modules
-from inweave.ops.quantized import QuantizedLinear
+from inweave.ops.quantized import QuantizedLayer
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.targets.links import Shape
 from inweave.targets.plan import Placement
@@ -226,9 +226,9 @@ def _shapes(model: nn.Module, *, logical: bool) -> tuple[dict[str, Shape], dict[
     for path, module in named_modules(model):  # a state dict has other names where quantization splits weights
         absent = module._non_persistent_buffers_set
         base = module.base if isinstance(module, LoraLayer) else module
-        if isinstance(base, QuantizedLinear):
+        if isinstance(base, QuantizedLayer):
             absent = absent | set(base.weights._fields)
-            shapes[f"{path}.weight" if path else "weight"] = (base.out_features, base.in_features)
+            shapes[f"{path}.weight" if path else "weight"] = base.shape
         for leaf, value in (*module._parameters.items(), *module._buffers.items()):
             name = f"{path}.{leaf}" if path else leaf
             if value is not None and leaf not in absent and not (hidden and name.startswith(hidden)):

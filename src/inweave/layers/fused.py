@@ -16,7 +16,7 @@ In a training step the factors are float32, and all rounded copies are made toge
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -37,6 +37,14 @@ DEVICES = frozenset({"cuda"} if is_nvidia(torch.device("cuda")) else ())
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 Loras = tuple[tuple[LoraBranch, float], ...]
+
+
+class Operation(Protocol):
+    """What computes a layer with acting adapters."""
+
+    def output(self, x: torch.Tensor, acting: Acting, training: bool) -> torch.Tensor | None:
+        """Return the layer's output, or None to take the general path. At least one adapter acts."""
+        ...
 
 
 def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:

@@ -26,7 +26,7 @@ from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets, check_patterns, matching
 from inweave.layers.sites import Site
 from inweave.layers.spec import DROPOUTS, AdapterSpec
-from inweave.ops.quantized import QuantizedLinear, weight_like
+from inweave.ops.quantized import QuantizedLayer, weight_like
 from inweave.ops.tensors.subclasses import whole
 
 _MAX_RANK = 2**20
@@ -232,7 +232,7 @@ def fresh_branch(layer: LoraLayer, request: Request, attention: str = "") -> Bra
     out_proj counts twice, since PEFT (to 0.21) adds it twice: so the file has the same effect there.
     """
     name, spec, rules = layer.names[0], request.spec, request.rules
-    weight = weight_like(layer.base) if isinstance(layer.base, QuantizedLinear) else layer.weight.detach()
+    weight = weight_like(layer.base) if isinstance(layer.base, QuantizedLayer) else layer.weight.detach()
     rank, alpha = rules.rank_of(attention or name), rules.alpha_of(attention or name)
     assert rank is not None
     if attention and name.endswith(".out_proj"):

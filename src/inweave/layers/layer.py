@@ -10,7 +10,8 @@
            where apply(x, W) = base(x) - bias, unless the module's class is registered and overrides forward
 
 On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), and so are a convolution and its LoRA
-in training (`inweave.layers.fused_conv`): the same formula with fewer roundings.
+in training (`inweave.layers.fused_conv`): the same formula with fewer roundings. `inweave.layers.qat` computes with W
+as merging into a quantized base would store it.
 
 The base output is never scaled, and with no live adapters the layer just calls the base. Dropout applies to the input
 for every algorithm, as in LoRA (LyCORIS has none for LoHa and LoKr); a LoRA may also have dropout between its factors
@@ -39,14 +40,15 @@ from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.branch import Branch, Geometry
 from inweave.layers.dropout import dropout, layer_number
-from inweave.layers.fused import FusedLinear, is_plain_linear
+from inweave.layers.fused import FusedLinear, Operation, is_plain_linear
 from inweave.layers.fused_conv import FusedConv, is_plain_conv
+from inweave.layers.merge_target import merge_target
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
-from inweave.ops.kinds.offloaded import ON_DISK, execution_device, in_memory, numbers, weight_maps
+from inweave.ops.kinds.offloaded import execution_device, numbers
 from inweave.ops.merge import all_usable, usable_numbers
-from inweave.ops.quantized import QuantizedLinear, QuantizedWeight, weight_like
-from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, shares, whole
+from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, requantized, weight_like
+from inweave.ops.tensors.subclasses import shares, whole
 
 
 class LoraLayer(nn.Module):
@@ -77,25 +79,22 @@ class LoraLayer(nn.Module):
         self.strengths: dict[str, float] = {}
         self.active: tuple[str, ...] = ()
         self._custom = registered_kind(base) is not None and type(base).forward not in STANDARD_FORWARDS
-        self._fused: FusedLinear | FusedConv | None = None
-        if is_plain_linear(base, kind):
-            self._fused = FusedLinear(base)
-        elif is_plain_conv(base, kind):
-            self._fused = FusedConv(base)
+        convolution = FusedConv(base) if is_plain_conv(base, kind) else None
+        self.operation: Operation | None = FusedLinear(base) if is_plain_linear(base, kind) else convolution
         self._off = False
         self._merged = False
         self._pristine: torch.Tensor | None = None
         self._quantized: QuantizedWeight | None = None  # the original bits of a merged, quantized weight
         self._live: tuple[str, ...] = ()
         self._acting: tuple[tuple[Branch, float], ...] = ()  # the same with branches: saves lookups in forward
-        self.out, self.into = kind.shape(weight_like(base) if isinstance(base, QuantizedLinear) else self.weight)
+        self.out, self.into = kind.shape(weight_like(base) if isinstance(base, QuantizedLayer) else self.weight)
 
     # the wrapped module
 
     @property
     def device(self) -> torch.device:
         """The device for adapters: the weight's; for one on the meta device that of its offload hook, or the CPU."""
-        if isinstance(self.base, QuantizedLinear):
+        if isinstance(self.base, QuantizedLayer):
             return self.base.quantized[0].device  # type: ignore[no-any-return]
         device: torch.device = self.weight.device
         return device if device.type != "meta" else execution_device(self.base) or torch.device("cpu")
@@ -117,32 +116,8 @@ class LoraLayer(nn.Module):
 
     def _home(self) -> torch.Tensor:
         """Return the tensor to write when merging; raise TargetError if it cannot be written."""
-        self._refuse_subclass()
-        if not self.weight.is_meta:
-            return self.weight.detach()  # type: ignore[no-any-return]
-        for each in (self, self.base):
-            for weights, key in weight_maps(each, "weight"):
-                if (stored := in_memory(weights, key)) is None:
-                    raise TargetError(f"{self.label}: its weight is {ON_DISK}")
-                if self.tied:
-                    raise TargetError(f"{self.label}: its weight is tied and offloaded; merge first, then offload")
-                return stored
-        return self.numbers().detach()
-
-    def _refuse_subclass(self) -> None:
-        """Raise TargetError if the weight's class or shape does not let a merge write it."""
-        if holds_others(self.weight) and not is_sharded(self.weight):
-            raise TargetError(
-                f"{self.label}: its weight is stored as {class_of(self.weight)}, into which no adapter can be merged; "
-                "leave the adapter unmerged, or merge it into the unquantized model and quantize that"
-            )
-        if is_sharded(self.weight) and self.tied:
-            raise TargetError(f"{self.label}: its weight is tied and sharded; merge first, then fully_shard")
-        if self.kind.shape(self.weight) != (self.out, self.into):
-            raise TargetError(
-                f"{self.label}: its weight has the shape {list(self.weight.shape)} now: packed, or a part of it as "
-                "FSDP shows it; merge before the weight is converted"
-            )
+        home = merge_target((self, self.base), self.label, self.kind, (self.out, self.into), tied=self.tied)
+        return self.numbers().detach() if home is None else home
 
     @property
     def transposed(self) -> bool:
@@ -165,7 +140,7 @@ class LoraLayer(nn.Module):
     # forward
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        fused, acting = self._fused, self._acting
+        fused, acting = self.operation, self._acting
         if fused is not None and acting and not args and not kwargs:
             y = fused.output(x, acting, self.training)
             if y is not None:
@@ -281,8 +256,8 @@ class LoraLayer(nn.Module):
 
     def _drop_plan(self) -> None:
         """Drop the inference plan, which holds the memory of the adapters."""
-        if isinstance(self._fused, FusedLinear):
-            self._fused.plan = None
+        if isinstance(self.operation, FusedLinear):
+            self.operation.plan = None
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]
@@ -300,14 +275,17 @@ class LoraLayer(nn.Module):
         if self._merged:
             raise MergeStateError(f"{self.label}: cannot {action} while merged; unmerge first")
 
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Merge the live adapters into the weight; the layer then runs at the speed of the base."""
+    def _require_mergeable(self) -> None:
         if self._merged:
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
-        if isinstance(self.base, QuantizedLinear):
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge the live adapters into the weight; the layer then runs at the speed of the base."""
+        self._require_mergeable()
+        if isinstance(self.base, QuantizedLayer):
             self._merge_quantized(self.base)
             return
         woven = None
@@ -335,15 +313,15 @@ class LoraLayer(nn.Module):
             home.copy_(shares(woven, home))
         self._refresh()
 
-    def _merge_quantized(self, base: QuantizedLinear) -> None:
+    def _merge_quantized(self, base: QuantizedLayer) -> None:
         """Quantize the sum again, with new scales; the original bits are kept."""
         stored = base.quantized
-        woven = self._woven(stored.dequantized(torch.float32))
+        woven = self._woven(stored.dequantized(torch.float32).view(base.shape))
         if not woven.isfinite().all():
             raise TargetError(f"{self.label}: merging {', '.join(self._live)} gives numbers that are not finite")
-        self._quantized = type(stored)(*(tensor.clone() for tensor in stored))
-        self._merged = True  # set first, so that unmerge restores the bits even if the next line raises
-        base.write(type(stored).of(woven))
+        merged = requantized(stored, woven.flatten(1), self.label)
+        self._quantized, self._merged = type(stored)(*(each.clone() for each in stored)), True  # before it is written
+        base.write(merged)
         self._refresh()
 
     @torch.no_grad()
@@ -351,7 +329,7 @@ class LoraLayer(nn.Module):
         """Restore the saved weight, bit for bit."""
         if not self._merged:
             raise NotMerged(f"{self.label}: nothing is merged")
-        if isinstance(self.base, QuantizedLinear):
+        if isinstance(self.base, QuantizedLayer):
             if self._quantized is None:
                 raise MergeStateError(f"{self.label}: quantized while merged; only eject(keep_merged=True) is left")
             self.base.write(self._quantized)
@@ -379,7 +357,7 @@ class LoraLayer(nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoraLayer:
         """Convert the parameters: the implementation of `.to`, `.half`, `.cpu` and the like."""
         self._drop_plan()
-        if isinstance(self.base, QuantizedLinear):  # it knows which of its tensors a conversion may touch
+        if isinstance(self.base, QuantizedLayer):  # it knows which of its tensors a conversion may touch
             self.adapters._apply(fn, recurse)  # type: ignore[no-untyped-call]
             self.base._apply(fn, recurse)
         else:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from inweave.adapter import Factors, Full
-from inweave.errors import AlreadyMerged, MergeStateError, NotMerged, TargetError
+from inweave.errors import NotMerged, TargetError
 from inweave.layers.branch import Branch, Start
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, keep_called, sites, ties
@@ -108,10 +108,7 @@ class NormLayer(LoraLayer):
 
     @torch.no_grad()
     def merge(self) -> None:
-        if self._merged:
-            raise AlreadyMerged(f"{self.label}: its adapters are merged already")
-        if self._off:
-            raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
+        self._require_mergeable()
         woven = {leaf: self._sum(leaf) for leaf in _ROLES if self._live and self._parameters.get(leaf) is not None}
         self._originals = {leaf: getattr(self, leaf).detach().clone() for leaf in woven}
         self._merged = True  # set first, so that unmerge restores the bits even if the next lines raise

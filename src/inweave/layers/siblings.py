@@ -20,6 +20,7 @@ from inweave.layers.branch import Branch
 from inweave.layers.fused import is_plain_linear, is_plain_lora, is_unchanged
 from inweave.layers.layer import LoraLayer
 from inweave.layers.lora import LoraBranch
+from inweave.layers.qat import QuantizationAware
 from inweave.ops.linear import Rounded, Weight, lora_linear
 from inweave.ops.quantized import QuantizedLinear, joint_weight
 
@@ -119,6 +120,8 @@ def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
     biases = [layer._parameters.get("bias") for layer in layers]
     if len(layers) < max(2, len(modules)) or not (_alike(biases) or all(bias is None for bias in biases)):
         return None
+    if any(isinstance(layer.operation, QuantizationAware) for layer in layers):
+        return None  # each rounds its own sum
     weight: Weight | None = None
     if all(isinstance(layer.base, QuantizedLinear) for layer in layers):
         weight = joint_weight([layer.base for layer in layers])

@@ -25,7 +25,7 @@ from inweave.errors import FormatError
 from inweave.exchange.load import load
 from inweave.files.reading import open_regular
 from inweave.formats.files import ADAPTER_FILES, header_bytes
-from inweave.formats.gate import Header, Span, parse_header, split_header
+from inweave.formats.gate import Header, TensorSpan, parse_header, split_header
 from inweave.formats.read import deciding_metadata, read
 from inweave.library.entry import MAX_PROBLEMS
 from inweave.targets.declared import declarations
@@ -73,7 +73,7 @@ class _Header:
     """A cached header: the length of its data, and the numbers that decide how it is read."""
 
     data_bytes: int
-    values: tuple[Span, ...]
+    values: tuple[TensorSpan, ...]
 
 
 class LayoutReader:
@@ -164,7 +164,7 @@ def _parsed(raw: bytes, size: int, metadata: Mapping[str, str]) -> Header | None
     return header if header.metadata == metadata else None
 
 
-def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[Span, bytes]) -> _Known | None:
+def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[TensorSpan, bytes]) -> _Known | None:
     """Return the cache entry of a layout; None if reading fails, or if its base depends on more than the layout."""
     tensors = {name: _tensor(name, span, numbers.get(span)) for name, span in header.spans.items()}
     try:
@@ -174,7 +174,7 @@ def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[Span
     return None if known.fit.fixed is not None and known.contents.modules else known
 
 
-def _values(header: Header) -> dict[str, Span]:
+def _values(header: Header) -> dict[str, TensorSpan]:
     """Return the tensors that may decide how others are read: all short ones but the alphas of LoRA and LoHa."""
     kronecker = any("lokr" in name for name in header.spans)  # their alpha can reveal the intended rank
     return {
@@ -184,11 +184,11 @@ def _values(header: Header) -> dict[str, Span]:
     }
 
 
-def _is_alpha(name: str, span: Span) -> bool:
+def _is_alpha(name: str, span: TensorSpan) -> bool:
     return name.endswith(".alpha") and math.prod(span.shape) == 1
 
 
-def _tensor(name: str, span: Span, numbers: bytes | None) -> Tensor:
+def _tensor(name: str, span: TensorSpan, numbers: bytes | None) -> Tensor:
     """Return a tensor without its numbers, unless they decide something; an alpha is 1."""
     if numbers is None and _is_alpha(name, span):
         try:

@@ -13,6 +13,7 @@ does not brighten everything. Without weights and within one chunk this is exact
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,18 @@ def clip_tokens(tokenizer: Any, pieces: Pieces, chunks: int | None = None, limit
         )
         weights.append([1.0, *(w for _, w in row), *[1.0] * (padding + 1)])
     return Tokens(torch.tensor(ids), torch.tensor(weights), needed)
+
+
+def token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Return how many tokens each text has, without start and end; together they take a fraction of the time."""
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False, return_attention_mask=False).input_ids
+    return [len(row) for row in ids]
+
+
+def clip_chunks(tokenizer: Any, tokens: int, limit: int) -> int:
+    """Return the chunks of a text without breaks (`clip_tokens`)."""
+    room: int = tokenizer.model_max_length - 2
+    return max(1, -(-min(tokens, limit) // room))
 
 
 def encode_clip(

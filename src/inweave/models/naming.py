@@ -22,6 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inweave.ops.quantized import QuantizedWeight
+from inweave.targets.plan import Rows
+from inweave.weights.held import quantized_weight
 from inweave.weights.source import TensorSpec, WeightSource
 
 #: tensors of files that no module has, and that change nothing
@@ -57,6 +60,9 @@ class Mapped:
         shape = self._shapes.get(name)
         return tensor if shape is None else tensor.reshape(tensor.shape[0], *shape[1:])
 
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        return quantized_weight(self._source, self._ours[name], device, rows)
+
 
 class Cast:
     """A source whose numbers are rounded to ``dtype`` as they are read."""
@@ -75,6 +81,9 @@ class Cast:
     def get(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
         stored = self.spec(name).dtype
         return self._source.get(name, dtype=stored, **options).to(dtype or stored)
+
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        return quantized_weight(self._source, name, device, rows)
 
 
 def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:

@@ -17,6 +17,7 @@ from inweave.checked import CheckedModel, FieldError
 from inweave.errors import Problem
 
 MEBIBYTE = 1024 * 1024
+CLUSTER_ONLY = {"min_runners", "max_runners", "idle_seconds", "runner_cpus", "node_cache", "node_cache_gb"}
 
 
 def default_data_folder() -> Path:
@@ -41,11 +42,34 @@ class ServeSettings(CheckedModel):
     lora_folders: tuple[Path, ...] = Field(default=(), description="the folders of the library")
     dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
     data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
+    store: str | None = Field(
+        default=None, repr=False, description="the queue in PostgreSQL, by its address, which several workers share"
+    )
+    blobs: Path | None = Field(default=None, description="the folder of images that all workers of a queue share")
+    shared: Path | None = Field(default=None, description="the folder of datasets, training runs and added LoRAs")
+    lease_seconds: Annotated[float, Field(ge=1)] = Field(
+        default=30.0, description="after which the jobs of a worker that does not answer run elsewhere"
+    )
     devices: tuple[str, ...] = Field(default=(), description="one model process per device; default: one, chosen by it")
     train_devices: tuple[str, ...] = Field(
         default=(), description="devices for training only; the others then only generate"
     )
+    cluster: str | None = Field(default=None, description="run jobs in the Ray cluster at this address, auto or local")
+    min_runners: Annotated[int, Field(ge=0)] = Field(default=1, description="of a cluster; 0: none without work")
+    max_runners: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="of a cluster; default: one per device"
+    )
+    idle_seconds: Annotated[float, Field(gt=0)] = Field(default=300.0, description="after which a runner is ended")
+    runner_cpus: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="CPUs of a runner in a cluster; default: 1 with a GPU, else those of the smallest node",
+    )
+    node_cache: str = Field(default="~/.cache/inweave/node", description="copies of files on each node")
+    node_cache_gb: Annotated[float, Field(gt=0)] = 50.0
     dtype: str | None = None
+    quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"] = Field(
+        default="off", description="how denoisers are held in memory; `inweave.pipeline` explains the values"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
@@ -76,6 +100,22 @@ class ServeSettings(CheckedModel):
             raise FieldError(Problem("token", f"a token of at least 8 characters is needed, got {len(value)}"))
         return value
 
+    @field_validator("store")
+    @classmethod
+    def _postgresql(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("postgresql://", "postgres://")):  # never quoted: passwords
+            raise FieldError(Problem("store", "expected postgresql://USER@HOST/DATABASE, or no --store for SQLite"))
+        return value
+
+    @field_validator("blobs", mode="before")
+    @classmethod
+    def _folder(cls, value: object) -> object:
+        if "://" in str(value):
+            raise FieldError(
+                Problem("blobs", "expected a folder that all workers see; object stores are not supported")
+            )
+        return value
+
     @field_validator("proxies")
     @classmethod
     def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,6 +137,16 @@ class ServeSettings(CheckedModel):
         ]
         if self.devices and set(self.devices) <= set(self.train_devices):
             problems.append(Problem("train_devices", "no device is left to make images"))
+        if self.cluster is None:
+            problems += [
+                Problem(name, "is a setting of a cluster; name one with --cluster ADDRESS")
+                for name in sorted(CLUSTER_ONLY & self.model_fields_set)
+            ]
+        else:
+            if self.max_runners is not None and self.max_runners < max(1, self.min_runners):
+                problems.append(Problem("max_runners", f"{self.max_runners} is less than min_runners"))
+            if self.devices not in ((), ("cpu",), ("cuda",)) or self.train_devices:
+                problems.append(Problem("devices", "Ray chooses the devices of a cluster; name the kind: cpu or cuda"))
         if problems:
             raise FieldError(problems[0])
         return self
@@ -134,10 +184,18 @@ class ServeSettings(CheckedModel):
         """Return the location of every model that a request may name."""
         return {model_name(self.model): self.model, **self.models}
 
+    def blobs_folder(self) -> Path:
+        """Return the folder of images."""
+        return self.data if self.blobs is None else self.blobs
+
+    def shared_folder(self) -> Path:
+        """Return the folder of datasets, training runs, and LoRAs that were uploaded or trained."""
+        return self.blobs_folder() if self.shared is None else self.shared
+
     def private_folders(self) -> tuple[str, ...]:
         """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
         parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
-        return tuple(map(str, (self.data, *self.lora_folders, *parents)))
+        return tuple(map(str, (self.data, self.blobs_folder(), self.shared_folder(), *self.lora_folders, *parents)))
 
 
 def model_name(where: str) -> str:

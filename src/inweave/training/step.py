@@ -156,8 +156,9 @@ class Step:
         total = self._total_weight(batches)  # of all processes, so not again if one of them splits its batches
         self._retry_split(lambda: self._accumulate(number, batches, total), batches)
         with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no retry
-            self.world.add_up(self.flat.grads)
-            self.world.add_up(self.loss)
+            ordered = self.config.deterministic or self.loss.device.type == "cpu"
+            self.world.add_up(self.flat.grads, ordered=ordered)
+            self.world.add_up(self.loss, ordered=ordered)
             stopped = self._encoder_steps is not None and number >= self._encoder_steps
             with hold(self.flat, "te") if stopped else nullcontext():
                 if self.optimizer.capturable:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from typing import get_args
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.ops.tensors.subclasses import class_of, holds_others
 from inweave.weights.construction import Constructed
 from inweave.weights.gc_pause import collector_waits
+from inweave.weights.hold import Quantized, hold_weights
 from inweave.weights.merged import MergedSource
 from inweave.weights.networks import Slot
 from inweave.weights.networks import slots as network_slots
@@ -33,6 +35,7 @@ def build(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
+    quantized: Quantized = "off",
     progress: Callable[[int], object] | None = None,
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
@@ -45,6 +48,8 @@ def build(
         device: Where the tensors go.
         dtype: Overrides the model's own dtype for floating-point tensors.
         ignore: Names of tensors of the source that the model may leave unused.
+        quantized: "keep" leaves weights of linear layers and convolutions that the source stores quantized like that
+            (`weights.hold`); "off" unpacks them.
         progress: Called with the stored bytes of each tensor when it is in place.
 
     Returns:
@@ -62,15 +67,25 @@ def build(
         raise ConfigError(f"ignore: expected names of tensors, got {type(ignore).__name__}")
     expect("device", device, torch.device, str)
     expect("dtype", dtype, torch.dtype, str, type(None))
+    if quantized not in get_args(Quantized):
+        raise ConfigError(f"quantized must be one of {', '.join(get_args(Quantized))}, got {quantized!r}")
     dtype = named_dtype(dtype) if dtype is not None else None
     slots = network_slots(model)
     target = choose_device(device)
     done: dict[int, torch.Tensor] = {}
     later: dict[str, torch.Tensor] = {}
     with torch.no_grad(), collector_waits():
+        if quantized == "keep":
+            _check(slots, source, ignore)
+            constructed = Constructed(model)  # before any layer has another class
+            count = None if progress is None else lambda name: progress(stored_bytes(source, name))
+            stored = hold_weights(model, source, target, dtype, count)
+            slots = {name: slot for name, slot in slots.items() if name not in set(stored)}
+            ignore = {*ignore, *stored}
         early = _read_ahead(slots, source, target, dtype, ignore, progress)
         _check(slots, source, ignore)
-        constructed = Constructed(model)
+        if quantized == "off":
+            constructed = Constructed(model)
         names = source.names()
         changed = _changed_names(slots, source) if isinstance(source, MergedSource) else {}
         for name, (owner, leaf, old) in slots.items():

@@ -19,7 +19,7 @@ from inweave.adapter import Tensor
 from inweave.errors import FormatError
 from inweave.files.reading import open_regular
 from inweave.formats.files import read_header, shard_files, weight_files
-from inweave.formats.gate import Header, Span
+from inweave.formats.gate import Header, TensorSpan
 from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.plan import Rows
 from inweave.weights.source import TensorSpec
@@ -59,7 +59,7 @@ class Pieces:
 
     def __init__(self, network: NetworkFiles, opened: ExitStack) -> None:
         self.headers: dict[Path, Header] = {path: read_header(path) for path in network.files}
-        self._where: dict[str, tuple[Path, Span]] = {}
+        self._where: dict[str, tuple[Path, TensorSpan]] = {}
         self._files: dict[Path, BinaryIO] = {}
         for path, header in self.headers.items():
             if twice := header.spans.keys() & self._where.keys():

@@ -23,7 +23,7 @@ from torch import nn
 from inweave.errors import MergeStateError, TargetError
 from inweave.ops.kinds.offloaded import ON_DISK, elsewhere, in_memory, offload_groups, weight_maps
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
-from inweave.ops.quantized import QuantizedLinear
+from inweave.ops.quantized import QuantizedLayer
 from inweave.ops.tensors.overlaps import address, overlaps
 from inweave.ops.tensors.subclasses import class_of, holds_others, sharding_modules
 from inweave.targets.spellings import FUSED
@@ -63,7 +63,7 @@ class LiveModel:
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
         self._sharded: set[str] = set()  # components, of which parts may be gathered at present
         self._quantized: dict[TensorKey, torch.Tensor] = {}
-        self.layers: dict[TensorKey, QuantizedLinear] = {}
+        self.layers: dict[TensorKey, QuantizedLayer] = {}
         self._homes: dict[TensorKey, LiveHome] = {}
         self.first: dict[Home, TensorKey] = {}  # the first name of every place
         self._shared: dict[TensorKey, list[TensorKey]] = {}
@@ -148,7 +148,7 @@ class LiveModel:
     def shape(self, key: TensorKey) -> tuple[int, ...]:
         """Return the shape of a tensor, as adapters see it."""
         layer = self.layers.get(key)
-        return tuple(self.slots[key].tensor.shape) if layer is None else (layer.out_features, layer.in_features)
+        return tuple(self.slots[key].tensor.shape) if layer is None else layer.shape
 
     def dtype(self, key: TensorKey) -> torch.dtype:
         """Return the dtype in which sums are rounded: float32 for a layer that is quantized again."""

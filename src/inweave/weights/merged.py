@@ -19,10 +19,12 @@ import torch
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.ops.merge import merge_products
+from inweave.ops.quantized import QuantizedWeight
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.blocks import block_names, refuse_unknown_blocks
 from inweave.weights.factors import LoadedAdapter, targets_of
+from inweave.weights.held import quantized_weight
 from inweave.weights.merge import is_product, merged, on_rows, refuse_overflow
 from inweave.weights.networks import index_of
 from inweave.weights.resolved import resolve_item
@@ -196,6 +198,10 @@ class MergedSource:
             refuse_overflow(self._label(name), result, lambda: self._base.get(name, device=device, rows=cut))
         # a copy of the rows, so that the rest can be freed
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()
+
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        """Return a weight that no adapter changes as the base stores it; see `quantized_weight`."""
+        return None if self.changes(name) else quantized_weight(self._base, name, device, rows)
 
 
 def _with_component(index: ModelIndex, component: str | None) -> ModelIndex:

@@ -16,7 +16,7 @@ from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
 from inweave.ops.kinds.pipelines import components_of
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
-from inweave.ops.quantized import QuantizedLinear
+from inweave.ops.quantized import QuantizedLayer
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.quantized import quantized_layer
 from inweave.weights.source import WeightSource
@@ -107,11 +107,11 @@ def weight_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     for path, layer in quantized_layers(network).items():
         for leaf in layer.weights._fields:
             shapes.pop(f"{path}.{leaf}" if path else leaf, None)
-        shapes[f"{path}.weight" if path else "weight"] = (layer.out_features, layer.in_features)
+        shapes[f"{path}.weight" if path else "weight"] = layer.shape
     return shapes
 
 
-def quantized_layers(network: nn.Module) -> dict[str, QuantizedLinear]:
+def quantized_layers(network: nn.Module) -> dict[str, QuantizedLayer]:
     """Return the quantized layers of a network by name."""
     layers = ((name, quantized_layer(module)) for name, module in named_modules(network))
     return {name: layer for name, layer in layers if layer is not None}

@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,10 +28,12 @@ from inweave.files.stamps import stamp_of
 from inweave.formats.base_shapes import refuse_renamed
 from inweave.formats.gguf import TYPES, GgufTensor, is_gguf, read_gguf
 from inweave.formats.packed import BLOCK, LONGEST_STATE, Packed, Packing, blocks_of, packing_of
+from inweave.ops.quantized import PACKED_FORMATS, QuantizedWeight
 from inweave.ops.quantized.gguf import dequantized_blocks
 from inweave.ops.quantized.nf4 import unpacked
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH
 from inweave.targets.plan import Rows
+from inweave.weights.held import quantized_weight, stored_weight
 from inweave.weights.source import FileSource, TensorSpec, WeightSource
 from inweave.weights.transfer import read_bytes
 
@@ -131,6 +133,19 @@ class PackedSource:
         weight = _unpacked(name, packed, parts).to(dtype or TORCH[packed.dtype])
         return weight if rows is None else weight[rows[0] : sum(rows)].clone()
 
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        """Return a weight as it is stored; see `quantized_weight`."""
+        packed = self._known(name)
+        if packed is None:
+            return quantized_weight(self._source, name, device, rows)
+        if torch.device(device).type == "meta":
+            specs = {role: self._source.spec(stored) for role, stored in packed.parts.items()}
+            parts = {role: torch.empty(each.shape, dtype=each.dtype, device=device) for role, each in specs.items()}
+        else:
+            parts = {role: self._source.get(n, device=device, owned=True) for role, n in packed.parts.items()}
+        weight: Any = stored_weight(packed, parts)
+        return weight if rows is None or weight is None else weight.part(*rows)  # type: ignore[no-any-return]
+
     def _known(self, name: str) -> Packed | None:
         if name not in self._names:
             raise TargetError(f"the source has no tensor {name!r} ({len(self._names):,} others)")
@@ -225,14 +240,33 @@ class GgufSource:
         if rows is not None and whole_blocks:
             start, length = (count * stride // block * size for count in rows)
             shape, rows = (rows[1], *shape[1:]), None
+        bytes_ = self._bytes(tensor, start, length)
+        numbers = dequantized_blocks(tensor.type, bytes_.to(device).view(-1, size)).view(shape)
+        result = numbers.to(dtype or self.spec(name).dtype)
+        return result if rows is None else result[rows[0] : sum(rows)].clone()
+
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        """Return a weight as it is stored; see `quantized_weight`."""
+        tensor = self._known(name)
+        block, size = TYPES[tensor.type]
+        into = math.prod(tensor.shape[1:])
+        if block == 1 or len(tensor.shape) < 2 or into % block:
+            return None
+        start, count = rows or (0, tensor.shape[0])
+        shape = count, into // block * size
+        if torch.device(device).type == "meta":
+            blocks = torch.empty(shape, dtype=torch.uint8, device=device)
+        else:
+            blocks = self._bytes(tensor, start * shape[1], math.prod(shape)).to(device).view(shape)
+        weight: QuantizedWeight = PACKED_FORMATS[f"gguf-{tensor.type}"].weights(blocks)
+        return weight
+
+    def _bytes(self, tensor: GgufTensor, start: int, length: int) -> torch.Tensor:
         with open_regular(self.path, buffering=0) as file:
             if stamp_of(os.fstat(file.fileno())) != self._stamp:
                 raise FormatError(f"{self.path}: changed on disk since it was opened; build the model again")
             raw = read_bytes(file, tensor.begin + start, length)
-        bytes_ = torch.frombuffer(raw, dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)
-        numbers = dequantized_blocks(tensor.type, bytes_.to(device).view(-1, size)).view(shape)
-        result = numbers.to(dtype or self.spec(name).dtype)
-        return result if rows is None else result[rows[0] : sum(rows)].clone()
+        return torch.frombuffer(raw, dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)
 
     def _known(self, name: str) -> GgufTensor:
         tensor = self._tensors.get(name)

@@ -3,31 +3,29 @@
     W' = Q(D(q) + changes)                          D: dequantized in float32; Q: quantized, with new scales
     lost = |W' - (D(q) + changes)| / |changes|      the share that did not survive rounding
 
+Where more is lost than allowed, or Q does not exist, the weight keeps its bits (`beside`).
 `packed_memory` makes the tensors of a layer views of one buffer of bytes, so that originals are kept, compared and
 restored as those of any other weight. D and Q depend on nothing else, so a stack has the bits of a fresh build.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from inweave.ops.merge import all_usable
-from inweave.ops.quantized import QuantizedLinear, QuantizedWeight
+from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, has_encoder, requantized
 
 _ALIGNMENT = 256  # of each tensor, for kernels that read many bytes at once
 
 
-def quantized_layer(module: nn.Module) -> QuantizedLinear | None:
+def quantized_layer(module: nn.Module) -> QuantizedLayer | None:
     """Return the quantized layer that a module is, or carries adapters of; None for any other."""
     layer = module.__dict__.get("base", module)
-    return layer if isinstance(layer, QuantizedLinear) else None
+    return layer if isinstance(layer, QuantizedLayer) else None
 
 
 @torch.no_grad()
-def packed_memory(layer: QuantizedLinear) -> torch.Tensor:
+def packed_memory(layer: QuantizedLayer) -> torch.Tensor:
     """Return the bytes that the tensors of a layer are views of; they are moved there unless they are already."""
     tensors = list(layer.quantized)
     size, offsets = _layout(tensors)
@@ -43,7 +41,7 @@ def packed_memory(layer: QuantizedLinear) -> torch.Tensor:
     return memory
 
 
-def weight_in(layer: QuantizedLinear, memory: torch.Tensor) -> QuantizedWeight:
+def weight_in(layer: QuantizedLayer, memory: torch.Tensor) -> QuantizedWeight:
     """Return a weight of the layer's format and shape as views of such bytes."""
     tensors = list(layer.quantized)
     _, offsets = _layout(tensors)
@@ -52,16 +50,23 @@ def weight_in(layer: QuantizedLinear, memory: torch.Tensor) -> QuantizedWeight:
     return weight
 
 
-def write_sum(layer: QuantizedLinear, memory: torch.Tensor, total: torch.Tensor, before: torch.Tensor) -> float | None:
-    """Quantize a sum into such bytes; return the lost share of the change, or None if the sum is not finite."""
-    if not all_usable(total):
-        return None
+def write_weight(layer: QuantizedLayer, memory: torch.Tensor, weight: QuantizedWeight) -> None:
+    """Write a weight of the layer's format and shape to such bytes."""
     memory.zero_()  # between the tensors too
-    new: Any = layer.weights.of(total)
-    for view, tensor in zip(weight_in(layer, memory), new, strict=True):
+    for view, tensor in zip(weight_in(layer, memory), weight, strict=True):
         view.copy_(tensor)
+
+
+def encoded(layer: QuantizedLayer, total: torch.Tensor) -> QuantizedWeight | None:
+    """Return a sum as a weight in the layer's layout, in memory of its own; None if the format has no encoder."""
+    return requantized(layer.quantized, total.flatten(1), "weight") if has_encoder(layer.quantized) else None
+
+
+def lost_share(weight: QuantizedWeight, total: torch.Tensor, before: torch.Tensor) -> float:
+    """Return the share of a change that did not survive rounding."""
     change = (total - before).norm()
-    return float((new.dequantized(torch.float32) - total).norm() / change) if change > 0 else 0.0
+    rest = weight.dequantized(torch.float32).view(total.shape) - total
+    return float(rest.norm() / change) if change > 0 else 0.0
 
 
 def _layout(tensors: list[torch.Tensor]) -> tuple[int, list[int]]:

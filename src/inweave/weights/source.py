@@ -14,6 +14,7 @@ Stacked        and back
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
@@ -30,12 +31,14 @@ from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
 from inweave.files.stamps import stamp_of
 from inweave.formats.files import open_container
+from inweave.ops.quantized import QuantizedWeight
 from inweave.ops.tensors.decode import TORCH, decode
 from inweave.ops.tensors.subclasses import class_of, holds_others, is_sharded, whole
 from inweave.targets.index import Component
 from inweave.targets.links import Link
 from inweave.targets.plan import Rows
-from inweave.weights.transfer import Span, read_bytes, ring_for, stream
+from inweave.weights.held import quantized_weight, unscaled, with_halves_swapped
+from inweave.weights.transfer import FileSpan, read_bytes, ring_for, stream
 
 T = TypeVar("T")
 
@@ -175,6 +178,17 @@ class FileSource:
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
         return decode(tensor, dtype=dtype or stored, device=device)
 
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        """Return a plain fp8 weight with scales of 1; see `quantized_weight`."""
+        shape, dtype = (spec := self.spec(name)).shape, spec.dtype
+        if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) or len(shape) < 2:
+            return None
+        if torch.device(device).type == "meta":
+            numbers = torch.empty(shape, dtype=dtype, device=device)[: None if rows is None else rows[1]]
+        else:
+            numbers = self.get(name, device=device, rows=rows, owned=True)
+        return unscaled(numbers)
+
     def stream(self, names: Collection[str], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors as stored, on a device, in memory of their own; the files are read in their order, ahead."""
         places = {name: self._places[name] for name in names if _known(self._tensors, name) is not None}
@@ -184,7 +198,7 @@ class FileSource:
             for path in dict.fromkeys(path for path, _ in places.values()):
                 files[path] = opened.enter_context(open_regular(path, buffering=0, error=_unreadable))
                 self._check_same(path, os.fstat(files[path].fileno()))
-            spans = [Span(files[places[n][0]], places[n][1], len(self._tensors[n].data)) for n in ordered]
+            spans = [FileSpan(files[places[n][0]], places[n][1], len(self._tensors[n].data)) for n in ordered]
             for name, raw in zip(ordered, stream(spans, _with_index(device)), strict=True):
                 tensor = self._tensors[name]
                 yield name, raw.view(TORCH[tensor.dtype]).view(tensor.shape)
@@ -272,6 +286,22 @@ class Renamed:
         copied = owned or home.swap
         tensor = self._source.get(home.tensor, dtype=dtype, device=device, rows=span, owned=copied)
         return _cut(self._part(name, tensor), rows)
+
+    def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
+        """Return a part that is some rows of its home; see `quantized_weight`."""
+        home, shape = _known(self._component.homes, name), self._component.parts[name]
+        start, length = (home.start, home.length) if home.length is not None else (0, shape[0] if shape else 0)
+        stored = self._source.spec(home.tensor).shape
+        same = len(stored) > 1 < len(shape) and math.prod(stored[1:]) == math.prod(shape[1:]) and length == shape[0]
+        if home.transpose or not same:
+            return None
+        if rows is not None:
+            if home.swap:
+                return None
+            start, length = start + rows[0], rows[1]
+        span = None if (start, length) == (0, stored[0]) else (start, length)
+        weight = quantized_weight(self._source, home.tensor, device, span)
+        return weight if weight is None or not home.swap else with_halves_swapped(weight)
 
     def stream(self, names: Collection[str], device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors as stored, on a device, in memory of their own; see `FileSource.stream`."""

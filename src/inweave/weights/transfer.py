@@ -77,7 +77,7 @@ class PinnedRing:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """Bytes of a file."""
 
     file: BinaryIO
@@ -85,7 +85,7 @@ class Span:
     length: int
 
 
-def stream(spans: Sequence[Span], device: torch.device) -> Iterator[torch.Tensor]:
+def stream(spans: Sequence[FileSpan], device: torch.device) -> Iterator[torch.Tensor]:
     """Yield the bytes of each span on a device, in order; every thread reads ahead into a buffer of its own.
 
     Spans that follow each other in a file are read together. A read is large, so that threads seldom need the
@@ -136,7 +136,7 @@ class _Load(NamedTuple):
     reads: list[tuple[BinaryIO, int, int, int]]  # file, offset, from and to in the buffer
 
 
-def _loads(spans: Sequence[Span]) -> Iterator[_Load]:
+def _loads(spans: Sequence[FileSpan]) -> Iterator[_Load]:
     load, at = _Load([], []), 0
     for span in spans:
         start = 0

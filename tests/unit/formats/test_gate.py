@@ -20,7 +20,7 @@ from inweave.adapter import Tensor
 from inweave.adapter.tensor import BITS
 from inweave.errors import FormatError
 from inweave.formats.files import open_container, read_header, write_file
-from inweave.formats.gate import MAX_HEADER, MAX_NAME, MAX_TENSORS, Header, Span, header_length, parse_header
+from inweave.formats.gate import MAX_HEADER, MAX_NAME, MAX_TENSORS, Header, TensorSpan, header_length, parse_header
 from tests.bad_files import pack
 
 
@@ -45,7 +45,7 @@ def refused(header: object, *fragments: str, data: int = 2) -> None:
 def test_a_good_header_is_read() -> None:
     header = parse({"__metadata__": {"a": "b"}, "x": entry(), "y": entry([1, 2], [2, 6], "F16")}, data=6)
     assert header.metadata == {"a": "b"}
-    assert header.spans == {"x": Span("U8", (2,), 0, 2), "y": Span("F16", (1, 2), 2, 6)}
+    assert header.spans == {"x": TensorSpan("U8", (2,), 0, 2), "y": TensorSpan("F16", (1, 2), 2, 6)}
     assert header.data_start == 8 + len(
         json.dumps({"__metadata__": {"a": "b"}, "x": entry(), "y": entry([1, 2], [2, 6], "F16")})
     )

@@ -19,8 +19,8 @@ from torch import nn
 
 import inweave
 from inweave.errors import ConfigError, MergeStateError, TargetError
+from inweave.models.quantization import quantize_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear
-from inweave.training.memory.quantization import quantize_layers
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
          "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}  # fmt: skip

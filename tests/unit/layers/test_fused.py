@@ -49,7 +49,7 @@ def general(
 
 
 def is_fused(layer: LoraLayer, x: torch.Tensor) -> bool:
-    return layer._fused.output(x, layer._acting, layer.training) is not None
+    return layer.operation.output(x, layer._acting, layer.training) is not None
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_kept_factors_follow_every_change() -> None:
         with torch.no_grad():
             y = layer(x)
         torch.testing.assert_close(y, expected(), rtol=1e-12, atol=1e-12)
-        return layer._fused.plan
+        return layer.operation.plan
 
     first = check()
     assert first is not None and check() is first, "kept while nothing changes"
@@ -182,17 +182,17 @@ def test_nothing_is_kept_of_what_may_be_trained() -> None:
         before = layer(x)
         buffer.mul_(2)
         after = layer(x)
-    assert layer._fused.plan is None and not torch.equal(before, after)
+    assert layer.operation.plan is None and not torch.equal(before, after)
 
     other = network("a", "b")
     layer = layers(other)[0]
     with torch.no_grad():
         layer(x)
-    assert layer._fused.plan is not None
+    assert layer.operation.plan is not None
     layer(x).sum().backward()
     with torch.no_grad():
         layer(x)
-    assert layer._fused.plan is None
+    assert layer.operation.plan is None
 
 
 def test_factors_of_another_dtype_are_rounded_once() -> None:
@@ -201,7 +201,7 @@ def test_factors_of_another_dtype_are_rounded_once() -> None:
     branch = layer.branch("a").float()
     with torch.no_grad():
         first_output = layer(x)
-        assert layer._fused.plan is not None and layer._fused.plan.down.dtype == torch.bfloat16
+        assert layer.operation.plan is not None and layer.operation.plan.down.dtype == torch.bfloat16
         branch.bfloat16()
         assert torch.equal(layer(x), first_output)
 

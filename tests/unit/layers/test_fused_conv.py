@@ -49,8 +49,8 @@ def image(size: tuple[int, int], dtype: torch.dtype = torch.float64) -> torch.Te
 
 
 def output(layer: LoraLayer, x: torch.Tensor) -> torch.Tensor | None:
-    assert isinstance(layer._fused, FusedConv)
-    return layer._fused.output(x, layer._acting, layer.training)
+    assert isinstance(layer.operation, FusedConv)
+    return layer.operation.output(x, layer._acting, layer.training)
 
 
 def results(layer: LoraLayer, x: torch.Tensor) -> list[torch.Tensor]:
@@ -151,7 +151,7 @@ def test_anything_else_takes_the_general_path() -> None:
     ]
     for base in bases:
         other = layer_of(base())
-        assert other._fused is None and torch.isfinite(other(x)).all()
+        assert other.operation is None and torch.isfinite(other(x)).all()
     dropping = layer_of(nn.Conv2d(4, 6, 3), dropout=0.5)
     dropping.train()
     assert output(dropping, x) is None

@@ -47,7 +47,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def plan_of(layer: LoraLayer) -> InferencePlan:
-    plan = layer._fused.plan
+    plan = layer.operation.plan
     assert isinstance(plan, InferencePlan)
     return plan
 
@@ -60,7 +60,7 @@ def holds(plan: InferencePlan, layer: LoraLayer, x: torch.Tensor) -> bool:
 def first_output(layer: LoraLayer, x: torch.Tensor) -> torch.Tensor:
     """Return the output of a copy, which has no cached plan."""
     other = copy.deepcopy(layer)
-    assert other._fused.plan is None
+    assert other.operation.plan is None
     with torch.no_grad():
         return other(x)
 
@@ -201,7 +201,7 @@ def test_copies_of_a_training_step_go_before_what_is_kept() -> None:
         }
         assert not holds(plan, layer, x)
         during = layer(x)
-        assert layer._fused.plan is None, "nor is anything kept of them"
+        assert layer.operation.plan is None, "nor is anything kept of them"
         branch.rounded = {}
         assert not torch.equal(before, during) and torch.equal(layer(x), before)
 
@@ -220,7 +220,7 @@ def test_only_views_are_kept_of_what_may_be_trained(layer: LoraLayer) -> None:
         expected = first_output(layer, x)
         for _ in range(2):
             assert torch.equal(layer(x), expected)
-    assert layer._fused.plan is (None if plan.are_copies else plan)
+    assert layer.operation.plan is (None if plan.are_copies else plan)
 
 
 @pytest.mark.parametrize("role", ["down", "up"])
@@ -241,7 +241,7 @@ def test_one_factor_of_the_dtype_of_the_input_is_no_reason_to_keep_the_other(rol
 def test_other_devices_take_the_general_path(layer: LoraLayer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "DEVICES", frozenset())
     with torch.no_grad():
-        assert layer._fused.output(inputs(), layer._acting, False) is None
+        assert layer.operation.output(inputs(), layer._acting, False) is None
 
 
 def test_compiled_programs_read_the_factors(layer: LoraLayer) -> None:
@@ -251,7 +251,7 @@ def test_compiled_programs_read_the_factors(layer: LoraLayer) -> None:
         torch.testing.assert_close(compiled(x), layer(x))
         last(layer).up.data.mul_(2)
         torch.testing.assert_close(compiled(x), first_output(layer, x))
-    assert layer._fused.plan is plan
+    assert layer.operation.plan is plan
 
 
 def test_compiled_programs_are_those_of_every_plan(layer: LoraLayer) -> None:
@@ -262,7 +262,7 @@ def test_compiled_programs_are_those_of_every_plan(layer: LoraLayer) -> None:
             compiled(x)
             last(layer).up.mul_(2)
             layer(x)  # another plan
-        layer._fused.plan = None
+        layer.operation.plan = None
         compiled(x)
     assert counter.frame_count == 1
 
@@ -276,7 +276,7 @@ def test_of_inference_tensors_nothing_is_copied(count: int, mode: Callable[[], t
             _ = last(layer).up._version
     with mode():
         layer(x)
-        assert (layer._fused.plan is None) == (count == 2)
+        assert (layer.operation.plan is None) == (count == 2)
         with torch.inference_mode():
             last(layer).up.mul_(2)
             expected = first_output(layer, x)
@@ -302,15 +302,15 @@ def test_nothing_is_kept_of_passes_whose_tensors_do_not_last() -> None:
         layer, x = lora_layer(count), inputs()
         with torch.no_grad():
             torch.func.jvp(layer, (x,), (x,))
-            assert layer._fused.plan is None
+            assert layer.operation.plan is None
             torch.func.vmap(layer)(x)
-            assert layer._fused.plan is None
+            assert layer.operation.plan is None
             with FlopCounterMode(display=False):
                 layer(x)
-            assert layer._fused.plan is None
+            assert layer.operation.plan is None
             with FakeTensorMode(allow_non_fake_inputs=True) as fake:
                 layer(fake.from_tensor(x))
-            assert layer._fused.plan is None
+            assert layer.operation.plan is None
             assert torch.equal(layer(x), first_output(layer, x))
 
 
@@ -320,13 +320,13 @@ def test_factors_without_memory_are_computed_with(count: int) -> None:
     factors = {name: factor.detach() for name, factor in layer.named_parameters() if "adapters" in name}
     with torch.no_grad():
         y = torch.func.jvp(lambda each: torch.func.functional_call(layer, each, (x,)), (factors,), (factors,))[0]
-        assert torch.equal(y, first_output(layer, x)) and layer._fused.plan is None
+        assert torch.equal(y, first_output(layer, x)) and layer.operation.plan is None
         with FakeTensorMode() as fake:
             fakes: dict[str, torch.Tensor] = {
                 name: nn.Parameter(fake.from_tensor(value), False) for name, value in layer.named_parameters()
             }
             assert torch.func.functional_call(layer, fakes, (fake.from_tensor(x),)).shape == (2, 3, OUT)
-        assert layer._fused.plan is None and torch.equal(layer(x), y)
+        assert layer.operation.plan is None and torch.equal(layer(x), y)
 
 
 def test_nothing_is_copied_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_nothing_is_copied_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyP
         layer = lora_layer(count)
         with torch.no_grad():
             layer(inputs())
-        assert (layer._fused.plan is None) == (count == 2)
+        assert (layer.operation.plan is None) == (count == 2)
 
 
 def test_nothing_is_kept_of_other_kinds_of_parameters() -> None:
@@ -348,7 +348,7 @@ def test_nothing_is_kept_of_other_kinds_of_parameters() -> None:
         setattr(last(layer), role, Other(last(layer)._parameters[role].detach(), requires_grad=False))
         with torch.no_grad():
             layer(inputs())
-        assert layer._fused.plan is None
+        assert layer.operation.plan is None
 
 
 def test_views_of_a_buffer_are_read_in_every_pass() -> None:
@@ -366,7 +366,7 @@ def test_views_of_a_buffer_are_read_in_every_pass() -> None:
                 buffer.mul_(2)
                 after = layer(x)
             assert torch.equal(after, first_output(layer, x)) and not torch.equal(before, after)
-            assert (layer._fused.plan is None) == (count == 2)
+            assert (layer.operation.plan is None) == (count == 2)
 
 
 def test_memory_of_the_factors_is_held_until_the_next_pass(layer: LoraLayer) -> None:
@@ -386,7 +386,7 @@ def test_memory_of_the_factors_is_held_until_the_next_pass(layer: LoraLayer) -> 
 def test_a_plan_ends_with_a_move_or_another_choice_and_stays_with_its_layer(layer: LoraLayer) -> None:
     x = inputs()
     other = copy.deepcopy(layer)
-    assert other._fused.plan is None and layer._fused.plan is not None
+    assert other.operation.plan is None and layer.operation.plan is not None
     with torch.no_grad():
         other(x)
         last(other).up.mul_(2)
@@ -394,9 +394,9 @@ def test_a_plan_ends_with_a_move_or_another_choice_and_stays_with_its_layer(laye
     for change in (lambda: nn.Sequential(layer).to("cpu"), lambda: layer.set_strength("a", 0.5), layer.merge):
         with torch.no_grad():
             layer(x)
-            assert layer._fused.plan is not None
+            assert layer.operation.plan is not None
             change()
-        assert layer._fused.plan is None, "it would hold memory"
+        assert layer.operation.plan is None, "it would hold memory"
 
 
 def test_nothing_is_kept_on_the_general_path() -> None:
@@ -404,4 +404,4 @@ def test_nothing_is_kept_on_the_general_path() -> None:
     layer.base.register_forward_hook(lambda module, x, y: y)
     with torch.no_grad():
         layer(inputs())
-    assert layer._fused.plan is None
+    assert layer.operation.plan is None

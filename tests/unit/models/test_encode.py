@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from inweave.models.encode import clip_tokens, encode_clip, encode_t5, t5_tokens
-from inweave.models.families.base import Conditioning, ConditioningRequest
+from inweave.models.encode import clip_tokens, encode_clip, encode_t5, t5_tokens, token_counts
+from inweave.models.families.base import Conditioning, ConditioningRequest, Family
 from inweave.models.model import Model, load_model
 from tests.peers import tiny_models as tiny
 
@@ -173,3 +174,22 @@ def test_t5_reads_its_tokenizer_s_ids() -> None:
 def test_a_prompt_too_long_for_t5_is_reported() -> None:
     conditioning = condition(model("flux1-dev"), ConditioningRequest([(words(600), 1.0)], [], 3.5, 64, 64))
     assert any("were ignored" in warning for warning in conditioning.warnings)
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3.5-medium", "flux1-dev"])
+def test_the_lengths_of_many_texts_are_those_of_each(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts are tokenized in one call, and the numbers are those of `tokenize`."""
+    family = model(variant).family
+    texts = ["a", "BREAK", " ", "BREAK a", *(words(n) for n in (74, 75, 76, 150, 151, 600))]
+    one_by_one = Family.text_lengths(family, model(variant), texts, 150)
+    calls = 0
+
+    def counted(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        nonlocal calls
+        calls += 1
+        return token_counts(tokenizer, texts)
+
+    monkeypatch.setattr("inweave.models.encode.token_counts", counted)
+    assert family.text_lengths(model(variant), texts, 150) == one_by_one
+    assert calls == len(model(variant).tokenizers)
+    assert {cut for _, cut in one_by_one} == {False, True}

@@ -21,6 +21,7 @@ from inweave.layers import inject, lora_layers
 from inweave.layers.siblings import SharedSiblings
 from inweave.models.fused import joint as fused_joint
 from inweave.models.fused.blocks import fuse_blocks, restore_blocks
+from inweave.models.quantization import quantize_denoiser
 from inweave.models.siblings import stack_siblings
 from inweave.ops.linear import autograd
 from inweave.ops.quantized import fp8
@@ -28,7 +29,6 @@ from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.order import side_by_side
 from inweave.training.execution.compilation import CompiledBlocks
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.rounding import RoundedFactors, sibling_groups
 from tests.peers import tiny_models

@@ -111,7 +111,7 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monk
         gathered: list[list[torch.Tensor]] = [[], []]
         for rank in (0, 1):  # first only to see what each would send
             monkeypatch.setattr(
-                World, "add_up", lambda self, tensor, gathered=gathered: gathered[self.rank].append(tensor.clone())
+                World, "add_up", lambda self, tensor, gathered=gathered, **_: gathered[self.rank].append(tensor.clone())
             )
             monkeypatch.setattr(two[rank].step.optimizer, "step", lambda *_: None)
             two[rank].train_step()
@@ -120,7 +120,7 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monk
         sums = [first + second for first, second in zip(*gathered, strict=True)]
         for rank in (0, 1):
             reduced = iter(sums)
-            monkeypatch.setattr(World, "add_up", lambda self, tensor, reduced=reduced: tensor.copy_(next(reduced)))
+            monkeypatch.setattr(World, "add_up", lambda self, tensor, reduced=reduced, **_: tensor.copy_(next(reduced)))
             two[rank].train_step()
             monkeypatch.undo()
         one.train_step()

@@ -17,7 +17,7 @@ from inweave.errors import FormatError, TargetError
 from inweave.exchange.load import open_base
 from inweave.weights import transfer
 from inweave.weights.source import DictSource, FileSource, Renamed, streamed
-from inweave.weights.transfer import Span, stream
+from inweave.weights.transfer import FileSpan, stream
 from tests.unit.weights.models import bits, flux, write_file, write_shards
 
 CPU = torch.device("cpu")
@@ -90,10 +90,12 @@ def test_a_file_that_changes_while_it_is_streamed_is_refused(buffers: None, tmp_
 def test_a_file_that_ends_early_is_refused(buffers: None, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 5000)
     with (tmp_path / "a").open("rb", buffering=0) as file:
-        assert [t.numel() for t in stream([Span(file, 4000, 1000), Span(file, 0, 0), Span(file, 1, 9)], CPU)] == [
+        assert [
+            t.numel() for t in stream([FileSpan(file, 4000, 1000), FileSpan(file, 0, 0), FileSpan(file, 1, 9)], CPU)
+        ] == [
             1000,
             0,
             9,
         ]
         with pytest.raises(FormatError, match="ends before byte"):
-            list(stream([Span(file, 10, 20), Span(file, 4000, 1001)], CPU))
+            list(stream([FileSpan(file, 10, 20), FileSpan(file, 4000, 1001)], CPU))

@@ -216,6 +216,12 @@ class Family(ABC):
     index_options: ClassVar[Mapping[str, Any]] = {}  # what else its model_index.json says
     inpaint_index_options: ClassVar[Mapping[str, Any]] = {}
 
+    def blocks(self, network: nn.Module) -> list[nn.Module]:
+        """Return the repeated blocks of one of the family's networks in the order in which they run."""
+        from inweave.weights.streaming.stream import listed_blocks
+
+        return listed_blocks(network)
+
     def image_tokens(self, latents: tuple[int, ...]) -> int:
         """Return the number of image tokens in the denoiser for latents of this shape."""
         return latents[2] * latents[3] // self.latent_patch**2
@@ -271,6 +277,11 @@ class Family(ABC):
         self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
     ) -> PromptTokens:
         """Return the token ids of one text, padded to at least ``chunks``; CLIP reads at most ``limit`` tokens."""
+
+    def text_lengths(self, model: ModelView, texts: Sequence[str], limit: int) -> list[tuple[int, bool]]:
+        """Return (chunks, whether its end is not read) of each text, as `tokenize` would."""
+        tokens = (self.tokenize(model, ((text, 1.0),), None, limit) for text in texts)
+        return [(each.chunks, bool(each.warnings)) for each in tokens]  # only the length of a plain text is warned of
 
     @abstractmethod
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:

@@ -8,6 +8,7 @@ T5 is larger than most denoisers, so it is never trained; the states of a text a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.errors import ConfigError
@@ -61,6 +62,20 @@ class ClipFamily(Family):
                     f"{tokens.needed - length} were ignored"
                 )
         return PromptTokens(ids, weights, max(len(tokens.ids) for tokens in clips.values()), tuple(warnings))
+
+    def text_lengths(self, model: ModelView, texts: Sequence[str], limit: int) -> list[tuple[int, bool]]:
+        from inweave.models.encode import BREAK, clip_chunks, token_counts
+
+        lengths = [(1, False)] * len(texts)
+        for folder in (*self.trainable_encoders, *self.frozen_folders(model)):
+            tokenizer: Any = model.tokenizers[tokenizer_of(folder)]
+            counts = token_counts(tokenizer, texts)
+            if folder in self.trainable_encoders:
+                sizes = [(clip_chunks(tokenizer, n, limit), self.reads_clip_states and n > limit) for n in counts]
+            else:
+                sizes = [(1, n >= self.t5_length(model)) for n in counts]  # it reads an end token too
+            lengths = [(max(a, b), cut or more) for (a, cut), (b, more) in zip(lengths, sizes, strict=True)]
+        return [(2, False) if text == BREAK else each for text, each in zip(texts, lengths, strict=True)]
 
     def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         from inweave.models.encode import encode_t5

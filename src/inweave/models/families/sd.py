@@ -28,7 +28,7 @@ from inweave.models.families.base import (
 from inweave.models.families.clip import CLIP_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 _STABILITY = "stabilityai/stable-diffusion"
@@ -46,6 +46,11 @@ _ARCHITECTURES: dict[str, Prediction] = {
 }
 
 
+def _listed(network: nn.Module, name: str) -> list[nn.Module]:
+    part: Any = getattr(network, name, None)
+    return [] if part is None else list(part) if hasattr(part, "__iter__") else [part]
+
+
 class UNetFamily(ClipFamily):
     """The common part of the families with a UNet."""
 
@@ -57,6 +62,23 @@ class UNetFamily(ClipFamily):
     attention = (r"to_[qkv]", r"to_out\.0")
     feed_forward = (r"ff\.net\.\d+(\.proj)?",)
     inpaint_variants: ClassVar[Mapping[str, str]]  # base -> the variant with nine input channels
+
+    def blocks(self, network: nn.Module) -> list[nn.Module]:
+        """Return residual and transformer blocks, which take turns, and samplers; those of text encoders in a list."""
+
+        parts = [part for name in ("down_blocks", "mid_block", "up_blocks") for part in _listed(network, name)]
+        if not parts:
+            return super().blocks(network)
+        blocks: list[nn.Module] = []
+        for part in parts:
+            residual = list(getattr(part, "resnets", None) or ())
+            attentions = list(getattr(part, "attentions", None) or ())
+            for number, each in enumerate(residual):
+                blocks.append(each)
+                for attention in attentions[number : number + 1]:
+                    blocks += getattr(attention, "transformer_blocks", [attention])
+            blocks += [*(getattr(part, "downsamplers", None) or ()), *(getattr(part, "upsamplers", None) or ())]
+        return blocks
 
     def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
         width = next((shape[1] for name, shape in tensors.items() if name.endswith("attn2.to_k.weight")), 0)

@@ -1,7 +1,9 @@
-"""The contract of a format of quantized weights: the tensors of a weight, and the layer that holds them.
+"""The contract of a format of quantized weights: the tensors of a weight, and the layers that hold them.
 
     y  = x W^T + b         `QuantizedWeight.product`
     dx = dy W              `QuantizedWeight.gradient`; W has no gradient of its own
+
+The weight of a convolution is the matrix of its outputs by everything that one of them reads (`convolution`).
 
 A layer is quantized in place: it remains the same object, with another class, so that references to it stay valid.
 Reading `weight` returns the numbers that the forward pass multiplies with; it cannot be assigned.
@@ -12,12 +14,15 @@ products with numbers of up to 12 bits are exact in float32, and the largest of 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
+
+from inweave.errors import TargetError
 
 #: an activation as quantized rows: numbers (M, K) and scales (M, 1)
 Rows = tuple[Tensor, Tensor]
@@ -79,9 +84,13 @@ class QuantizedWeight(Protocol):
 
 
 class RowTensors:
-    """`split` and `joined` of weights whose tensors are matrices with one row per output."""
+    """`split`, `joined` and `part` of weights whose tensors are matrices with one row per output."""
 
     __slots__ = ()
+
+    def part(self: Any, start: int, length: int) -> Any:
+        """Return some rows as a weight of their own, views of this one."""
+        return type(self)(*(tensor[start : start + length] for tensor in self))
 
     def split(self: Any, count: int) -> list[Any]:
         """Return views for ``count`` layers whose weights are rows of this one."""
@@ -106,8 +115,8 @@ class RowTensors:
         return whole if all(same) else None
 
 
-class QuantizedLinear(nn.Linear):
-    """A linear layer with a quantized weight; a format is a subclass. The tensors of the weight are buffers."""
+class QuantizedLayer(nn.Module):
+    """A layer with a quantized weight, whose tensors are buffers."""
 
     #: the class of the weight
     weights: ClassVar[Any]
@@ -122,6 +131,74 @@ class QuantizedLinear(nn.Linear):
 
     dtype: torch.dtype  # of the original weight
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight, as adapters see it."""
+
+    @classmethod
+    def hold(cls, layer: nn.Module, weight: QuantizedWeight, dtype: torch.dtype) -> None:
+        """Give a plain layer a quantized weight in place of its own, and this class."""
+        tensors: Any = weight
+        del layer._parameters["weight"]
+        layer.__class__ = cls
+        layer.dtype = dtype  # type: ignore[assignment]
+        for name, tensor in tensors._asdict().items():
+            layer.register_buffer(name, tensor)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.quantized.dequantized(self.dtype).view(self.shape)
+
+    @property
+    def quantized(self) -> QuantizedWeight:
+        """The tensors of the weight."""
+        own, names = self._names()
+        weight: QuantizedWeight = self.weights(*(own[name] for name in names))
+        return weight
+
+    def _names(self) -> tuple[dict[str, Any], Sequence[str]]:
+        """Return the module's own dict with the tensors of the weight, among others, and their names in it."""
+        names: Sequence[str] = self.weights._fields
+        if names[0] in self._buffers:
+            return self._buffers, names
+        return self._parameters, [f"weight_{name}" for name in names]
+
+    def become_parameters(self) -> None:
+        """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers."""
+        for name in self.weights._fields:
+            tensor = cast("Tensor", self._buffers.pop(name))
+            self._parameters[f"weight_{name}"] = nn.Parameter(tensor, requires_grad=False)
+
+    @torch.no_grad()
+    def write(self, weight: QuantizedWeight) -> None:
+        """Copy the tensors of a weight of this format to those of the layer."""
+        for own, new in zip(self.quantized, weight, strict=True):
+            own.copy_(new)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the layer; a conversion of its dtype changes `dtype` alone, never the tensors of the weight."""
+        own, names = self._names()
+        tensors: dict[str, Tensor] = {name: own.pop(name) for name in names}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        for name, tensor in tensors.items():
+            device = fn(torch.empty(0, dtype=torch.uint8, device=tensor.device)).device
+            blank = tensor.is_meta or device.type == "meta"
+            own[name] = torch.empty_like(tensor, device=device) if blank else tensor.to(device)
+        return self
+
+
+class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
+    """A linear layer with a quantized weight; a format is a subclass."""
+
+    #: the class of a convolution with such a weight; None: convolutions stay plain
+    convolution: ClassVar[type[QuantizedLayer] | None] = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.out_features, self.in_features
+
     @classmethod
     @abstractmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -133,55 +210,28 @@ class QuantizedLinear(nn.Linear):
         """Return why a device cannot compute with the format; empty if it can."""
 
     @classmethod
+    def layer_for(cls, module: nn.Module) -> type[QuantizedLayer]:
+        """Return the class that a linear layer or a convolution gets."""
+        return cls if isinstance(module, nn.Linear) or cls.convolution is None else cls.convolution
+
+    @classmethod
     @torch.no_grad()
     def quantize(
-        cls, *linears: nn.Linear, device: torch.device | None = None, store: torch.device | None = None
+        cls, *layers: nn.Linear | nn.Conv2d, device: torch.device | None = None, store: torch.device | None = None
     ) -> None:
         """Quantize the weights of layers in place.
 
         Args:
-            linears: one layer, or several of one shape and input: these are quantized as one matrix, which
+            layers: one layer, or several of one shape and input: these are quantized as one matrix, which
                 `joint_weight` returns.
             device: where to compute, if the weights are on another device.
             store: where the quantized weights go, by default where the weights are.
         """
-        weight = torch.cat([linear.weight.detach().to(device or linear.weight.device) for linear in linears])
-        whole = cls.weights(*(tensor.to(store or linears[0].weight.device) for tensor in cls.weights.of(weight)))
-        for linear, quantized in zip(linears, whole.split(len(linears)), strict=True):
-            dtype = linear.weight.dtype
-            del linear._parameters["weight"]
-            linear.__class__ = cls
-            linear.dtype = dtype  # type: ignore[assignment]
-            for name, tensor in quantized._asdict().items():
-                linear.register_buffer(name, tensor)
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        return self.quantized.dequantized(self.dtype)
-
-    @property
-    def quantized(self) -> QuantizedWeight:
-        """The tensors of the weight."""
-        weight: QuantizedWeight = self.weights(*(self._buffers[name] for name in self.weights._fields))
-        return weight
-
-    @torch.no_grad()
-    def write(self, weight: QuantizedWeight) -> None:
-        """Copy the tensors of a weight of this format to those of the layer."""
-        for own, new in zip(self.quantized, weight, strict=True):
-            own.copy_(new)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move the layer; a conversion of its dtype changes `dtype` alone, never the tensors of the weight."""
-        tensors = {name: self._buffers.pop(name) for name in self.weights._fields}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
-        for name, tensor in tensors.items():
-            assert tensor is not None
-            device = fn(torch.empty(0, dtype=torch.uint8, device=tensor.device)).device
-            blank = tensor.is_meta or device.type == "meta"
-            self._buffers[name] = torch.empty_like(tensor, device=device) if blank else tensor.to(device)
-        return self
+        place = store or layers[0].weight.device
+        parts = [layer.weight.detach().flatten(1).to(device or layer.weight.device) for layer in layers]
+        whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
+        for layer, quantized in zip(layers, whole.split(len(layers)), strict=True):
+            cls.layer_for(layer).hold(layer, quantized, layer.weight.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         # a matrix inside: if an autograd function returned a view, it could not be added to in place
@@ -189,14 +239,49 @@ class QuantizedLinear(nn.Linear):
         return result.view(*input.shape[:-1], self.out_features)
 
 
-#: format -> its layer; `inweave.ops.quantized.registry` fills it
+#: format -> its layer, for the formats that weights can be quantized to; `inweave.ops.quantized.registry` fills both
 FORMATS: dict[str, type[QuantizedLinear]] = {}
+#: the same for weights that files store quantized by other libraries, and that are held like that
+PACKED_FORMATS: dict[str, type[QuantizedLinear]] = {}
+
+
+def format_of(name: str) -> type[QuantizedLinear]:
+    """Return the layer of a format by name."""
+    return FORMATS[name] if name in FORMATS else PACKED_FORMATS[name]
 
 
 def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:
     """Return a weight from its format's name and its tensors, as operators take them: trailing ones may be None."""
-    weight: QuantizedWeight = FORMATS[name].weights(*(tensor for tensor in tensors if tensor is not None))
+    weight: QuantizedWeight = format_of(name).weights(*(tensor for tensor in tensors if tensor is not None))
     return weight
+
+
+def has_encoder(weight: QuantizedWeight) -> bool:
+    """Return whether `requantized` can put other numbers into the layout of a weight."""
+    return bool(getattr(weight, "encodes", True))
+
+
+def requantized(weight: QuantizedWeight, matrix: Tensor, label: str) -> QuantizedWeight:
+    """Return other numbers in the layout of a weight, with new scales; raise TargetError if it has no encoder."""
+    if not has_encoder(weight):
+        raise TargetError(
+            f"{label}: stored as {weight.format()}, to which inweave does not quantize a sum; leave the adapter "
+            "unmerged, or load the model unpacked"
+        )
+    result: QuantizedWeight = getattr(weight, "like", type(weight).of)(matrix)
+    return result
+
+
+def matrix_of(module: nn.Module) -> tuple[int, int]:
+    """Return outputs and inputs of a plain linear layer or convolution without groups; (0, 0) for any other module."""
+    if isinstance(module, QuantizedLayer):
+        return 0, 0
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    if type(module) is not nn.Conv2d or module.groups > 1 or module.padding_mode != "zeros":
+        return 0, 0
+    whole = 0 if isinstance(module.padding, str) else module.in_channels
+    return module.out_channels, whole * math.prod(module.kernel_size)
 
 
 def joint_weight(linears: Sequence[nn.Module]) -> QuantizedWeight | None:
@@ -211,8 +296,8 @@ def joint_weight(linears: Sequence[nn.Module]) -> QuantizedWeight | None:
 
 def weight_like(module: nn.Module) -> Tensor:
     """Return a module's weight, or for a quantized one a tensor of its shape and dtype without numbers."""
-    if isinstance(module, QuantizedLinear):
-        return torch.empty(module.out_features, module.in_features, dtype=module.dtype, device="meta")
+    if isinstance(module, QuantizedLayer):
+        return torch.empty(module.shape, dtype=module.dtype, device="meta")
     weight: Any = module.weight
     return weight  # type: ignore[no-any-return]
 

@@ -15,6 +15,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+#: name -> (numbers of a block, its bytes)
+SIZES = {
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22),
+    "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+}  # fmt: skip
+
 
 def dequantized_blocks(type: str, raw: Tensor) -> Tensor:
     """Return the flat float32 numbers of whole blocks: ``raw`` (blocks, bytes of one) in uint8."""

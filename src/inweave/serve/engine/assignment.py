@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from inweave.serve.engine.contract import Residency
-from inweave.serve.jobs.candidate import Candidate, candidate_of
+from inweave.serve.jobs.candidate import Candidate, adapter_keys, candidate_of
 from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.scheduler.device import DeviceView, TrainingRole
@@ -19,6 +20,7 @@ class Assignments:
         self._store = store
         self.scheduler = scheduler or Scheduler()
         self.devices: list[DeviceView] = []
+        self.losses: Counter[str] = Counter()  # job -> runners that it had and that were lost
 
     def add(self, name: str, role: TrainingRole = TrainingRole.MIXED) -> DeviceSlot:
         """Register another device and return its slot."""
@@ -26,13 +28,17 @@ class Assignments:
         self.devices.append(view)
         return DeviceSlot(self, view)
 
+    def remove(self, slot: DeviceSlot) -> None:
+        """Forget a device that takes no more jobs."""
+        self.devices = [each for each in self.devices if each is not slot.view]
+
     def claim(self, view: DeviceView) -> tuple[Job | None, float | None]:
         """Start the job that a device runs next; without one, return the seconds after which to ask again."""
         choice = Choice(None)
 
         def chosen(candidates: Sequence[Candidate]) -> str | None:
             nonlocal choice
-            choice = self.scheduler.choose(candidates, view, self.devices)
+            choice = self.scheduler.choose(candidates, view, self.devices, self._store.running_elsewhere())
             if choice.job is None:
                 return None
             view.job = choice.job
@@ -68,6 +74,11 @@ class DeviceSlot:
         """See `Assignments.claim`."""
         return self._assignments.claim(self.view)
 
+    def count_loss(self, job: str) -> int:
+        """Return how many runners of a job were lost, with this one."""
+        self._assignments.losses[job] += 1
+        return self._assignments.losses[job]
+
     def record_end(self, seconds: float) -> None:
         """Record that the job of the device ended after ``seconds``."""
         if self.view.job is not None:
@@ -82,7 +93,7 @@ class DeviceSlot:
     def record_request(self, job: Job, model: str, adapters: dict[str, str]) -> None:
         """Remember which model and adapters the paths of a job belong to; ``adapters`` maps references to paths."""
         self._models[model] = job.model
-        ids = job.request.get("loras", {})
+        ids = adapter_keys(job)
         self._adapters |= {path: ids[label] for label, path in adapters.items() if label in ids}
 
     def record_residency(self, residency: Residency) -> None:

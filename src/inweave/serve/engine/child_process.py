@@ -88,6 +88,8 @@ class ChildProcess:
 class ProcessEndpoint:
     """A `RunnerEndpoint` whose runner is a child process of this one."""
 
+    node = ""
+
     def __init__(self) -> None:
         self._process = ChildProcess("inweave.serve.engine.model_process")
 

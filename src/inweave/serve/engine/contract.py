@@ -5,6 +5,7 @@
     Load             any time after Ready       Loaded      one for each Load
     RunRequest       any time after Ready       JobEvent    any number, in the order in which they happened
     Cancel           any time after Ready       Finished    one for each RunRequest, after its last JobEvent
+    Lease            any time
 
 **Jobs.** Every message about a job carries its id. Reports of several jobs may interleave; the reader routes them by
 id and ignores jobs it no longer follows. A runner may hold several requests and run them in turn or together. (Today's
@@ -24,13 +25,18 @@ dispatcher again, which may send the same requests to another runner: images are
 resumes from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers
 nothing.
 
+**Lease.** A runner on another machine cannot see its dispatcher die, and a machine that is stopped or cut off may come
+back. So its host passes on for how long the dispatcher counts on it, and a runner that gets no further lease ends when
+the time is over. By then the dispatcher has not given its job to another one: its own clock started later (`LEASE`).
+The `receive` of such an endpoint raises `RunnerLostError`: the job is not to blame.
+
 **Memory.** Reports may state the memory of the device at their time; those of a CPU do not.
 
 **Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
 paths, and they are paths on the machine of the runner: ``folders``, ``private``, ``parts`` of the settings, ``model``
 of Load, ``model``, ``loras`` and ``paths`` of a request, ``adapter`` in the result of a train job, and those of
 Residency. The dispatcher looks them up just before it sends a request; an endpoint to a machine with another file
-system has to translate them, and to move the files.
+system translates them and moves the files (`inweave.serve.cluster`), except those of a train job.
 """
 
 from __future__ import annotations
@@ -44,6 +50,8 @@ from pydantic import TypeAdapter, ValidationError
 from inweave.serve.engine.wire import Message, WireError
 from inweave.serve.jobs.job import Event, Failure
 
+#: seconds without a word from the other side after which a runner on another machine and its dispatcher part
+LEASE = 8.0
 Emit = Callable[[Event], object]
 Cancelled = Callable[[], bool]
 
@@ -59,6 +67,7 @@ class RunnerSettings:
     folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
     private: tuple[str, ...] = ()  # other folders whose paths clients must not see
     threads: int | None = None  # of the CPU, which runners on one machine share
+    quantize: str = "off"  # an argument of `inweave.pipeline`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class RunRequest:
     inputs: dict[str, bytes] = field(default_factory=dict)  # PNG images by name: init, mask
     paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
     name: str = ""  # the name that clients use for the model
+    lease: str = ""  # of a train job: what `TrainingRuns.take` has written into its output folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,13 @@ class Cancel:
     """Stop a job at its next step."""
 
     job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """End at ``until`` unless another lease arrives; on the monotonic clock that all processes of a machine share."""
+
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +163,10 @@ class Finished:
     memory: DeviceMemory | None = None
 
 
-Command = Load | RunRequest | Cancel
+Command = Load | RunRequest | Cancel | Lease
 Report = Ready | Loaded | JobEvent | Finished
 _TYPES: dict[str, type[RunnerSettings | Command | Report]] = {
-    "settings": RunnerSettings, "load": Load, "run": RunRequest, "cancel": Cancel,
+    "settings": RunnerSettings, "load": Load, "run": RunRequest, "cancel": Cancel, "lease": Lease,
     "ready": Ready, "loaded": Loaded, "event": JobEvent, "finished": Finished,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
@@ -170,8 +187,16 @@ def decode(message: Message) -> RunnerSettings | Command | Report:
     return value
 
 
+class RunnerLostError(WireError):
+    """The machine of a runner ended, or cannot be reached: nothing that a job did."""
+
+
 class RunnerEndpoint(Protocol):
     """The dispatcher's end of the connection to a runner, whatever hosts that runner."""
+
+    @property
+    def node(self) -> str:
+        """The machine of the runner; empty if it is this one."""
 
     @property
     def alive(self) -> bool:
@@ -184,7 +209,7 @@ class RunnerEndpoint(Protocol):
         """Send a command; raise WireError if the runner is gone."""
 
     async def receive(self) -> Report:
-        """Return the next report; raise WireError if the runner is gone."""
+        """Return the next report; raise WireError if the runner is gone, RunnerLostError if its machine is."""
 
     async def stop(self, *, now: bool = False) -> int | None:
         """End the runner, and kill it if it does not end by itself, with ``now`` at once; return its exit code."""

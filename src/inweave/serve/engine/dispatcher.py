@@ -3,13 +3,13 @@
 Which job comes next is the decision of the scheduler that all devices share (`inweave.serve.engine.assignment`).
 
 Nothing is lost when a runner dies: its job is queued again once and fails the second time, and a new runner is started,
-after a pause that grows while runners die without having finished a job. Every event is stored before readers see it.
+after a pause that grows while runners die without having finished a job. A job whose runner was lost with its machine
+is queued again up to ``MAX_LOSSES`` times. Every event is stored before readers see it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
 import sqlite3
@@ -31,14 +31,16 @@ from inweave.serve.engine.contract import (
     Ready,
     Report,
     RunnerEndpoint,
+    RunnerLostError,
     RunnerSettings,
     RunRequest,
 )
+from inweave.serve.engine.record import record
 from inweave.serve.engine.wire import WireError
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.failures import failure_of
 from inweave.serve.jobs.figures import Figures
-from inweave.serve.jobs.job import Event, Failure, Job
+from inweave.serve.jobs.job import Failure, Job, State
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.settings import model_name
@@ -50,6 +52,9 @@ PATIENCE = 30.0
 #: the same for training, which saves its checkpoint after a step that may take long
 TRAIN_PATIENCE = 600.0
 CRASHED = "the process that ran it ended unexpectedly"
+LOST = "the machine that ran it ended or could not be reached"
+#: how often a job is run again after the loss of a machine
+MAX_LOSSES = 20
 #: fields of a stored request that a runner gets unchanged
 RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch")
 Answer = TypeVar("Answer", Ready, Loaded)
@@ -130,6 +135,7 @@ class Dispatcher:
     async def _start(self) -> None:
         self.status, self.reason = "starting", "the model process is starting"
         await self._runner.start(self._settings.runner)
+        self.slot.view.node = self._runner.node
         self.device = (await self._answer(Ready)).device or self._settings.runner.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
@@ -168,7 +174,7 @@ class Dispatcher:
                     raise WireError("the model process is gone")
                 continue
             if self._stopping:  # `drain` was called while the job was claimed
-                await self._stored(self._store.put_back, job.id)
+                await self._stored(self._store.put_back, job.id, lease=job.lease)
                 self.slot.view.job = None
                 return
             self._signals.changed(job.id)
@@ -178,17 +184,20 @@ class Dispatcher:
             started = time.monotonic()
             try:
                 await self._run_job(job)
+            except RunnerLostError as error:
+                await self._requeue_lost(job, error)
+                raise
             except WireError:
-                await self._stored(self._store.retry_or_fail, job.id, "worker_crashed", CRASHED)
+                await self._stored(self._store.retry_or_fail, job.id, "worker_crashed", CRASHED, lease=job.lease)
                 raise
             except (StorageError, sqlite3.OperationalError, OSError) as error:
                 log.error("the results of a job cannot be stored: %s", error)
                 reason = "its results could not be stored; the disk of the worker is full or read-only"
-                await self._stored(self._store.finish, job.id, "failed", error=Failure("storage", reason))
+                await self._end(job, "failed", error=Failure("storage", reason))
                 await self._end_run(job)
             except Exception as error:
                 log.exception("a job ended in an internal error")
-                await self._stored(self._store.finish, job.id, "failed", error=failure_of(error))
+                await self._end(job, "failed", error=failure_of(error))
                 await self._end_run(job)
             finally:
                 self.current = None
@@ -200,6 +209,18 @@ class Dispatcher:
                 await self._count(job)
             self.finished_jobs += 1
             self._deaths = 0
+
+    async def _requeue_lost(self, job: Job, error: RunnerLostError) -> None:
+        """Queue a job again whose runner was lost, without counting it as an attempt of the job."""
+        losses = self.slot.count_loss(job.id)
+        log.error("%s: its runner was lost: %s", job.id, error)
+        if losses > MAX_LOSSES:
+            failure = Failure("runner_lost", f"{LOST}, {losses} times")
+            await self._stored(self._store.finish, job.id, "failed", error=failure, lease=job.lease)
+        else:
+            message = f"{LOST}; it is run again"
+            await self._stored(self._store.put_back, job.id, "runner_lost", message, lease=job.lease)
+        self._signals.work()
 
     async def _count(self, job: Job) -> None:
         with contextlib.suppress(InweaveError, sqlite3.Error):
@@ -227,13 +248,15 @@ class Dispatcher:
             except TimeoutError:
                 raise WireError("the model process does not react") from None
 
-    async def _stored(self, change: Callable[..., Any], *values: Any, **options: Any) -> None:
-        """Change the state of a job, and repeat while the disk refuses: the end of a job is never dropped."""
+    async def _end(self, job: Job, state: State, **outcome: Any) -> None:
+        await self._stored(self._store.finish, job.id, state, lease=job.lease, **outcome)
+
+    async def _stored(self, call: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """Read or change the state of a job, and repeat while the disk refuses: the end of a job is never dropped."""
         pause = 0.1
         while True:
             try:
-                await asyncio.to_thread(change, *values, **options)
-                return
+                return await asyncio.to_thread(call, *values, **options)
             except (sqlite3.OperationalError, OSError) as error:
                 log.error("the state of a job cannot be stored (%s); trying again in %g s", error, pause)
             await asyncio.sleep(pause)
@@ -245,12 +268,12 @@ class Dispatcher:
             files = await asyncio.to_thread(self._store.files.inputs, job.id)
             inputs = {name: await asyncio.to_thread(path.read_bytes) for name, path in files.items()}
         except (InweaveError, OSError) as error:
-            await self._stored(self._store.finish, job.id, "failed", error=failure_of(error))
+            await self._end(job, "failed", error=failure_of(error))
             return
         options = {name: job.request[name] for name in RUN_OPTIONS if name in job.request}
         request = RunRequest(
             job.id, job.kind, resolved.model, job.request["config"], resolved.loras, inputs=inputs,
-            paths=resolved.paths, name=job.model, **options,
+            paths=resolved.paths, name=job.model, lease=job.lease or "", **options,
         )  # fmt: skip
         self._reported = False
         self.slot.record_request(job, resolved.model, resolved.loras)
@@ -275,8 +298,7 @@ class Dispatcher:
             if isinstance(report, JobEvent) and report.job == job.id:
                 if report.event.type == "loading":
                     loading = time.monotonic()
-                event = await asyncio.to_thread(self._with_stored_image, job, report.event, files)
-                await asyncio.to_thread(self._store.append, job.id, event)
+                await record(self._store, job, report.event, files)
                 self._signals.changed(job.id)
             elif isinstance(report, Finished) and report.job == job.id:
                 self._reported = True
@@ -292,35 +314,20 @@ class Dispatcher:
             self.slot.record_read(max(reads))
         self.slot.record_residency(report.residency)
 
-    def _with_stored_image(self, job: Job, event: Event, files: list[str]) -> Event:
-        """Return the event to store: images of a result become files, previews are part of the event."""
-        if event.image is None:
-            return event
-        data = dict(event.data)
-        if event.type == "image":
-            data["file"] = f"{data['index']}.png"
-            self._store.files.write(job.id, data["file"], event.image)
-            files.append(data["file"])
-        elif event.type == "sample":  # a run has many of them, and readers load each one again and again
-            name = f"{data['step']:06d}-{data['index']}.png"
-            self._store.files.write(job.id, name, event.image)
-            data |= {"file": name, "url": f"/v1/jobs/{job.id}/files/{name}"}
-        else:
-            data |= {"image": base64.b64encode(event.image).decode(), "format": "png"}
-        return Event(event.type, data)
-
     async def _finish(self, job: Job, report: Finished, files: list[str]) -> None:
-        if report.state == "done":
+        if not await self._stored(self._store.holds, job.id, job.lease):
+            log.warning("%s: another process runs it now; this result is dropped", job.id)
+        elif report.state == "done":
             result = await asyncio.to_thread(self._deliver, job, report.result)
             for image, name in zip(result.get("images", ()), files, strict=False):
                 image["file"] = name
-            await self._stored(self._store.finish, job.id, "done", result=result)
+            await self._end(job, "done", result=result)
         elif report.state == "failed":
-            await self._stored(self._store.finish, job.id, "failed", error=report.error)
-        elif self._stopping and not (await asyncio.to_thread(self._store.job, job.id)).cancel:
-            await self._stored(self._store.put_back, job.id)  # stopped by `drain`, not by a client
+            await self._end(job, "failed", error=report.error)
+        elif self._stopping and not (await self._stored(self._store.job, job.id)).cancel:
+            await self._stored(self._store.put_back, job.id, lease=job.lease)  # stopped by `drain`, not by a client
         else:
-            await self._stored(self._store.finish, job.id, "cancelled")
+            await self._end(job, "cancelled")
 
     async def _watch(self, job: Job) -> None:
         """Pass a cancellation on; end a job that takes too long, and a runner that does not react."""
@@ -329,14 +336,19 @@ class Dispatcher:
         while True:
             await self._signals.wait_for_change(job.id, max(0.0, min(1.0, deadline - time.monotonic())))
             late = time.monotonic() >= deadline
-            current = await asyncio.to_thread(self._store.job, job.id)
-            if current.state != "running":
+            current = await self._stored(self._store.job, job.id)
+            lost = current.state != "running" or current.lease != job.lease
+            if lost and self._reported:
                 return  # it has ended
-            if late or current.cancel:
+            if late or lost or current.cancel:
                 break
-        if late:
+        if lost and job.kind == "train":  # it would save a checkpoint where another process continues the run
+            log.warning("%s: another process runs it now", job.id)
+            await self._runner.stop(now=True)
+            return
+        if late and not lost:
             reason = f"it took longer than {seconds:g} s"
-            await self._stored(self._store.finish, job.id, "failed", error=Failure("timeout", reason))
+            await self._end(job, "failed", error=Failure("timeout", reason))
             self._signals.changed(job.id)
         with contextlib.suppress(WireError):
             await self._runner.send(Cancel(job.id))
@@ -374,7 +386,7 @@ class Dispatcher:
             await asyncio.sleep(0.05)
         if self.current is not None:
             try:
-                await asyncio.to_thread(self._store.put_back, self.current.id)
+                await asyncio.to_thread(self._store.put_back, self.current.id, lease=self.current.lease)
             except (sqlite3.OperationalError, OSError) as error:  # the next start finds it running, and runs it again
                 log.error("%s cannot be put back into the queue: %s", self.current.id, error)
         await self._runner.stop(now=self.current is not None)

@@ -1,13 +1,14 @@
 """The process that holds a device and hosts a `Runner`: commands on its standard input, reports on its standard output.
 
-It ends when its standard input ends, so it never outlives the process that started it. The messages are described in
-`inweave.serve.engine.contract`.
+It ends when its standard input ends, so it never outlives the process that started it, and when its lease has run out
+(exit code ``LEASE_OVER``). The messages are described in `inweave.serve.engine.contract`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,6 +20,7 @@ from inweave.serve.engine.contract import (
     Command,
     Finished,
     JobEvent,
+    Lease,
     Load,
     Loaded,
     Ready,
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
     from inweave.serve.engine.runner import Runner
 
 
+LEASE_OVER = 75
+#: seconds to read a lease that has arrived while a library held the interpreter
+LEASE_GRACE = 0.2
+
+
 class ModelProcess:
     """Runs one request at a time, in the order of arrival; a cancellation reaches the running one between two steps."""
 
@@ -45,6 +52,7 @@ class ModelProcess:
         self._commands, self._reports = commands, reports
         self._queue: SimpleQueue[RunnerSettings | Command | Report] = SimpleQueue()
         self._cancelled: set[str] = set()
+        self._until: float | None = None  # of the lease; without one it runs until its input ends
         self._write = threading.Lock()
 
     def serve(self) -> None:
@@ -78,10 +86,23 @@ class ModelProcess:
                 command = decode(read_message(self._commands.read))
                 if isinstance(command, Cancel):
                     self._cancelled.add(command.job)
+                elif isinstance(command, Lease):
+                    if self._until is None:
+                        threading.Thread(target=self._end_with_lease, name="inweave-lease", daemon=True).start()
+                    self._until = command.until
                 else:
                     self._queue.put(command)
         except (WireError, OSError, ValueError):
             os._exit(0)  # the web process is gone, and with it the reader of any result
+
+    def _end_with_lease(self) -> None:
+        """End the process when the lease is over: another runner may have this job by now."""
+        over = 0
+        while over < 2:
+            rest = (self._until or 0.0) - time.monotonic()
+            over = over + 1 if rest <= 0 else 0
+            time.sleep(max(rest, LEASE_GRACE if over == 1 else 0.0))
+        os._exit(LEASE_OVER)
 
     def _load(self, runner: Runner, command: Load) -> Loaded:
         try:

@@ -9,6 +9,8 @@ note, resumed, dataset, memory     {step, text}: other records of the log
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import threading
 import time
@@ -22,11 +24,14 @@ from inweave.files.reading import read_bytes
 from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs.job import Event
 from inweave.serve.jobs.private_paths import public
-from inweave.serve.jobs.training_runs import checkpoints_in
+from inweave.serve.jobs.training_runs import checkpoints_in, is_taken
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
 
+log = logging.getLogger("inweave.serve")
 POLL_SECONDS = 0.2
+#: exit code of a process that was stopped for so long that another one has its job
+LOST = 75
 #: the most that a killed process loses of a run, regardless of `save_every`
 CHECKPOINT_SECONDS = 300.0
 MAX_HISTORY = 500  # records of earlier jobs of a run
@@ -73,6 +78,9 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
     def watch() -> None:
         stopping = False
         while not ended.wait(POLL_SECONDS):
+            if is_taken(Path(config.output), request.lease):
+                log.critical("another process continues %s; this one ends without a checkpoint", config.name)
+                os._exit(LOST)
             announce_checkpoints()
             if cancelled() and not stopping:
                 stopping = True

@@ -27,3 +27,14 @@ class MediaTypeError(RequestError):
 
 class StorageError(InweaveError):
     """The disk is full, or the data folder of the worker is read-only."""
+
+
+class DatabaseLost(NotReadyError, ConnectionError):
+    """The database of the queue does not answer: callers that must not give up repeat their call later.
+
+    Clients get a general message; ``reason``, with names of hosts and users, is for the log.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("the database of the queue does not answer; ask again in a moment")
+        self.reason = reason

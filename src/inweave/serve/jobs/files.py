@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +22,7 @@ class JobFiles:
     """The files of all jobs, below one folder."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.root = folder
 
     def folder(self, job: str) -> Path:
@@ -58,10 +59,10 @@ class JobFiles:
         """Remove all files of a job."""
         shutil.rmtree(self.folder(job), ignore_errors=True)
 
-    def remove_all_but(self, jobs: Collection[str]) -> None:
-        """Remove the files of all other jobs, which a dead process left behind."""
+    def remove_all_but(self, jobs: Collection[str], older_than: float = 0.0) -> None:
+        """Remove the files of all other jobs, which a dead process left behind ``older_than`` seconds ago."""
         for folder in self.root.iterdir():
-            if folder.name not in jobs:
+            if folder.name not in jobs and time.time() - folder.stat().st_mtime >= older_than:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

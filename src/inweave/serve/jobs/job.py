@@ -70,7 +70,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row of the queue."""
+    """One row of the queue; ``lease``: of the attempt that runs, ``holder``: the web process that has it."""
 
     id: str
     number: int
@@ -88,6 +88,8 @@ class Job:
     error: Failure | None
     result: dict[str, Any] | None
     expired: bool
+    lease: str | None = None
+    holder: str | None = None
 
     @property
     def final(self) -> bool:

@@ -16,8 +16,7 @@ class JobQueries(JobDatabase):
 
     def job(self, job: str) -> Job:
         """Return a job; raise MissingError if there is none with this id."""
-        with self._lock:
-            row = self._row("id = ?", job)
+        row = self._row("id = ?", job)
         if row is None:
             raise MissingError(f"there is no job {job}")
         return row[0]
@@ -41,17 +40,15 @@ class JobQueries(JobDatabase):
             where.append("number < ?")
             values.append(before)
         query = f"SELECT {COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
-        with self._lock:
-            return [job_of(row) for row in self._db.execute(query, (*values, limit))]
+        return [job_of(row) for row in self._db.execute(query, *values, limit).rows]
 
     def waiting(self, limit: int, client: str | None = None) -> list[Job]:
         """Return waiting jobs in the order in which they will run."""
         query = (
-            f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' AND client = ifnull(?, client) "
+            f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' AND client = coalesce(?, client) "
             "ORDER BY priority DESC, number LIMIT ?"
         )
-        with self._lock:
-            return [job_of(row) for row in self._db.execute(query, (client, limit))]
+        return [job_of(row) for row in self._db.execute(query, client, limit).rows]
 
     def candidates(self, window: int) -> list[Candidate]:
         """Return the first waiting jobs by priority and age: ``window`` image jobs and as many train jobs."""
@@ -59,42 +56,32 @@ class JobQueries(JobDatabase):
             f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' AND (kind = 'train') = ? "
             "ORDER BY priority DESC, number LIMIT ?"
         )
-        with self._lock:
-            rows = [row for train in (False, True) for row in self._db.execute(query, (train, window))]
+        rows = [row for train in (False, True) for row in self._db.execute(query, train, window).rows]
         jobs = sorted(map(job_of, rows), key=lambda job: (-job.priority, job.number))
         return [candidate_of(job) for job in jobs]
 
     def waiting_ids(self) -> list[str]:
         """Return the ids of all waiting jobs in the order in which they will run."""
         query = "SELECT id FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number"
-        with self._lock:
-            return [row[0] for row in self._db.execute(query)]
+        return [row[0] for row in self._db.execute(query).rows]
 
     def count(self, *states: State) -> int:
         """Return how many jobs are in these states, without those that expired."""
-        with self._lock:
-            marks = ", ".join("?" * len(states))
-            return int(
-                self._db.execute(
-                    f"SELECT count(*) FROM jobs WHERE expired = 0 AND state IN ({marks})", states
-                ).fetchone()[0]
-            )
+        marks = ", ".join("?" * len(states))
+        query = f"SELECT count(*) FROM jobs WHERE expired = 0 AND state IN ({marks})"
+        return int(self._db.execute(query, *states).value())
 
     def position(self, job: Job) -> int | None:
         """Return how many jobs will run before a waiting one; None for any other job."""
         if job.state != "queued":
             return None
-        with self._lock:
-            query = (
-                "SELECT count(*) FROM jobs WHERE state = 'queued' AND (priority > ? OR (priority = ? AND number < ?))"
-            )
-            return int(self._db.execute(query, (job.priority, job.priority, job.number)).fetchone()[0])
+        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND (priority > ? OR (priority = ? AND number < ?))"
+        return int(self._db.execute(query, job.priority, job.priority, job.number).value())
 
     def events(self, job: str, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
         """Return the events of a job that follow number ``after``."""
         query = "SELECT number, type, data FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-        with self._lock:
-            rows = self._db.execute(query, (job, after, limit)).fetchall()
+        rows = self._db.execute(query, job, after, limit).rows
         return [StoredEvent(number, kind, json.loads(data)) for number, kind, data in rows]
 
     def last_event(self, job: str, *types: str) -> StoredEvent | None:
@@ -103,14 +90,12 @@ class JobQueries(JobDatabase):
         query = (
             f"SELECT number, type, data FROM events WHERE job = ? AND type IN ({marks}) ORDER BY number DESC LIMIT 1"
         )
-        with self._lock:
-            row = self._db.execute(query, (job, *types)).fetchone()
+        row = self._db.execute(query, job, *types).first()
         return None if row is None else StoredEvent(row[0], row[1], json.loads(row[2]))
 
     def submitted(self, key: str, fingerprint: str) -> Job | None:
         """Return the job of an idempotency key; raise ConflictError if the key was used for another request."""
-        with self._lock:
-            known = self._row("idempotency_key = ?", key)
+        known = self._row("idempotency_key = ?", key)
         if known is None:
             return None
         if known[1] != fingerprint:
@@ -120,6 +105,5 @@ class JobQueries(JobDatabase):
     @property
     def paused(self) -> bool:
         """Whether waiting jobs are held back."""
-        with self._lock:
-            row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
-            return row is not None and row[0] == "1"
+        row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").first()
+        return row is not None and row[0] == "1"

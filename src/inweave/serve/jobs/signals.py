@@ -1,5 +1,7 @@
 """Signals inside the web process, for readers of a job's events and for dispatchers that wait for work.
 
+Those of other processes come from the database (`receive`).
+
 Signals carry no data: a waiter that wakes up reads the store, so a signal that comes twice or too early does no harm.
 """
 
@@ -8,6 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
+
+#: what is sent to other processes when a job may be waiting; otherwise it is the id of a job that changed
+WORK = "work"
+#: the same when a LoRA was added or removed
+LIBRARY = "library"
 
 
 class JobSignals:
@@ -21,6 +28,13 @@ class JobSignals:
         """Wake the readers of a job."""
         for event in self._readers.get(job, ()):
             event.set()
+
+    def receive(self, text: str) -> None:
+        """Wake those whom a signal of another process concerns; "": some signals may have been missed."""
+        if text in ("", WORK):
+            self.work()
+        for job in list(self._readers) if text == "" else [text]:
+            self.changed(job)
 
     def work(self) -> None:
         """Wake the dispatchers: there may be a job to run."""

@@ -3,13 +3,16 @@
     <data>/training/<run>/<name>-000050.safetensors     the adapter of a checkpoint, ready to be used
     <data>/training/<run>/<name>-state/step-000050/     the state that training resumes from
     <data>/training/<run>/<name>.jsonl, samples/        the log and the samples so far
+    <data>/training/<run>/lease                         of the attempt that may write here; see `jobs.attempts`
 
 A run is named after its first job. A job that resumes or extends it has that name in its request.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, ConflictError, FormatError, MissingError
+from inweave.files.writing import write_atomic
 from inweave.formats.files import read_header
 from inweave.serve.jobs.job import Job, Submission
 
@@ -56,6 +60,14 @@ def checkpoints_in(folder: Path, name: str) -> list[Checkpoint]:
     return sorted((Checkpoint(int(match[1]), path) for match, path in matches), key=lambda each: each.step)
 
 
+def is_taken(folder: Path, lease: str) -> bool:
+    """Return whether another attempt writes into the folder of a run now; ``lease``: of this one."""
+    try:
+        return lease != "" and (folder / "lease").read_text() != lease
+    except FileNotFoundError:
+        return False
+
+
 class TrainingRuns:
     """The runs of a worker, below one folder."""
 
@@ -70,6 +82,27 @@ class TrainingRuns:
     def folder(self, job: Job) -> Path:
         """Return the output folder of a train job."""
         return self._folder / run_of(job)
+
+    def take(self, job: Job) -> Path:
+        """Return the output folder of an attempt, and keep any earlier one from writing there."""
+        folder = self.folder(job)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "lease", [(job.lease or "").encode()])
+        return folder
+
+    def take_over(self, job: Job) -> None:
+        """Free the folder of a run from a process on a machine that was lost, which may still have it open.
+
+        A machine that was stopped keeps its locks, and would append to the log when it comes back. So the files that
+        are open there get new ones in their place.
+        """
+        folder = self.folder(job)
+        for lock in folder.rglob(".lock"):
+            lock.unlink(missing_ok=True)
+        for log in folder.glob("*.jsonl"):
+            copy = log.with_name(f".{log.name}.part")
+            shutil.copyfile(log, copy)
+            copy.replace(log)
 
     def checkpoints(self, job: Job) -> list[Checkpoint]:
         """Return the adapters of a job's run; none if they have expired."""
@@ -113,11 +146,10 @@ def add_to_library(source: Path, folder: Path, stem: str, is_taken: Callable[[st
     for known in sorted(folder.glob(f"{stem}*.safetensors")):
         if cmp(source, known, shallow=False) or _same_tensors(source, known):
             return known
-    target = free_name(folder, stem, is_taken)
-    hidden = folder / f".{target.name}.part"
+    hidden = folder / f".{stem}-{secrets.token_hex(8)}.part"
     try:
         shutil.copyfile(source, hidden)
-        return hidden.replace(target)
+        return move_to_free_name(hidden, folder, stem, is_taken)
     finally:
         hidden.unlink(missing_ok=True)
 
@@ -137,6 +169,20 @@ def _same_tensors(one: Path, other: Path) -> bool:
             if content != second.read(len(content)):
                 return False
         return not second.read(1)
+
+
+def move_to_free_name(source: Path, folder: Path, stem: str, is_taken: Callable[[str], bool] = _free) -> Path:
+    """Move a file of the same disk; another process may take the same name at the same time."""
+    while True:
+        target = free_name(folder, stem, is_taken)
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            continue
+        except OSError:  # a file system without links
+            return source.replace(target)
+        source.unlink()
+        return target
 
 
 def free_name(folder: Path, stem: str, is_taken: Callable[[str], bool] = _free) -> Path:

@@ -29,6 +29,7 @@ class DeviceView:
     adapters: frozenset[str] = frozenset()
     job: Candidate | None = None
     free_at: float = field(default=0.0)
+    node: str = ""  # the machine it is in, of several
 
     @property
     def training(self) -> bool:

@@ -71,8 +71,18 @@ class Scheduler:
         self._overtakes: Counter[str] = Counter()
         self._reservations: dict[str, tuple[float, str]] = {}  # job -> (since when it waits for a device, that device)
 
-    def choose(self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView]) -> Choice:
-        """Return the job that a free device runs next; ``candidates``: waiting jobs, by priority and age."""
+    def choose(
+        self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView],
+        elsewhere: Sequence[Candidate] = (),
+    ) -> Choice:  # fmt: skip
+        """Return the job that a free device runs next.
+
+        Args:
+            candidates: waiting jobs, by priority and age.
+            device: the free one.
+            devices: those of this worker.
+            elsewhere: jobs that other workers of the same queue run.
+        """
         self._forget(candidates)
         rules = _Rules(devices)
         allowed = [job for job in candidates if rules.allow(job, device)]
@@ -81,7 +91,7 @@ class Scheduler:
             return Choice(None)
         order = first
         if len(first) > 1:
-            order = fair_order(first, [each.job for each in devices if each.job is not None])
+            order = fair_order(first, [*(each.job for each in devices if each.job is not None), *elsewhere])
         starts = {job.id: self.costs.start_seconds(job, device) for job in order}
         waits = self._waits(order, starts, device, devices, rules)
         free = [job for job in order if job.id not in waits]

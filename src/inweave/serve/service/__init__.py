@@ -14,6 +14,7 @@ subjects and plain data types, never the parts behind them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import time
@@ -22,20 +23,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, ConflictError, Problem
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
-from inweave.serve.engine.assignment import Assignments
-from inweave.serve.engine.contract import DeviceMemory, RunnerSettings
+from inweave.serve.cluster.fleet import Fleet, Node
+from inweave.serve.cluster.storage import witness_file
+from inweave.serve.engine.assignment import Assignments, DeviceSlot
+from inweave.serve.engine.contract import LEASE, DeviceMemory, RunnerEndpoint, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.figures import Figures
+from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.private_paths import PATHS
-from inweave.serve.jobs.signals import JobSignals
+from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
+from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.jobs.usage import Usage
@@ -54,6 +60,8 @@ from inweave.serve.storage.uploads import UploadStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0
+#: files without a job may be those of a submission that another process is about to store
+LOST_SECONDS = 3600.0
 GRACE = 5.0
 MAX_LORAS = 100
 
@@ -75,6 +83,7 @@ class DeviceState:
     job: str | None = None
     role: str = "mixed"
     memory: DeviceMemory | None = None
+    node: str = ""  # of a cluster
 
 
 class Service:
@@ -84,48 +93,66 @@ class Service:
         self.settings = settings
         data, private = settings.data, settings.private_folders()
         PATHS.add(private)
+        database = open_database(settings)
         self.store = JobStore(
             data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
-            keep_bytes=int(settings.keep_gb * 1024**3),
+            keep_bytes=int(settings.keep_gb * 1024**3), database=database, lease_seconds=settings.lease_seconds,
+            files=JobFiles(settings.blobs_folder() / "files"),
         )  # fmt: skip
+        witness = None if settings.cluster is None else witness_file(settings)
+        shared = settings.shared_folder() if witness is None else witness.parent
+        self.store.ensure_same_folder("--blobs", settings.blobs_folder())
+        self.store.ensure_same_folder("--shared", shared)
+        incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
-            max_bytes=int(settings.upload_gb * 1024**3),
+            max_bytes=int(settings.upload_gb * 1024**3), files=settings.blobs_folder() / "uploads", database=database,
         )  # fmt: skip
-        self._dataset_store = DatasetStore(data / "datasets", int(settings.dataset_gb * 1024**3))
-        self._runs = TrainingRuns(data / "training")
-        (data / "loras").mkdir(parents=True, exist_ok=True)
-        folders = [*settings.lora_folders, data / "loras", embedded.folder() / "loras"]
+        self._dataset_store = DatasetStore(shared / "datasets", int(settings.dataset_gb * 1024**3))
+        self._runs = TrainingRuns(shared / "training")
+        (shared / "loras").mkdir(parents=True, exist_ok=True)
+        folders = [*settings.lora_folders, shared / "loras", embedded.folder() / "loras"]
         self.library = Library(data / "library.sqlite3", folders)
-        signals = JobSignals()
+        self._signals = signals = JobSignals()
         self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
         self.usage = Usage(data, self.store.job, self.figures.refused)
         self.jobs = Jobs(self.store, signals, self.usage)
-        self.loras = Loras(data, self.library, self.models, self._sandbox)
+        self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
+        self.loras.on_change = lambda: self.store.announce(LIBRARY)
+        self._library_changed = asyncio.Event()
         self.images = Images(settings, self._uploads, self._sandbox)
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
         self._assignments = Assignments(self.store)
-        names, threads = device_names(settings.devices), threads_each(settings.devices)
-        self._dispatchers = [
-            Dispatcher(
+        threads = threads_each(settings.devices)
+
+        def dispatcher(runner: RunnerEndpoint | None, slot: DeviceSlot, device: str | None) -> Dispatcher:
+            return Dispatcher(
                 self.store, signals,
                 DispatchSettings(
                     RunnerSettings(
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
-                        private=private,
+                        private=private, quantize=settings.quantize,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
-                self._resolve, self._deliver, figures=self.figures,
-                slot=self._assignments.add(name, training_role(device, settings.train_devices)),
+                self._resolve, self._deliver, runner, self.figures, slot,
+            )  # fmt: skip
+
+        self._dispatchers: list[Dispatcher] = []
+        self._fleet: Fleet | None = None
+        if witness is not None:
+            self._fleet = Fleet(
+                settings, str(witness), self.store, signals, self._assignments, self._dispatchers, dispatcher
             )
-            for name, device in zip(names, settings.devices or (None,), strict=True)
-        ]  # fmt: skip
+        else:
+            for name, device in zip(device_names(settings.devices), settings.devices or (None,), strict=True):
+                slot = self._assignments.add(name, training_role(device, settings.train_devices))
+                self._dispatchers.append(dispatcher(None, slot, device))
         self._tasks: list[asyncio.Task[None]] = []
 
     # life
@@ -136,6 +163,8 @@ class Service:
         try:
             service = cls(settings)
             service.store.recover()
+        except DatabaseLost as error:
+            raise ConfigError(f"--store: the database cannot be used: {error.reason}") from None
         except (OSError, sqlite3.Error) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise ConfigError(
@@ -145,15 +174,28 @@ class Service:
 
     async def start(self) -> None:
         """Start the processes and the periodic work."""
+        loop = asyncio.get_running_loop()
+
+        def receive(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._receive, text)
+
+        self.store.listen(receive)
+        self.store.begin_to_keep_alive()
         self.loras.indexed = False
         await asyncio.to_thread(self.loras.clear)
-        self._tasks = [asyncio.create_task(each.run()) for each in self._dispatchers]
+        runners = (self._fleet,) if self._fleet is not None else self._dispatchers
+        self._tasks = [asyncio.create_task(each.run()) for each in runners]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
 
     async def stop(self) -> None:
         """Finish running jobs within the grace period, put the rest back, close everything."""
-        await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
-        await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
+        if self._fleet is not None:
+            self._tasks[0].cancel()  # it would place others
+            await self._fleet.stop(self.settings.drain_seconds)
+        else:
+            await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self._dispatchers))
+            await asyncio.wait(self._tasks[: len(self._dispatchers)], timeout=GRACE)  # they end by themselves
         for task in self._tasks:
             task.cancel()
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -167,16 +209,28 @@ class Service:
             except (sqlite3.Error, OSError) as error:  # a full disk: what was committed is there at the next start
                 log.error("%s could not be closed: %s", type(part).__name__, error)
 
+    def _receive(self, text: str) -> None:
+        if text == LIBRARY:
+            self._library_changed.set()
+        else:
+            self._signals.receive(text)
+
     async def _sweep(self) -> None:
         while True:
             try:
-                await asyncio.to_thread(self.store.expire)
                 await asyncio.to_thread(self.loras.expire)
-                await asyncio.to_thread(self._uploads.expire)
-                await asyncio.to_thread(expire_runs, self.store, self.settings.data / "training", self.store.keep_bytes)
+                if await asyncio.to_thread(self.store.take_turn, "sweep", 0.9 * SWEEP_SECONDS):
+                    await asyncio.to_thread(self._expire)
             except Exception:
                 log.exception("expired jobs could not be removed")
             await asyncio.sleep(SWEEP_SECONDS)
+
+    def _expire(self) -> None:
+        """Remove what all workers of this queue have and no longer need."""
+        self.store.expire()
+        self._uploads.expire()
+        expire_runs(self.store, self.settings.shared_folder() / "training", self.store.keep_bytes)
+        self.store.remove_lost_files(older_than=LOST_SECONDS)
 
     async def _index(self) -> None:
         while True:
@@ -186,7 +240,8 @@ class Service:
                 await self.loras.scan(examine=True)
             except (sqlite3.Error, OSError) as error:
                 log.error("the library could not be scanned: %s", error)
-            await asyncio.sleep(SWEEP_SECONDS)
+            await wait_seconds(self._library_changed, SWEEP_SECONDS)
+            self._library_changed.clear()
 
     @property
     def devices(self) -> list[DeviceState]:
@@ -194,12 +249,19 @@ class Service:
         return [
             DeviceState(
                 each.device, each.status, each.current is not None, each.finished_jobs, each.restarts,
-                each.busy_seconds, each.slot.view.name, each.reason, tuple(sorted(each.slot.view.models)),
-                len(each.slot.view.adapters), each.current.id if each.current is not None else None,
-                each.slot.view.role.name.lower(), each.memory,
+                each.busy_seconds, each.slot.view.name,
+                each.reason if self._fleet is None else self._fleet.reason_of(each),
+                tuple(sorted(each.slot.view.models)), len(each.slot.view.adapters),
+                each.current.id if each.current is not None else None,
+                each.slot.view.role.name.lower(), each.memory, each.slot.view.node,
             )
             for each in self._dispatchers
         ]  # fmt: skip
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The machines of the cluster; none without one."""
+        return [] if self._fleet is None else self._fleet.nodes
 
     async def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Return why each of these jobs still waits, by id."""
@@ -208,9 +270,12 @@ class Service:
     @property
     def readiness(self) -> tuple[bool, str]:
         """(whether a job would run now, the reason if not)."""
-        if any(each.status == "ready" for each in self._dispatchers):
-            return self.loras.indexed, "" if self.loras.indexed else "the folders of the library are being read"
-        return False, self._dispatchers[0].reason
+        reason = ""
+        if not any(each.status == "ready" for each in self._dispatchers):
+            reason = self._dispatchers[0].reason if self._fleet is None else self._fleet.reason
+        if reason == "" and not self.loras.indexed:
+            reason = "the folders of the library are being read"
+        return reason == "", reason
 
     # image jobs
 
@@ -230,6 +295,7 @@ class Service:
         warnings = await self.loras.ensure_fit(loras.values(), model, request.on_mismatch)
         body = {
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
+            "lora_files": await asyncio.to_thread(self.loras.identities, loras),
             "preview_every": request.preview_every, "preview_first": request.preview_first,
             "on_mismatch": request.on_mismatch, "warnings": warnings,
         }  # fmt: skip
@@ -265,13 +331,23 @@ class Service:
 
     def _resolve(self, job: Job) -> Resolved:
         """Return the files that a job needs when it starts: they may have moved since it was submitted."""
-        loras = {label: self.loras.file(label, entry) for label, entry in job.request.get("loras", {}).items()}
+        files = job.request.get("lora_files", {})
+        loras = {
+            label: self.loras.file(label, entry, files.get(label))
+            for label, entry in job.request.get("loras", {}).items()
+        }
         model = self.models.location(job.model)
         paths = {}
         if job.kind == "train":
+            if not self.store.holds(job.id, job.lease):
+                raise ConflictError(f"job {job.id} runs elsewhere")
+            if self._fleet is not None and (self.store.shared or job.attempts > 1 or self._assignments.losses[job.id]):
+                # a runner of the last web process ends with its lease
+                time.sleep(max(0.0, self.started_at + LEASE - time.monotonic()))
+                self._runs.take_over(job)
             paths = {
                 "dataset": str(self._dataset_store.folder(job.request["dataset"])),
-                "output": str(self._runs.folder(job)),
+                "output": str(self._runs.take(job)),
             }
         return Resolved(model, loras, paths)
 
@@ -281,6 +357,17 @@ class Service:
             return result
         source = Path(result["adapter"])
         return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
+
+
+def open_database(settings: ServeSettings) -> Database | None:
+    """Return the database that several workers share; None if this one has its own."""
+    if settings.store is None:
+        return None
+    try:
+        from inweave.serve.jobs.postgresql import PostgresDatabase
+    except ImportError:
+        raise ConfigError('--store needs psycopg; install it with: pip install "inweave[postgresql]"') from None
+    return PostgresDatabase(settings.store)
 
 
 def _stored(config: GenerateConfig) -> dict[str, Any]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from inweave.errors import InweaveError
 from inweave.serve.jobs.accounts import CURRENT
-from inweave.serve.jobs.errors import GoneError
+from inweave.serve.jobs.errors import DatabaseLost, GoneError
 from inweave.serve.jobs.job import FINAL, Job, State, StoredEvent, Submission
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.usage import Usage
+
+Answer = TypeVar("Answer")
 
 
 class Jobs:
@@ -102,26 +105,34 @@ class Jobs:
         while True:
             change = asyncio.ensure_future(self._signals.wait_for_change(job, 1.0))
             try:
-                events = await self.events(job, after)
+                events = await self._patiently(self._store.events, job, after)
                 for event in events:
                     after = event.number
                     yield event
                     if event.type in FINAL:
                         return
                 if not events:
-                    current = await self.get(job)
+                    current = await self._patiently(self._store.job, job)
                     if current.expired or (current.final and not await self.events(job, after)):
                         return
                     await change
             finally:
                 change.cancel()
 
+    async def _patiently(self, read: Callable[..., Answer], *values: object) -> Answer:
+        """Return what the store answers: a restart of the database interrupts no stream."""
+        while True:
+            try:
+                return await asyncio.to_thread(read, *values)
+            except DatabaseLost:
+                await asyncio.sleep(0.5)
+
     async def wait(self, job: str, seconds: float) -> Job:
         """Return a job once it has ended, or in its current state after ``seconds``."""
         deadline = time.monotonic() + seconds
         while True:
             waiter = asyncio.ensure_future(self._signals.wait_for_change(job, 1.0))
-            current = await self.get(job)
+            current = await self._patiently(self._store.job, job)
             if current.final or time.monotonic() >= deadline:
                 waiter.cancel()
                 return current
@@ -169,9 +180,9 @@ class Jobs:
         """Remove one image of a job that ended; without its last one the job is forgotten."""
         await asyncio.to_thread(self._store.delete_image, job, name)
 
-    @property
-    def paused(self) -> bool:
-        return self._store.paused
+    async def paused(self) -> bool:
+        """Return whether waiting jobs are held back."""
+        return await asyncio.to_thread(lambda: self._store.paused)
 
     async def pause(self, paused: bool) -> None:
         """Pause or resume the queue; the running job goes on."""

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from inweave.formats.dialects import written_dialects
 from inweave.generate.config import LoraChoice
 from inweave.library import Library, LibraryEntry
 from inweave.serve.jobs.errors import NotReadyError, StorageError
-from inweave.serve.jobs.training_runs import add_to_library, free_name
+from inweave.serve.jobs.training_runs import add_to_library, move_to_free_name
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import ConversionStore
 from inweave.serve.sandbox.library_scan import scan_library
@@ -37,14 +37,24 @@ class MismatchError(TargetError):
 
 
 class Loras:
-    """The LoRAs of a worker; those that are uploaded or trained here are in ``data``/loras."""
+    """The LoRAs of a worker.
 
-    def __init__(self, data: Path, library: Library, models: Models, sandbox: SandboxClient) -> None:
+    Args:
+        data: where the worker keeps its index, and files that it converted.
+        own: the folder of LoRAs that were uploaded or trained here.
+        incoming: the folder of uploads that are not complete, on the same disk.
+    """
+
+    def __init__(
+        self, data: Path, own: Path, incoming: Path, library: Library, models: Models, sandbox: SandboxClient
+    ) -> None:
         self._library, self._models, self._sandbox = library, models, sandbox
-        self._own, self._incoming, self._database = data / "loras", data / "incoming", data / "library.sqlite3"
+        self._own, self._incoming, self._database = own, incoming, data / "library.sqlite3"
         self._conversions = ConversionStore(data / "converted", sandbox)
         self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
         self._names = threading.Lock()
+        #: called in a thread when a file was added or removed here
+        self.on_change: Callable[[], None] = lambda: None
         self.indexed = True  # False from the start of a worker until it has looked at all folders
 
     # reading
@@ -106,11 +116,22 @@ class Loras:
     def _removable(self, entry: LibraryEntry) -> bool:
         return entry.root == str(self._own.resolve())
 
-    def file(self, label: str, entry: str) -> str:
-        """Return the path of an entry, by its id."""
+    def identities(self, entries: Mapping[str, LibraryEntry]) -> dict[str, dict[str, Any]]:
+        """Return by what other workers of the queue recognize the files of these references."""
+        return {label: self._library.identity(entry) for label, entry in entries.items()}
+
+    def file(self, label: str, entry: str, identity: Mapping[str, Any] | None = None) -> str:
+        """Return the path of an entry, by its id; of another worker's library, by the identity of its file."""
         try:
             return str(self._library.get(entry).file)
         except MissingError:
+            if identity is not None:
+                known = self._library.recognize(**identity)
+                if known is None:
+                    self._library.scan()  # it may have been added a moment ago
+                    known = self._library.recognize(**identity)
+                if known is not None:
+                    return str(known.file)
             raise MissingError(
                 f"LoRA {label}: its file was replaced or removed since the job was submitted; submit it again"
             ) from None
@@ -119,7 +140,7 @@ class Loras:
 
     async def add(self, name: str, content: AsyncIterator[bytes]) -> LibraryEntry:
         """Receive a file, have another process read it, and add it under a name that is free."""
-        self._incoming.mkdir(exist_ok=True)
+        self._incoming.mkdir(parents=True, exist_ok=True)
         received = self._incoming / f"{secrets.token_hex(16)}.safetensors"
         try:
             with received.open("xb") as file:
@@ -134,7 +155,7 @@ class Loras:
 
     def _take_in(self, received: Path, name: str) -> LibraryEntry:
         with self._names:
-            return self._added(received.replace(free_name(self._own, name, self._library.has_name)))
+            return self._added(move_to_free_name(received, self._own, name, self._library.has_name))
 
     def publish(self, adapter: Path, stem: str) -> LibraryEntry:
         """Put an adapter that was trained here into the library, under a name that is free."""
@@ -143,6 +164,7 @@ class Loras:
 
     def _added(self, path: Path) -> LibraryEntry:
         self._library.scan()
+        self.on_change()
         return self._library.find(str(path.resolve()))
 
     async def remove(self, reference: str) -> str:
@@ -152,6 +174,7 @@ class Loras:
             raise ConflictError(f"LoRA {entry.name} was not added through this worker; remove it from its folder")
         await asyncio.to_thread(entry.file.unlink)
         await asyncio.to_thread(self._library.scan)
+        await asyncio.to_thread(self.on_change)
         return entry.id
 
     async def scan(self, *, examine: bool = False) -> None:

@@ -52,7 +52,8 @@ class Training:
         self, settings: ServeSettings, models: Models, jobs: Jobs, loras: Loras, datasets: Datasets, runs: TrainingRuns
     ) -> None:
         self.allowed = settings.allow_train
-        self._device = next(iter((*settings.train_devices, *settings.devices)), None)
+        own = (*settings.train_devices, *settings.devices) if settings.cluster is None else ()
+        self._device = next(iter(own), None)
         self._models, self._jobs, self._loras, self._datasets, self._runs = models, jobs, loras, datasets, runs
         self._planner = PlannerClient(settings.plan_seconds, private=settings.private_folders())
 
@@ -68,9 +69,14 @@ class Training:
         """Check a run and queue it."""
         model = self._models.name(model)
         await self._datasets.ensure_captions(dataset, settings.get("caption"))
-        loras = {} if start_from is None else {"start_from": (await self._loras.find(start_from)).id}
+        entries = {} if start_from is None else {"start_from": await self._loras.find(start_from)}
+        loras = {label: entry.id for label, entry in entries.items()}
+        files = await asyncio.to_thread(self._loras.identities, entries)
         TrainConfig(**checked_settings(settings), dataset="-", name=name)  # raises everything that is wrong
-        stored = {"config": {**settings, "name": name}, "dataset": dataset, "loras": loras, "warnings": []}
+        stored = {
+            "config": {**settings, "name": name}, "dataset": dataset, "loras": loras, "lora_files": files,
+            "warnings": [],
+        }  # fmt: skip
         return await self._queue(Submission("train", model, stored, {}, priority, client, key, fingerprint))
 
     async def _queue(self, submission: Submission) -> Job:

@@ -5,15 +5,14 @@
 
 An upload is kept for ``keep_seconds`` after its last use, among the ``max_count`` that were used last, within
 ``max_bytes``. Afterwards its row says that it expired, so that its id answers 410 and not 404. A job copies the uploads
-it names and does not depend on them afterwards. One process opens the store at a time; see `jobs.files.own_folder`.
+it names and does not depend on them afterwards. With PostgreSQL the rows are there, and several processes share them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
-import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from inweave.files.writing import write_atomic
 from inweave.serve.jobs.clock import AgeClock
 from inweave.serve.jobs.errors import GoneError, StorageError
 from inweave.serve.jobs.image_request import png_size
+from inweave.serve.jobs.sql import Database, SqliteDatabase
 
 PREFIX = "upload-"  # base64 has no dash, so an id is never mistaken for an image
 #: rows of expired uploads; beyond this number, the oldest are deleted
@@ -32,16 +32,19 @@ TOMBSTONES = 10_000
 _ID = re.compile(rf"{PREFIX}[0-9a-f]{{24}}")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS uploads (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number {number},
     id TEXT NOT NULL UNIQUE,
-    width INTEGER NOT NULL,
-    height INTEGER NOT NULL,
-    bytes INTEGER NOT NULL,
-    created REAL NOT NULL,
-    used REAL NOT NULL,
-    expired INTEGER NOT NULL DEFAULT 0
+    width BIGINT NOT NULL,
+    height BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    created DOUBLE PRECISION NOT NULL,
+    used DOUBLE PRECISION NOT NULL,
+    expired BIGINT NOT NULL DEFAULT 0
 );
 """
+VERSION = 1
+#: files without a row may be those of an upload that another process is about to store
+LOST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +76,29 @@ class UploadStore:
         max_count: int,
         max_bytes: int,
         clock: Callable[[], float] | None = None,
+        files: Path | None = None,
+        database: Database | None = None,
     ) -> None:
-        self._files = folder / "uploads"
+        self._files = files or folder / "uploads"
         self._files.mkdir(parents=True, exist_ok=True)
         self._keep_seconds, self._max_count, self._max_bytes = keep_seconds, max_count, max_bytes
         self._clock, self._age_clock = clock or time.time, clock or AgeClock()
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(folder / "uploads.sqlite3", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_SCHEMA)
-        known = {f"{name}.png" for (name,) in self._db.execute("SELECT id FROM uploads WHERE expired = 0")}
-        for path in self._files.iterdir():  # files of a process that died before it wrote their row
-            if path.name not in known:
-                path.unlink(missing_ok=True)
+        self._db = database or SqliteDatabase(folder / "uploads.sqlite3")
+        self._db.prepare("uploads", VERSION, _SCHEMA, {})
+        if not self._db.shared:
+            self._remove_lost_files(0.0)
+
+    def _remove_lost_files(self, older_than: float) -> None:
+        """Remove the files of a process that died before it wrote their row."""
+        known = {f"{name}.png" for (name,) in self._db.execute("SELECT id FROM uploads WHERE expired = 0").rows}
+        for path in self._files.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.name not in known and time.time() - path.stat().st_mtime >= older_than:
+                    path.unlink()
 
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
-            self._db.close()
+        self._db.close()
 
     def add(self, png: bytes) -> Upload:
         """Store an image from the sandbox; the ones used longest ago make room."""
@@ -99,72 +106,70 @@ class UploadStore:
             raise RequestError(f"the image takes {len(png):,} bytes; all uploads together may take {self._max_bytes:,}")
         name = f"{PREFIX}{secrets.token_hex(12)}"
         width, height = png_size(png)
-        with self._lock:
-            now = self._now()
-            write_atomic(self._file(name), [png], error=StorageError)
-            try:
+        write_atomic(self._file(name), [png], error=StorageError)
+        try:
+            with self._db.transaction(queue=True):
+                now = self._now()
                 self._db.execute(
                     "INSERT INTO uploads (id, width, height, bytes, created, used) VALUES (?, ?, ?, ?, ?, ?)",
-                    (name, width, height, len(png), now, now),
-                )
-            except BaseException:
-                self._file(name).unlink(missing_ok=True)
-                raise
-            self._expire()
-            return self._find(name)
+                    name, width, height, len(png), now, now,
+                )  # fmt: skip
+        except BaseException:
+            self._file(name).unlink(missing_ok=True)
+            raise
+        self._expire()
+        return self._find(name)
 
     def find(self, name: str) -> Upload:
         """Return the upload of an id; raise MissingError if it never existed, GoneError if it expired."""
-        with self._lock:
-            return self._find(name)
+        return self._find(name)
 
     def read(self, name: str) -> bytes:
         """Return the image as PNG and restart its time."""
-        with self._lock:
-            self._find(name)
-            self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", (self._now(), name))
-            try:
-                return self._file(name).read_bytes()
-            except FileNotFoundError:
-                self._forget(name)
-                raise GoneError(f"upload {name} has expired; send the image again") from None
+        self._find(name)
+        with self._db.transaction(queue=True):
+            self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", self._now(), name)
+        try:
+            return self._file(name).read_bytes()
+        except FileNotFoundError:
+            self._forget(name)
+            raise GoneError(f"upload {name} has expired; send the image again") from None
 
     def remove(self, name: str) -> None:
         """Expire an upload now."""
-        with self._lock:
-            self._find(name)
-            self._forget(name)
+        self._find(name)
+        self._forget(name)
 
     def expire(self) -> None:
         """Expire uploads that exceed the limits of age, number and size."""
-        with self._lock:
-            self._expire()
+        self._expire()
+        self._remove_lost_files(LOST_SECONDS)
 
     def _now(self) -> float:
         """Return the time of a use: later than every other, also after the system's clock went back."""
-        (latest,) = self._db.execute("SELECT max(used) FROM uploads WHERE expired = 0").fetchone()
+        latest = self._db.execute("SELECT max(used) FROM uploads WHERE expired = 0").value()
         return max(self._clock(), (latest or 0.0) + 1e-3)
 
     def _expire(self) -> None:
         query = "SELECT id, used, bytes FROM uploads WHERE expired = 0 ORDER BY used DESC, number DESC"
         limit, total = self._age_clock() - self._keep_seconds, 0
-        for place, (name, used, size) in enumerate(self._db.execute(query).fetchall()):
+        for place, (name, used, size) in enumerate(self._db.execute(query).rows):
             total += size
             if used < limit or total > self._max_bytes or place >= self._max_count:
                 self._forget(name)
         self._db.execute(
-            "DELETE FROM uploads WHERE expired = 1 AND number <= (SELECT max(number) FROM uploads) - ?", (TOMBSTONES,)
+            "DELETE FROM uploads WHERE expired = 1 AND number <= (SELECT max(number) FROM uploads) - ?", TOMBSTONES
         )
 
     def _forget(self, name: str) -> None:
-        self._db.execute("UPDATE uploads SET expired = 1, bytes = 0 WHERE id = ?", (name,))
+        self._db.execute("UPDATE uploads SET expired = 1, bytes = 0 WHERE id = ?", name)
         self._file(name).unlink(missing_ok=True)
 
     def _find(self, name: str) -> Upload:
         row = None
         if _ID.fullmatch(name):
             query = "SELECT id, width, height, bytes, created, used, expired FROM uploads WHERE id = ?"
-            row = self._db.execute(query, (name,)).fetchone()
+            row = self._db.execute(query, name).first()
         if row is None:
             raise MissingError(f"there is no upload {name[:100]}; upload the image first")
         _, width, height, size, created, used, expired = row

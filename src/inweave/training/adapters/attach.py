@@ -25,16 +25,25 @@ from inweave.adapter import Adapter, Entry, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import GENERIC, default_dialect, dialect_refusal, rewrite
 from inweave.exchange.load import load
-from inweave.layers import AdapterSpec, algorithm_of, attach, collect, geometry_of, inject, lora_layers
+from inweave.layers import AdapterSpec, LoraLayer, algorithm_of, attach, collect, geometry_of, inject, lora_layers
 from inweave.layers.norms import NormLayer, inject_norms
+from inweave.layers.qat import fake_quantize
 from inweave.layers.spec import DROPOUTS
 from inweave.layers.whole import all_wholes
+from inweave.models.quantization import quantized_names
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
 from inweave.training.adapters.order import side_by_side
 from inweave.training.adapters.summary import conflicts, shape_of
-from inweave.training.adapters.targets import check_rules, check_targets, first_rules, select_modules, select_norms
+from inweave.training.adapters.targets import (
+    DENOISER,
+    check_rules,
+    check_targets,
+    first_rules,
+    select_modules,
+    select_norms,
+)
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
@@ -78,6 +87,8 @@ def attach_adapters(
         raise ConfigError(f"rules: nothing of {', '.join(networks)} is left to train, every module is skipped")
     if not fresh and (problems := conflicts(shape_of(networks, NAME), config, targeted)):
         raise ConfigError(problems)  # if some networks get fresh adapters, the settings describe those
+    if config.qat != "off":
+        _round_merged(networks[DENOISER], config.qat)
     parameters: dict[str, nn.Parameter] = {}
     multipliers: dict[str, float] = {}
     modules: list[str] = []
@@ -105,6 +116,15 @@ def attach_adapters(
     if index is None:
         return TrainableSet(parameters, multipliers, len(modules))
     return TrainableSet(parameters, multipliers, len(modules), *_choose_dialect(networks, parameters, config, index))
+
+
+def _round_merged(denoiser: nn.Module, format: str) -> None:
+    """Let the trained layers that a base in this format quantizes compute with the quantized sum."""
+    names = quantized_names(denoiser, format)
+    layers = [layer for name, layer in lora_layers(denoiser).items() if name in names and isinstance(layer, LoraLayer)]
+    if not layers:
+        raise ConfigError(f'qat = "{format}": quantizing to {format} changes none of the layers that are trained')
+    fake_quantize(layers, format)
 
 
 def _without_pairs(networks: Mapping[str, nn.Module]) -> list[str]:

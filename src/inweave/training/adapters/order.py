@@ -9,16 +9,13 @@ it is the same on every device, whether or not joint products are used.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from torch import nn
 
-_TOGETHER = (
-    ("to_q", "to_k", "to_v"),
-    ("add_q_proj", "add_k_proj", "add_v_proj"),
-    ("q_proj", "k_proj", "v_proj"),
-)
+from inweave.models.roles import PROJECTIONS
+
 _CROSS_ATTENTION, _OF_TEXT = "attn2", frozenset({"to_k", "to_v"})
 
 
@@ -44,21 +41,6 @@ def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Paramet
     }
 
 
-def projections(modules: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group queries, keys and values of each attention that has all three; other modules form groups of one."""
-    names = dict.fromkeys(modules)
-    result: list[tuple[str, ...]] = []
-    for name in names:
-        leaf = name.rpartition(".")[2]
-        together: tuple[str, ...] = next((group for group in _TOGETHER if leaf in group), ())
-        group = tuple(name.removesuffix(leaf) + each for each in together)
-        if not group or any(each not in names for each in group):
-            result.append((name,))
-        elif leaf == together[0]:
-            result.append(group)
-    return result
-
-
 class _Attention(NamedTuple):
     """The key of an attention's group; its projections are ordered as in ``names``, not as in the model."""
 
@@ -72,4 +54,4 @@ def _group(module: str, shapes: Hashable) -> Hashable:
     component, _, path = parent.partition(".")
     if path.rpartition(".")[2] == _CROSS_ATTENTION and leaf in _OF_TEXT:
         return component, shapes
-    return next((_Attention(parent, names, shapes) for names in _TOGETHER if leaf in names), module)
+    return next((_Attention(parent, names, shapes) for names in PROJECTIONS if leaf in names), module)

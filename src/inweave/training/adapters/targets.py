@@ -17,52 +17,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 
 from torch import nn
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
-from inweave.layers import LoraLayer, lora_layers
+from inweave.layers import lora_layers
 from inweave.layers.match import nearest
 from inweave.layers.norms import norm_names
-from inweave.models.families import families
 from inweave.models.model import Model
+from inweave.models.roles import attention_names, feed_forward_names
 from inweave.ops.kinds import kind_of
 from inweave.patterns import Work, regex
 from inweave.training.config.presets import TARGETS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
-#: for text encoders and language models; the families define those of denoisers
-_TEXT_ATTENTION = (
-    r"[qkv]_proj", "out_proj", "o_proj", r"SelfAttention\.[qkvo]", "c_attn", r"attn\.c_proj", "query_key_value",
-    r"attention\.dense", "query", "key", "value",
-)  # fmt: skip
-_TEXT_MLP = (
-    r"mlp\.fc[12]", r"DenseReluDense\.w[io](_\d)?", "gate_proj", "up_proj", "down_proj", "c_fc", r"mlp\.c_proj",
-    r"mlp\.dense_\w+", r"fc[12]",
-)  # fmt: skip
-
-
+DENOISER = "unet"  # the component, whichever class it has
 _BLOCKS = re.compile(
     r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|\w+_refiner|block|blocks|h)\..+"
 )
 _CONVOLUTIONS = re.compile(r"(.*\.)?(resnets\.\d+\.(conv\d|conv_shortcut)|(down|up)samplers\.\d+\.conv)")
-
-
-@cache
-def _attention() -> re.Pattern[str]:
-    return _ends((*(each for family in families() for each in family.attention), *_TEXT_ATTENTION))
-
-
-@cache
-def _feed_forward() -> re.Pattern[str]:
-    return _ends((*(each for family in families() for each in family.feed_forward), *_TEXT_MLP))
-
-
-def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(rf"(.*\.)?({'|'.join(dict.fromkeys(patterns))})")
 
 
 def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
@@ -92,9 +67,9 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
     """Return the modules of a network that the configuration's targets select, in the network's order."""
     names = _adaptable(network)
     if config.targets == "attention":
-        selected = {name for name in names if _attention().fullmatch(name)}
+        selected = {name for name in names if attention_names().fullmatch(name)}
     elif config.targets == "attention-mlp":
-        selected = {name for name in names if _attention().fullmatch(name) or _feed_forward().fullmatch(name)}
+        selected = {name for name in names if attention_names().fullmatch(name) or feed_forward_names().fullmatch(name)}
     elif config.targets == "all":
         selected = {name for name in names if _BLOCKS.fullmatch(name)}
     else:
@@ -116,14 +91,6 @@ def select_norms(network: nn.Module, config: TrainConfig) -> list[str]:
     names = norm_names(network)
     matched = {name for entry in _entries(config) for name in _matches(entry, names)}
     return [name for name in names if name in matched or (config.targets in TARGETS and _BLOCKS.fullmatch(name))]
-
-
-def token_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules of attention and feed-forward parts, which process every token, by name and unwrapped."""
-    pairs = (
-        (name, module.base if isinstance(module, LoraLayer) else module) for name, module in network.named_modules()
-    )
-    return {name: module for name, module in pairs if _attention().fullmatch(name) or _feed_forward().fullmatch(name)}
 
 
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:

@@ -19,6 +19,8 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import example_variants
 from inweave.training.data.types import Dataset, Example, subset_defaults, with_defaults
 
+_BLOCK = 1024  # captions that are tokenized together
+
 
 @dataclass(frozen=True, slots=True)
 class CaptionLengths:
@@ -31,19 +33,22 @@ class CaptionLengths:
 def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
     """Return the texts each example may have in the run."""
     defaults = subset_defaults(config)
-    examples = (replace(example, subset=with_defaults(example.subset, defaults)) for example in dataset.examples)
+    subsets = {id(example.subset): example.subset for example in dataset.examples}
+    complete = {key: with_defaults(subset, defaults) for key, subset in subsets.items()}
+    examples = (replace(example, subset=complete[id(example.subset)]) for example in dataset.examples)
     options: dict[str, Any] = {"trigger": config.trigger or "", "count": config.caption_variants, "seed": config.seed}
     return [list(dict.fromkeys(example_variants(example, **options))) for example in examples]
 
 
 def measured_captions(model: Model, captions: Sequence[Sequence[str]], limit: int) -> CaptionLengths:
     """Return the lengths of all captions of a run, and of the empty one; ``limit``: `max_token_length`."""
-    chunks, cut = {"": 1}, set()
-    for text in sorted({text for texts in captions for text in texts if text}):
-        tokens = model.family.tokenize(model, ((text, 1.0),), None, limit)
-        chunks[text] = tokens.chunks
-        if tokens.warnings:  # the length is the only reason for a warning about a plain text
-            cut.add(text)
+    chunks, cut = {"": 1}, set[str]()
+    known = sorted({text for texts in captions for text in texts if text})
+    for block in (known[start : start + _BLOCK] for start in range(0, len(known), _BLOCK)):
+        for text, (length, truncated) in zip(block, model.family.text_lengths(model, block, limit), strict=True):
+            chunks[text] = length
+            if truncated:
+                cut.add(text)
     return CaptionLengths(chunks, frozenset(cut))
 
 

@@ -74,7 +74,7 @@ def read_dataset(
         tables, path = dict(path), Path()
         scanner.scan_tables(tables, path, base, "dataset")
     elif is_folder(path := Path(path)):
-        scanner.scan_tree(_split_folder(path), base)
+        scanner.scan_tree(_split_folder(path, *scanner.entries(path)), base)
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
     elif path.suffix.lower() == ".parquet":
@@ -200,15 +200,15 @@ class _Scanner:
         self.caption_users: dict[Path, dict[Path, None]] = {}  # images by the file their captions are from
         self.written: dict[tuple[str, ...], dict[Path, None]] = {}  # images by their own captions
         self.folders: dict[Path, bool] = {}  # True if a metadata file lists its part of the dataset
-        self._entries = functools.cache(_entries)
+        self.entries = functools.cache(_entries)
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
         before, project, plain = len(self.examples), False, True
         listed = self.scan_folder(folder, subset)
-        for sub in self._entries(folder)[1]:
+        for sub in self.entries(folder)[1]:
             numbered = _numbered(sub)
             plain = plain and not numbered
-            if sub.name == "img" and not listed and any(map(_numbered, self._entries(sub)[1])):
+            if sub.name == "img" and not listed and any(map(_numbered, self.entries(sub)[1])):
                 project = True
                 self.scan_tree(sub, subset)
             elif sub.name == "reg" and not subset.regularization:
@@ -245,12 +245,13 @@ class _Scanner:
 
     def scan_folder(self, folder: Path, subset: Subset, metadata: Path | None = None) -> bool:
         """Add the images of one folder; returns whether a metadata file lists them."""
-        files, folder_name = self._entries(folder)[0], folder.resolve().name
+        files, folder_name = self.entries(folder)[0], folder.resolve().name
         names = {path.name.lower(): path for path in files} | {path.name: path for path in files}
         rows: dict[Path, tuple[str, ...] | None] = {path: None for path in files if _is_image(path)}
         masks = {path for path in files if path.name.lower().endswith(MASK)}
         metadata = metadata or next((names[each] for each in LISTS if each in names and is_listing(names[each])), None)
         listed = self.folders[folder] = metadata is not None
+        may_have_masks = listed or bool(masks)  # listed images may be in other folders
         if metadata is not None:
             entries, problems = read_metadata(metadata, self.encodings, folder)
             self.unreadable += [(metadata, "; ".join(problems))] if problems else []
@@ -273,12 +274,12 @@ class _Scanner:
             if captions and not subset.regularization:
                 self.written.setdefault(captions, {})[path] = None
             captions = captions or ((subset.class_tokens,) if subset.class_tokens else ())
-            mask = path.with_name(path.stem + MASK)
-            masks.discard(mask)
+            mask = path.with_name(path.stem + MASK) if may_have_masks else None
+            masks -= {mask}
             self.examples.append(
                 Example(
-                    path, captions, subset.repeats, (0, 0), mask if is_file(mask) else None, subset.regularization, "",
-                    subset, folder_name,
+                    path, captions, subset.repeats, (0, 0), mask if mask and is_file(mask) else None,
+                    subset.regularization, "", subset, folder_name,
                 )
             )  # fmt: skip
         self.ignored += sorted(masks)
@@ -294,7 +295,7 @@ class _Scanner:
     def note_unread_folders(self) -> None:
         """List folders with images below those that were read: the topmost of each branch, by file names alone."""
         known = {folder.resolve() for folder in self.folders}
-        below = [sub for folder, listed in self.folders.items() if not listed for sub in self._entries(folder)[1]]
+        below = [sub for folder, listed in self.folders.items() if not listed for sub in self.entries(folder)[1]]
         for top in below:
             walk = os.walk(top, onerror=lambda error: self.ignored.append(Path(error.filename)))
             for here, folders, files in walk:
@@ -337,7 +338,7 @@ class _Scanner:
         elif not self.scan_folder(folder, subset, self._listing(root, entry, problems)) and subset.subfolders:
             self.scan_below(folder, subset)
         if len(self.examples) + len(self.unreadable) == before:
-            subs = ", ".join(sub.name for sub in self._entries(folder)[1][:3])
+            subs = ", ".join(sub.name for sub in self.entries(folder)[1][:3])
             hint = f"; it has subfolders ({subs}), and each needs a table of its own" if subs else ""
             problems.append(f"{where}.image_dir: no {', '.join(IMAGES)} in {printable_path(folder)}{hint}")
 
@@ -358,9 +359,8 @@ def _numbered(folder: Path) -> re.Match[str] | None:
     return re.fullmatch(r"([0-9]{1,6})_(.*)", folder.name, re.DOTALL)
 
 
-def _split_folder(folder: Path) -> Path:
+def _split_folder(folder: Path, files: Sequence[Path], folders: Sequence[Path]) -> Path:
     """Return the train/ of an imagefolder's root, which has no images itself; else the folder."""
-    files, folders = _entries(folder)
     plain = any(_is_image(path) or is_listing(path) for path in files)
     known = {sub.name: sub for sub in folders}
     numbered = any(re.fullmatch(r"[0-9]{1,6}_.*", name, re.DOTALL) for name in known)

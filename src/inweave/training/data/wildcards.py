@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import cached_property
 
 import numpy as np
 
@@ -17,8 +18,13 @@ class CaptionRandom:
     """Random numbers seeded by a hash: the raw words of PCG64 are the same on every platform."""
 
     def __init__(self, seed: int, number: int, caption: str) -> None:
+        self._seed = seed, number, caption
+
+    @cached_property
+    def _bits(self) -> np.random.PCG64:
+        seed, number, caption = self._seed
         text = f"{seed}\0{number}\0{caption}".encode("utf-8", "surrogatepass")
-        self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(text).digest()))
+        return np.random.PCG64(int.from_bytes(hashlib.sha256(text).digest()))
 
     def unit(self) -> float:
         return (int(self._bits.random_raw()) >> 11) * 2.0**-53
@@ -70,6 +76,8 @@ def has_wildcards(text: str) -> bool:
 def expand_wildcards(text: str, rng: CaptionRandom) -> str:
     """Choose an option of every wildcard; random numbers are drawn from the innermost outward, left to right."""
     wildcards = [group for group in _groups(text) if group.is_wildcard]
+    if not wildcards:
+        return text
     for group in sorted(wildcards, key=lambda each: (each.height, each.start)):
         group.option = int(rng.unit() * (len(group.bars) + 1))
     starts = {group.start: group for group in wildcards}

@@ -3,6 +3,8 @@
     base       every weight is split along its first axis, and each process holds one shard
     a block    all-gathered, forward, freed; all-gathered once more for its backward pass
     adapters   replicated on every process, in the flat buffers: sums, optimizer, checkpoints and files do not change
+    quantized  a weight's numbers and scales are split alike, as they have a row for each output, and gathered as bytes;
+               a block is dequantized layer by layer, as in a single process
 
 The base is moved from host memory to the device block by block, so that no device ever holds more than its shards and
 the blocks being computed. It is frozen: it has no gradients to reduce.
@@ -19,14 +21,16 @@ A block is gathered from all processes at once, so all of them run the network e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.layers import LoraLayer
 from inweave.models.model import Model
+from inweave.ops.quantized import QuantizedLinear
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
 
@@ -59,6 +63,8 @@ def shard_base(network: nn.Module, world: World, device: torch.device) -> str:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # fully_shard uses the current device
     mesh = init_device_mesh(device.type, (world.size,))
+    for layer in _quantized_layers(network):
+        layer.become_parameters()
     whole = {weight for weight in network.parameters() if weight.requires_grad or weight.ndim == 0}
     for weight in whole:
         weight.data = weight.data.to(device)
@@ -86,13 +92,22 @@ def _list_items(network: nn.Module) -> list[nn.Module]:
     return items
 
 
+def _quantized_layers(network: nn.Module) -> Iterator[QuantizedLinear]:
+    for module in network.modules():
+        base = module.base if isinstance(module, LoraLayer) else module
+        if isinstance(base, QuantizedLinear):
+            yield base
+
+
 def frozen_bytes(network: nn.Module) -> tuple[int, int]:
     """Return (bytes that this process holds, bytes of the whole base)."""
-    held_bytes = whole = 0
+    whole, storages = 0, dict[int, int]()  # layers that were quantized as one matrix share its memory
     weight: Any
-    for weight in network.parameters():
+    tensors = {id(tensor): tensor for layer in _quantized_layers(network) for tensor in layer.quantized}
+    tensors |= {id(weight): weight for weight in network.parameters()}
+    for weight in tensors.values():
         if not weight.requires_grad:
             local = weight.to_local() if hasattr(weight, "to_local") else weight
-            held_bytes += local.untyped_storage().nbytes()
+            storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
             whole += weight.numel() * weight.element_size()
-    return held_bytes, whole
+    return sum(storages.values()), whole

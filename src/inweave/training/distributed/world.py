@@ -7,7 +7,12 @@ accelerate detects how the process was launched and joins the group, with NCCL o
     accelerate launch --multi_gpu --num_processes 2 -m inweave train ...
     mpirun -n 2 python -m inweave train ...                           on CPUs, with MASTER_ADDR set
 
-All gradients are one buffer, so a step needs one all-reduce.
+All gradients are one buffer, so a step needs one sum over the processes, in either of two orders:
+
+    any        one all-reduce: its order depends on the library, the topology and the place in the buffer
+    of ranks   (g_0 + g_1) + g_2 ...: every process adds up its part of the buffer, then the parts are gathered; the
+               same traffic, and twice the buffer in memory. Each bit is that of one process which adds up the same
+               micro-batches. Used with `deterministic`, and always on the CPU
 """
 
 from __future__ import annotations
@@ -59,11 +64,14 @@ class World:
             if number < count or together:
                 yield min(number, count - 1), number < count
 
-    def add_up(self, tensor: torch.Tensor) -> None:
-        """Sum over all processes, in place."""
+    def add_up(self, tensor: torch.Tensor, *, ordered: bool = False) -> None:
+        """Sum over all processes, in place; ``ordered``: in the order of their ranks."""
         if self.size > 1:
             with _peers():
-                torch.distributed.all_reduce(tensor)
+                if ordered and self.size > 2:  # a sum of two is the same in either order
+                    _add_in_order(tensor, self.size)
+                else:
+                    torch.distributed.all_reduce(tensor)
 
     def any(self, condition: bool, device: torch.device) -> bool:
         """Return whether the condition is true on at least one process, the same on all of them."""
@@ -93,16 +101,45 @@ class World:
             torch.distributed.destroy_process_group()
 
 
+def _add_in_order(tensor: torch.Tensor, size: int) -> None:
+    """Sum over ``size`` processes in the order of their ranks, in place."""
+    length = -(-tensor.numel() // size)  # of the part that a process adds up
+    buffer = tensor.new_zeros(size * length)
+    buffer[: tensor.numel()] = tensor.flatten()
+    own_part = torch.empty_like(buffer)  # as each process has it
+    torch.distributed.all_to_all_single(own_part, buffer)
+    total, *others = own_part.view(size, length)
+    for other in others:
+        total += other
+    torch.distributed.all_gather(list(buffer.view(size, length)), total)
+    tensor.copy_(buffer[: tensor.numel()].view_as(tensor))
+
+
+@contextmanager
+def failed_collectives() -> Iterator[None]:
+    """Turn failed collectives inside of a library, such as those of FSDP, into a LostPeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(name in str(error) for name in ("gloo", "NCCL", "ProcessGroup")):
+            raise _lost(error) from None
+        raise
+
+
 @contextmanager
 def _peers() -> Iterator[None]:
     """Turn a failed collective into a LostPeerError."""
     try:
         yield
     except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())
-        raise LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})") from None
+        raise _lost(error) from None
+
+
+def _lost(error: RuntimeError) -> Exception:
+    if out_of_memory(error):
+        return error
+    reason = " ".join(str(error).split())
+    return LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})")
 
 
 def join(device: str | None = None) -> World:

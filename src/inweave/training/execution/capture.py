@@ -39,6 +39,8 @@ def capture_problems(config: TrainConfig, device: torch.device) -> list[str]:
         problems.append(f"device {device}: only NVIDIA GPUs have CUDA graphs")
     if config.shard:
         problems.append("shard: the base is gathered by hooks on the host")
+    if config.prior_prediction:
+        problems.append("prior_prediction: adapters are switched off and on within a step")
     return problems
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from inweave.ops.common.select import is_nvidia
+from inweave.training.adapters.targets import DENOISER
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 
@@ -37,7 +38,6 @@ from inweave.training.data.batches import Order
 COMPILE_SECONDS = 30.0
 #: versions of a block that torch keeps before it gives up: kinds of blocks times batch sizes
 MOST_VERSIONS = 1024
-DENOISER = "unet"  # the component, whichever class it has
 
 
 def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, device: torch.device) -> list[str]:
@@ -49,6 +49,12 @@ def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, dev
         problems.append(f"{type(networks[DENOISER]).__name__} lists no repeated blocks")
     if config.shard:
         problems.append("shard: the base is gathered by hooks on the host")
+    if config.offload == "blocks":
+        problems.append("offload: blocks are copied by hooks on the host")
+    if config.prior_prediction:
+        problems.append("prior_prediction: adapters are switched off and on within a step")
+    if config.qat != "off":
+        problems.append(f'qat = "{config.qat}": weights are rounded by operations that are not compiled')
     if config.gradient_checkpointing == "selective":
         problems.append(
             'gradient_checkpointing = "selective" chooses among single operations, and a compiled block has none; set '

@@ -8,8 +8,9 @@ implementation, which stores tokens x tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,17 +21,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from inweave.layers import lora_layers
+from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.norms import NormLayer
+from inweave.layers.qat import QuantizationAware
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
+from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model, on_meta
-from inweave.ops.quantized import QuantizedLinear
+from inweave.models.naming import under_names_of
+from inweave.models.quantization import quantize_layers, quantized_names
+from inweave.ops.quantized import QuantizedLayer
 from inweave.training.adapters.attach import attach_adapters
-from inweave.training.adapters.targets import trained_networks
+from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.meter import PeakMemory
-from inweave.training.memory.quantization import quantize_layers
+from inweave.weights.hold import hold_weights
 
 _META = torch.device("meta")
 
@@ -41,7 +46,9 @@ class Measured:
 
     ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
     make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example;
-    ``scratch``: in which the largest quantized weight is dequantized.
+    ``scratch``: in which the largest quantized weight is dequantized, or the largest trained one rounded;
+    ``quantized``: the parameters of all quantized weights; ``blocks``: the bytes of each block, in their order, of
+    networks whose blocks may be streamed.
     """
 
     weights: Mapping[str, int]
@@ -52,6 +59,8 @@ class Measured:
     launches: int = 0
     scores: frozenset[int] = frozenset()
     scratch: int = 0
+    quantized: int = 0
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def measure(
@@ -68,14 +77,12 @@ def measure(
 
     ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU.
     """
-    model = blank(blueprint, dtype)
-    scratch = 0
-    if config.quantize != "off":
-        quantize_layers(model.denoiser, config.quantize, _META)
-        scratch = _scratch(model.denoiser)
-    weights = {folder: _bytes(network) for folder, network in model.networks.items()}
+    model, stored = _stored(blueprint, config.quantize, dtype)
     trained = trained_networks(model, config)
     parameters = _attach(trained, config, checkpoint)
+    scratch = stored.scratch
+    if config.qat != "off":
+        scratch = max(scratch, _rounding(trained[DENOISER], config.qat, dtype))
     if fused:
         from inweave.models.fused.blocks import fuse_blocks  # imports diffusers' networks
 
@@ -86,10 +93,33 @@ def measure(
     encoding = _peak(lambda: _encode(model, side), everything)
     counter = WorkCounter()
     activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
-    return Measured(
-        weights, parameters, activations, encoding, counter.operations, counter.launches, frozenset(counter.scores),
-        scratch,
+    return replace(
+        stored, parameters=parameters, activations=activations, encoding=encoding, operations=counter.operations,
+        launches=counter.launches, scores=frozenset(counter.scores), scratch=scratch,
     )  # fmt: skip
+
+
+def quantized_instead(measured: Measured, blueprint: Blueprint, format: str, dtype: torch.dtype) -> Measured:
+    """Return a measurement as it would be with the denoiser in this format, whose activations are the same."""
+    _, stored = _stored(blueprint, format, dtype)
+    fields = ("weights", "scratch", "quantized", "blocks")
+    return replace(measured, **{name: getattr(stored, name) for name in fields})
+
+
+def _stored(blueprint: Blueprint, format: str, dtype: torch.dtype) -> tuple[Model, Measured]:
+    """Return a model without weights, its denoiser quantized, and the bytes of its weights."""
+    model = blank(blueprint, dtype, quantized=format == "keep")
+    if format not in ("off", "keep"):
+        quantize_layers(model.denoiser, format, _META)
+    scratch = max(map(_scratch, model.networks.values()))
+    quantized = _quantized_parameters(model.denoiser)
+    blocks = {
+        folder: tuple(map(_bytes, model.family.blocks(network)))
+        for folder, network in model.networks.items()
+        if folder in (*ENCODERS, blueprint.denoiser.folder)
+    }
+    weights = {folder: _bytes(network) for folder, network in model.networks.items()}
+    return model, Measured(weights, 0, 0, 0, scratch=scratch, quantized=quantized, blocks=blocks)
 
 
 def measure_network(
@@ -116,16 +146,31 @@ def measure_network(
 
 
 def _bytes(network: nn.Module) -> int:
-    quantized = (module for module in network.modules() if isinstance(module, QuantizedLinear))
+    quantized = (module for module in network.modules() if isinstance(module, QuantizedLayer))
     packed = sum(tensor.nbytes for module in quantized for tensor in module.quantized)
     return packed + sum(parameter.nbytes for parameter in network.parameters())
 
 
+def _quantized_parameters(network: nn.Module) -> int:
+    return sum(math.prod(module.shape) for module in network.modules() if isinstance(module, QuantizedLayer))
+
+
 def _scratch(network: nn.Module) -> int:
     """Return the bytes in which the largest quantized weight is dequantized."""
-    layers = (module for module in network.modules() if isinstance(module, QuantizedLinear))
-    sizes = (int(each.in_features * each.out_features * each.scratch_per_parameter) for each in layers)
+    layers = (module for module in network.modules() if isinstance(module, QuantizedLayer))
+    sizes = (int(math.prod(each.shape) * each.scratch_per_parameter) for each in layers)
     return max(sizes, default=0)
+
+
+def _rounding(denoiser: nn.Module, format: str, dtype: torch.dtype) -> int:
+    """Return the bytes in which the largest trained weight is rounded (`qat`)."""
+    names = quantized_names(denoiser, format)
+    layers = [layer for name, layer in lora_layers(denoiser).items() if name in names and isinstance(layer, LoraLayer)]
+    largest = max(layers, key=lambda layer: layer.geometry.out * layer.geometry.columns, default=None)
+    if largest is None:
+        return 0
+    operation = QuantizationAware(largest, format)
+    return _peak(lambda: operation.weight(largest.acting, dtype), [denoiser])
 
 
 def _attach(
@@ -133,7 +178,8 @@ def _attach(
 ) -> int:
     """Attach the adapters; returns the number of trainable parameters."""
     dora = config.network == "dora"  # it would read weights, which do not exist: magnitudes are added afterwards
-    settings = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}), check=False)
+    changes = {"start_from": None, "qat": "off"} | ({"network": "lora"} if dora else {})
+    settings = config.model_copy(update=changes, check=False)
     attach_adapters(networks, settings)
     for network in networks.values():
         _finish(network, dora=dora)
@@ -141,12 +187,18 @@ def _attach(
     return sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
 
 
-def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
-    """Return the model in a precision without weights; its weight files are not read."""
+def blank(blueprint: Blueprint, dtype: torch.dtype, *, quantized: bool = False) -> Model:
+    """Return the model in a precision without weights; its weight files are not read.
+
+    ``quantized``: what its files store quantized stays so.
+    """
     networks: dict[str, nn.Module] = {}
     for folder, part in blueprint.parts.items():
         wide = folder == "vae" and part.config.get("force_upcast")
-        networks[folder] = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
+        network = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
+        if quantized:
+            hold_weights(network, under_names_of(network, part.source), _META)
+        networks[folder] = network
     return Model(blueprint, networks, {}, None, _META, dtype)
 
 
@@ -187,7 +239,7 @@ def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: Wo
         torch.autograd.backward(loss)
 
 
-def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
+def _peak(work: Callable[[], object], networks: Iterable[nn.Module]) -> int:
     """Return the peak of bytes allocated during ``work``, not counting earlier tensors."""
     memory = PeakMemory()
     for network in networks:

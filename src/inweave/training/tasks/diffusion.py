@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.layers import disabled
 from inweave.models import vae
 from inweave.models.families.base import ENCODERS, Tensors, on_encoders
 from inweave.models.model import Model
@@ -44,6 +45,7 @@ from inweave.training.execution.oom import oom_hint
 from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
 from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
 from inweave.training.tasks.offload import Offloader
+from inweave.weights.streaming.stream import BlockStream
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
 
@@ -87,11 +89,12 @@ class DiffusionTask:
         self._masked = [uses_mask(config, example) for example in self.examples]
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
         self._token_ids: dict[tuple[str, int], Tensors] = {}
+        self.stream: BlockStream | None = None  # of the denoiser's blocks
         encoders = [folder for folder in ("vae", *ENCODERS) if folder in model.networks]
         self.digests = {folder: network_digests(model.networks[folder]) for folder in encoders}
         self.sampled_digest: str | None = None
         self._identity = encoder_digests(model, self.digests)
-        self.offloader = Offloader(model.networks, model.device)
+        self.offloader = self._offloader()
 
     # data
 
@@ -153,25 +156,35 @@ class DiffusionTask:
             inputs["perturbation"] = torch.cat(perturbations)
         if any(self._masked):
             inputs["mask"] = torch.stack(masks)
+        prior = torch.tensor([self.examples[number].regularization for number in batch])
+        if self.config.prior_prediction and prior.any():
+            inputs["prior"] = prior
         longest = max(self._lengths[number] for number in batch)
         rows = [self._text(text, longest) for text in texts]
         return inputs | {f"text.{name}": torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
-        """Return the loss of the denoiser's prediction against the objective's target."""
-        model, family = self.model, self.model.family
+        """Return the loss of the denoiser's prediction against the objective's target, or the base's prediction."""
         latents, noise, times = inputs["latents"], inputs["noise"], inputs["times"]
         noisy, target = self.objective.noised(latents, noise, times)
         if "perturbation" in inputs:
             noisy, _ = self.objective.noised(latents, noise + inputs["perturbation"], times)
-        text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
-        if self.trains_text:
-            text = family.encode(model, text, self.config.clip_skip)
-        conditioning = family.batch_inputs(model, text, inputs["sizes"], latents.shape, self.config.guidance)
-        prediction = family.denoise(model, noisy.to(model.dtype), self.objective.timestep(times), conditioning)
+        if "prior" in inputs:
+            with torch.no_grad(), disabled(self.networks):
+                base = self._predict(inputs, noisy)
+            target = torch.where(inputs["prior"].view(-1, *[1] * (target.dim() - 1)), base.to(target.dtype), target)
+        prediction = self._predict(inputs, noisy)
         weights = self.objective.weights(times)
         weights = inputs["weights"] if weights is None else weights * inputs["weights"]
         return self.objective.loss_of(prediction, target, times, weights, inputs.get("mask"))
+
+    def _predict(self, inputs: Tensors, noisy: torch.Tensor) -> torch.Tensor:
+        model, family = self.model, self.model.family
+        text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
+        if self.trains_text:
+            text = family.encode(model, text, self.config.clip_skip)
+        conditioning = family.batch_inputs(model, text, inputs["sizes"], noisy.shape, self.config.guidance)
+        return family.denoise(model, noisy.to(model.dtype), self.objective.timestep(inputs["times"]), conditioning)
 
     # the caches
 
@@ -259,6 +272,14 @@ class DiffusionTask:
             encoders = set()
         vae = set() if self.config.cache_latents else {"vae"}
         return trained | encoders | vae | {self.model.blueprint.denoiser.folder}
+
+    def _offloader(self) -> Offloader:
+        networks, device, family = self.model.networks, self.device, self.model.family
+        if self.config.offload != "blocks":
+            return Offloader(networks, device)
+        encoders = {folder for folder in ENCODERS if folder in networks} - self.needed
+        blocks = {folder: family.blocks(networks[folder]) for folder in encoders}
+        return Offloader(networks, device, blocks, left=[self.model.blueprint.denoiser.folder])
 
     def offload_unused(self) -> None:
         """Move networks that no step needs to the host; `prepare` must have filled the caches."""

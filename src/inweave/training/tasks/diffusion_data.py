@@ -41,6 +41,11 @@ def batch_problems(
             f"buckets of {', '.join(sorted(uneven))}: {model.name} needs sides that are multiples of {model.patch}; "
             "change bucket_reso_steps or resolution in the dataset file"
         )
+    if config.prior_prediction and not any(example.regularization for example in examples):
+        problems.append(
+            "prior_prediction: the dataset has no regularization images; put them into a folder reg/, or set is_reg = "
+            "true for their subset"
+        )
     return problems + check_masks(config, examples)
 
 

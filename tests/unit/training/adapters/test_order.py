@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inweave.training.adapters.order import projections, side_by_side
+from inweave.models.roles import projections
+from inweave.training.adapters.order import side_by_side
 
 
 def names(*modules: str, rank: dict[str, int] | None = None) -> list[str]:

@@ -273,11 +273,19 @@ def test_concepts_for_validation_are_not_trained_on(tmp_path: Path) -> None:
     assert sum("is for validation: its images are not trained on" in line for line in result.no_equivalent) == 2
 
 
-def test_concepts_of_prior_predictions_are_refused_by_name(tmp_path: Path) -> None:
-    file = write_text(tmp_path, json.dumps({**ONE, "concepts": [{"path": "a", "type": "PRIOR_PREDICTION"}]}))
-    with pytest.raises(ConfigError, match=r"concepts\.0\.type: 'PRIOR_PREDICTION': .*the base model's own prediction"):
-        import_config(file)
-    assert import_config(file, without=["concepts.0.type"]).config.dataset == "a"
+def test_concepts_of_prior_predictions_are_regularization_toward_the_base(tmp_path: Path) -> None:
+    concepts = [{"path": "a"}, {"path": "b", "type": "PRIOR_PREDICTION", "loss_weight": 0.5}]
+    c = import_config(write_text(tmp_path, json.dumps({**ONE, "concepts": concepts}))).config
+    assert c.prior_prediction and c.prior_loss_weight == 0.5
+    subsets = [subset for table in c.dataset["datasets"] for subset in table["subsets"]]
+    assert [(each["image_dir"], each.get("is_reg", False)) for each in subsets] == [("a", False), ("b", True)]
+    assert not imported(tmp_path, {**ONE, "concepts": concepts[:1]}).config.prior_prediction
+
+    concepts.append({"path": "c", "type": "PRIOR_PREDICTION"})
+    with pytest.raises(ConfigError, match=r"concepts\.2\.loss_weight: 1: .*have one weight, prior_loss_weight"):
+        import_config(write_text(tmp_path, json.dumps({**ONE, "concepts": concepts})))
+    with pytest.raises(ConfigError, match=r"concepts\.0\.type: 'SOMETHING'"):
+        import_config(write_text(tmp_path, json.dumps({**ONE, "concepts": [{"path": "a", "type": "SOMETHING"}]})))
 
 
 def test_an_exact_size_is_trained_as_such(tmp_path: Path) -> None:

@@ -142,6 +142,40 @@ def test_prior_weight(tmp_path: Path) -> None:
     assert "weave" not in "".join(task_on(data, trigger="weave").captions[prior]), "the class is not the subject"
 
 
+@pytest.mark.parametrize(("variant", "encoders"), [("sd1.5", False), ("sd1.5", True), ("flux1-dev", False)])
+def test_prior_prediction_is_the_mean_square_to_the_base(variant: str, encoders: bool, tmp_path: Path) -> None:
+    """Held against a model without adapters and plain torch: the target of its rows is that model's prediction."""
+    data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
+    make_set(data / "reg", {"r": "an apple"}, first=5)
+    adapted, base = fresh_model(variant), fresh_model(variant)
+    options: dict[str, Any] = {"prior_loss_weight": 0.25, "train_text_encoders": encoders}
+    task = task_on(data, model=adapted, prior_prediction=True, **options)
+    reference = task_on(data, model=base, **options)
+    for network in task.networks.values():
+        inject(network, 2)
+        for layer in lora_layers(network).values():
+            torch.nn.init.normal_(layer.branch("default").up, std=0.05)
+    prior = next(n for n, example in enumerate(task.examples) if example.regularization)
+    inputs = sample_inputs(task, 0, (1 - prior, prior))
+    noisy, target = task.objective.noised(inputs["latents"], inputs["noise"], inputs["times"])
+    with torch.no_grad():
+        expected = torch.stack([target[0], reference._predict(inputs, noisy)[1].float()])
+        ours = task._predict(inputs, noisy).float()
+    each = (ours - expected).square().mean((1, 2, 3))
+    loss = task.loss(inputs)
+    torch.testing.assert_close(loss.detach(), (each[0] + 0.25 * each[1]) / 2)
+    to_noise = task.loss({name: value for name, value in inputs.items() if name != "prior"})
+    assert abs(float((to_noise - loss).detach())) > 1e-4
+    loss.backward()
+    layers = [layer for network in task.networks.values() for layer in lora_layers(network).values()]
+    assert all(layer.enabled for layer in layers)
+    assert any(layer.branch("default").up.grad.any() for layer in layers)
+    assert "prior" not in sample_inputs(task, 0, (1 - prior,)), "no second pass without images of the prior"
+    assert "prior" not in sample_inputs(reference, 0, (prior,))
+    with pytest.raises(ConfigError, match="prior_prediction: the dataset has no regularization images"):
+        task_on(make_set(tmp_path / "plain"), model=base, prior_prediction=True)
+
+
 def test_masks_are_those_of_the_latents(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
     mask = np.zeros((64, 64), np.uint8)

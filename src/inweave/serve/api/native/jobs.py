@@ -78,7 +78,7 @@ async def list_jobs(
     queue = service_of(request).jobs
     jobs = await queue.newest(*(state or ()), before=before, limit=limit)
     documents = [job_document(job, await queue.position(job)) for job in jobs]
-    return {"jobs": documents, "next": jobs[-1].number if len(jobs) == limit else None, "paused": queue.paused}
+    return {"jobs": documents, "next": jobs[-1].number if len(jobs) == limit else None, "paused": await queue.paused()}
 
 
 @router.get("/{job_id}", responses=JOB, response_model=None)

@@ -17,7 +17,7 @@ from inweave.serve.service import DeviceState, Service
 
 _PROCESSES = {
     "inweave.serve.engine.model_process": "model", "inweave.serve.sandbox.process": "sandbox",
-    "inweave.serve.planner.process": "planner",
+    "inweave.serve.planner.process": "planner", "inweave.serve.cluster.bridge": "cluster",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The queue as a whole.
 
-GET    /v1/queue     {paused, running, waiting, length, limit, devices}: waiting jobs by priority and age, each with the
-                     reason why it waits; what each device is, does and holds
+GET    /v1/queue     {paused, running, waiting, length, limit, devices, nodes}: waiting jobs by priority and age, each
+                     with the reason why it waits; what each device is, does and holds; the machines of a cluster
 POST   /v1/queue     {paused}: waiting jobs are not started while it is paused, also over restarts
 """
 
@@ -33,13 +33,16 @@ async def get_queue(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
     waiting = await queue.waiting(limit)
     reasons = await service.reasons(waiting)
     return {
-        "paused": queue.paused, "running": [job_document(job) for job in reversed(running)],
+        "paused": await queue.paused(), "running": [job_document(job) for job in reversed(running)],
         "waiting": [{**job_document(job, place), "reason": reasons[job.id]} for place, job in enumerate(waiting)],
         "length": await queue.count("queued"), "limit": queue.limit,
         "devices": [
             {"name": each.name, "device": each.device, "status": each.status, "reason": each.reason, "job": each.job,
-             "models": each.models, "adapters": each.adapters, "role": each.role}
+             "models": each.models, "adapters": each.adapters, "role": each.role, "node": each.node}
             for each in service.devices
+        ],
+        "nodes": [
+            {"name": each.name, "alive": each.alive, "cpus": each.cpus, "gpus": each.gpus} for each in service.nodes
         ],
     }  # fmt: skip
 

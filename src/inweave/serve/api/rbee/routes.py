@@ -28,11 +28,12 @@ async def info(request: Request) -> dict[str, Any]:
     service = service_of(request)
     states = {"loading": "starting", "failed": "stopped"}
     devices = service.devices
-    status = states.get(devices[0].status, devices[0].status)
+    first = devices[0].status if devices else "ready"  # a cluster may have no runner while there is no work
+    status = states.get(first, first)
     identity: dict[str, Any] = request.app.state.identity
     return {
         "id": identity.get("worker_id") or f"worker-inweave-{identity['port']}", "model_id": service.models.name(None),
-        "device": device_label(devices[0].device), "port": identity["port"],
+        "device": device_label(devices[0].device if devices else None), "port": identity["port"],
         "status": "busy" if any(each.busy for each in devices) else status, "implementation": "inweave",
         "version": __version__,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """OneTrainer's concepts: the folders it trains on, each with its own images and captions.
 
     concepts.0.path, .enabled, .balancing      a folder, whether it is used, and how often each image is seen
-    concepts.0.type                            STANDARD; VALIDATION is not trained on, PRIOR_PREDICTION is refused
+    concepts.0.type                            STANDARD; PRIOR_PREDICTION: regularization; VALIDATION is not trained on
     concepts.0.image.enable_random_flip        augmentations; crop jitter is on by default, flips were until 2025-11
     concepts.0.text.prompt_source              sample: a .txt next to each image
 
@@ -88,11 +88,10 @@ def concept_folders(out: Translation) -> list[Folder]:
             out.unsupported(f"{at}.type", f"{for_message(concept.get('path'))} is for validation: {why}")
             out.mapping |= {f"{at}.{key}": "dataset" for key in entries}
             continue
-        if kind != "standard":
-            what = "the target of its images is the base model's own prediction, which does not exist here"
-            out.refuse(
-                f"{at}.type", f"{for_message(concept['type'])}: {what if kind == 'priorprediction' else _UNKNOWN}"
-            )
+        if kind == "priorprediction":
+            _put_prior(out, f"{at}.loss_weight", parse_number(concept.get("loss_weight", 1)))
+        elif kind != "standard":
+            out.refuse(f"{at}.type", f"{for_message(concept['type'])}: {_UNKNOWN}")
         try:
             folder = _folder(at, entries, concept, resolutions, out)
         except ValueError as error:
@@ -100,6 +99,13 @@ def concept_folders(out: Translation) -> list[Folder]:
             continue
         folders += [folder] if folder else []
     return folders
+
+
+def _put_prior(out: Translation, name: str, weight: float) -> None:
+    """Set the target of regularization images, and their weight, which all concepts of this type have in common."""
+    if out.fields.get("prior_prediction") and out.fields["prior_loss_weight"] != weight:
+        out.refuse(name, f"{weight:g}: concepts of prior prediction have one weight, prior_loss_weight")
+    out.fields |= {"prior_prediction": True, "prior_loss_weight": weight}
 
 
 def _kind(concept: Mapping[str, Any]) -> str:
@@ -119,6 +125,7 @@ def _folder(
     path = concept.get("path")
     if not isinstance(path, str) or not path:
         return None
+    prior = _kind(concept) == "priorprediction"
     repeats = parse_number(concept.get("balancing", concept.get("repeats", 1)))
     if repeats != int(repeats) or repeats < 1:
         out.refuse(f"{at}.balancing", f"{repeats:g}: images are repeated a whole number of times")
@@ -153,13 +160,15 @@ def _folder(
         name = f"{at}.{key}"
         if key in _HARMLESS:
             out.mapping.setdefault(name, "dataset")
+        elif key == "loss_weight" and prior:
+            out.mapping[name] = "prior_loss_weight"
         elif is_off(value) or (key == "loss_weight" and parse_number(value) == 1):
             out.unset.append(name)
         elif key.rpartition(".")[2].startswith("random_") or key.endswith(("_max_strength", "_max_angle")):
             out.unset.append(name)  # how strong an augmentation is; its switch decides
         else:
             out.refuse(name, f"{for_message(value)}: is not supported")
-    return Folder(f"{at}.path", path, resolutions, int(repeats), options=options)
+    return Folder(f"{at}.path", path, resolutions, int(repeats), prior, options=options)
 
 
 def destination(out: Translation, name: str, value: Any) -> None:

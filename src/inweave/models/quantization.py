@@ -2,7 +2,8 @@
 
     fp8                      the linear layers of attention and feed-forward parts, which see every token, if both sides
                              are large enough for faster products
-    int8, int8-hadamard, nf4 the linear layers of the repeated blocks; embeddings and the last projection stay exact
+    int8, int8-hadamard, nf4 the linear layers and convolutions of the repeated blocks; embeddings, the first and the
+                             last projection stay exact
 
 A denoiser is quantized while it is in host memory, layer by layer, before adapters are attached: the device never holds
 it in 16 bits. Each weight is stored once. The adapter is relative to the quantized weights, and files do not change.
@@ -11,41 +12,51 @@ it in 16 bits. Each weight is stored once. The adapter is relative to the quanti
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
+from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
-from inweave.training.adapters.order import projections
-from inweave.training.adapters.targets import token_layers
-from inweave.training.config.schema import TrainConfig
+from inweave.ops.tensors.device import DTYPES
 
+#: how a denoiser is loaded: as it is, as its file stores it, or in a format
+Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"]
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
-def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.device) -> list[str]:
-    """Return why a run cannot be quantized; the denoiser needs no weights."""
-    if config.quantize == "off":
-        return []
-    format = FORMATS[config.quantize]
-    problems = format.device_problems(device)
-    if config.precision not in format.precisions:
+def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> list[str]:
+    """Return why a denoiser cannot be quantized on a device; it needs no weights."""
+    kind = FORMATS[format]
+    problems = kind.device_problems(device)
+    if not _chosen(denoiser, kind):
         problems.append(
-            f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
+            f"no layer of {type(denoiser).__name__} is large enough to be "
+            f"{'faster' if kind.for_speed else 'worth it'}; leave it out"
         )
-    if config.network == "dora":
-        problems.append(
-            'network = "dora": it needs the norms of the original weights, which are not kept; train a lora'
-        )
-    if not _chosen(denoiser, format):
-        problems.append(
-            f"no linear layer of {type(denoiser).__name__} is large enough to be "
-            f"{'faster' if format.for_speed else 'worth it'}; leave it out"
-        )
-    return [f'quantize = "{config.quantize}": {problem}' for problem in problems]
+    return problems
+
+
+def refuse_format(denoiser: nn.Module, format: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError if a denoiser cannot be quantized for inference; it needs no weights."""
+    if format not in FORMATS:
+        raise ConfigError(f"quantize: expected off, keep, {', '.join(FORMATS)}, got {format!r}")
+    problems = format_problems(denoiser, format, device)
+    if dtype not in {DTYPES[each] for each in FORMATS[format].precisions}:
+        problems.append(f"the products of 8-bit numbers are bf16, not {str(dtype).removeprefix('torch.')}; use bf16")
+    if problems:
+        raise ConfigError([f"quantize = {format!r}: {problem}" for problem in problems])
+
+
+def quantized_names(denoiser: nn.Module, format: str) -> set[str]:
+    """Return the layers that are quantized in a format, or would be."""
+    kind = FORMATS[format]
+    own = {name for name, module in denoiser.named_modules() if type(_base(module)) is kind}
+    return own | _chosen(denoiser, kind).keys()
 
 
 def quantize_denoiser(model: Any, format: str, device: torch.device, store: torch.device | None = None) -> str:
@@ -77,45 +88,52 @@ def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, stor
             kind.quantize(*part, device=device, store=store)
             if not originals[0].is_meta:
                 first: Any = part[0]
-                error += relative_error(originals[0].to(first.quantized[0].device), first.quantized)
+                error += relative_error(originals[0].flatten(1).to(first.quantized[0].device), first.quantized)
                 weights += 1
     rest = "" if len(chosen) == len(layers) else "; the others are small"
     where = "that see every token" if kind.for_speed else "of the blocks"
     work = f"multiplied in 8 bits ({format})" if kind.for_speed else f"stored in {format}"
     mean = f"; their weights differ by {error / weights:.1%} on average" if weights else ""
-    return f"{len(chosen)} of the {len(layers)} linear layers {where} are {work}{rest}{mean}"
+    layered = "linear layers" if all(isinstance(each, nn.Linear) for each in layers.values()) else "layers"
+    return f"{len(chosen)} of the {len(layers)} {layered} {where} are {work}{rest}{mean}"
 
 
 def join_groups(denoiser: nn.Module) -> None:
     """Put projections of one input, which were quantized as one matrix and then moved, side by side again."""
     layers = {
-        name: base
-        for name, module in denoiser.named_modules()
-        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, QuantizedLinear)
+        name: base for name, module in denoiser.named_modules() if isinstance(base := _base(module), QuantizedLinear)
     }
     for names in projections(layers):
         group = [layers[name] for name in names]
-        shapes = {(type(layer), layer.in_features, layer.out_features) for layer in group}
-        if len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
+        shapes = {(type(each), tuple((part.shape, part.dtype) for part in each.quantized)) for each in group}
+        by_rows = all(len(part) == layer.out_features for layer in group for part in layer.quantized)
+        if by_rows and len(group) > 1 and len(shapes) == 1 and joint_weight(group) is None:
             kind: Any = type(group[0])
             whole = kind.weights(*map(torch.cat, zip(*(layer.quantized for layer in group), strict=True)))
             for layer, part in zip(group, whole.split(len(group)), strict=True):
                 layer._buffers.update(part._asdict())
 
 
-def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
-    """Return the linear layers to choose from; modules that read the weights of their children keep those."""
+def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Return the layers to choose from, also convolutions for formats that only store; modules that read the weights
+    of their children keep those.
+    """
     readers = [each for each in denoiser.modules() if isinstance(each, nn.MultiheadAttention | ParameterHost)]
     read = {id(child) for each in readers for child in unhosted(each).children()}
     modules = token_layers(denoiser) if format.for_speed else dict(denoiser.named_modules())
+    kinds = nn.Linear if format.for_speed or format.convolution is None else nn.Linear | nn.Conv2d
     return {
         name: base
         for name, module in modules.items()
-        if isinstance(base := module.base if isinstance(module, LoraLayer) else module, nn.Linear)
+        if isinstance(base := _base(module), kinds)
         and id(base) not in read
         and (format.for_speed or _IN_BLOCK.search(name))
     }
 
 
-def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
+def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:
     return {name: layer for name, layer in _candidates(denoiser, format).items() if format.fits(layer)}
+
+
+def _base(module: nn.Module) -> nn.Module:
+    return module.base if isinstance(module, LoraLayer) else module

@@ -65,8 +65,7 @@ def containers(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 def serve_options() -> set[str]:
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    options = {option for parameter in command.params for option in parameter.opts}
-    return options if "--cluster" in options else options | {"--cluster", "--shared", "--min-runners", "--max-runners"}
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 def test_the_container_file_and_the_compose_file_are_clean() -> None:

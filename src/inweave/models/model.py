@@ -222,11 +222,8 @@ def load_model(
         layers = list(loras)
         stack = _resolve(layers, index)
         plans = _plans_of(stack)
-        note, loaded, total = (
-            "",
-            0,
-            sum(stored_bytes(source, name) for source in sources.values() for name in source.names()),
-        )
+        note, loaded = "", 0
+        total = sum(stored_bytes(source, name) for source in sources.values() for name in source.names())
         for folder, network in networks.items():
             source = sources[folder]
             component = FOLDERS.get(folder)
@@ -241,13 +238,13 @@ def load_model(
 
             count(0)
             part_dtype = vae_precision if folder == "vae" else precision
-            place, held = "cpu" if folder == own else target, "keep" if quantized == "keep" else "off"
+            place, form = "cpu" if folder == own else target, "keep" if quantized == "keep" else "off"
             quantizer = Quantizer(network, quantized, target, target) if folder == own else None
             on_arrival: Callable[[str], object] | None = None if quantizer is None else quantizer.arrived
             if arrived is not None:
                 on_arrival = partial(arrived, folder, network)
             build(
-                network, source, device=place, dtype=part_dtype, quantized=held,  # type: ignore[arg-type]
+                network, source, device=place, dtype=part_dtype, quantized=form,  # type: ignore[arg-type]
                 progress=count, arrived=on_arrival,
             )  # fmt: skip
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):

@@ -2,7 +2,7 @@
 
     fp8                      the linear layers of attention and feed-forward parts, which see every token, if both sides
                              are large enough for faster products
-    int8, int8-hadamard, nf4 the linear layers and convolutions of the repeated blocks; embeddings, the first and the
+    the others               the linear layers and convolutions of the repeated blocks; embeddings, the first and the
                              last projection stay exact
 
 A denoiser is quantized while it is in host memory, layer by layer, before adapters are attached: the device never holds

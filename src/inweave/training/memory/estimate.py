@@ -37,7 +37,7 @@ from inweave.ops.tensors.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import Measured, MetaAttention, measure, quantized_instead
-from inweave.training.memory.speed import CONVERSION, KERNELS, PASSES, PRODUCTS
+from inweave.training.memory.speed import CONVERSION, KERNELS, OTHER_CONVERSION, PASSES, PRODUCTS
 from inweave.weights.streaming.stream import SLOTS, streamed_blocks
 
 CONTEXT = 768 << 20  # CUDA's memory outside of the allocator: context and kernels; 758 MiB on an H200
@@ -164,7 +164,7 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, res
         "reserved_bytes": RESERVE,
         "operations_per_step": int(measured.operations * PASSES[mode] * config.batch_size * micro_batches),
         "launches_per_step": int(measured.launches * KERNELS[mode] * micro_batches),
-        "converted_per_step": int(dequantized * CONVERSION.get(config.quantize, 0)),
+        "converted_per_step": int(dequantized * CONVERSION.get(config.quantize, OTHER_CONVERSION)),
         "copied_per_step": 2 * copied * micro_batches,
         "host_bytes": host + HOST,
         "total_bytes": max(training, caching) + RESERVE,

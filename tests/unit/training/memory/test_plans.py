@@ -26,7 +26,7 @@ from inweave.weights.streaming.stream import SLOTS, streamed_blocks
 from tests.unit.training.image_sets import make_set
 
 #: bytes per weight; a step without recomputation takes 0.2 s, and all blocks are copied in 0.16 s
-SHRINK = {"off": 1.0, "int8": 0.5, "int8-hadamard": 0.5, "nf4": 0.25}
+SHRINK = {"off": 1.0, "int8": 0.5, "int8-hadamard": 0.5, "nf4": 0.25, "nf4-hadamard": 0.28}
 SPEED = Speed(1e14, host=50 * GIB)
 
 

@@ -104,7 +104,8 @@ def generate(
         rich_help_panel=MODELS)] = None,
     quantize: Annotated[str, typer.Option(
         "--quantize", help="Memory: int8, nf4, nf4-hadamard, int8-hadamard or fp8 quantizes the denoiser; keep: a "
-        "checkpoint stored quantized (fp8, int8, bitsandbytes, GGUF) stays so; off: unpack it.", rich_help_panel=MODELS)] = "off",
+        "checkpoint stored quantized (fp8, int8, bitsandbytes, GGUF) stays so; off: unpack it.",
+        rich_help_panel=MODELS)] = "off",
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,

@@ -24,8 +24,8 @@ from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
 from inweave.ops.tensors.device import DTYPES
 
-#: how a denoiser is loaded: as it is, as its file stores it, or in a format
-Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"]
+#: how a denoiser is loaded: unpacked, as its file stores it, or in a format
+Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"]
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 

@@ -59,7 +59,7 @@ def test_images_are_near_those_of_the_original(format: Any, plain: Any) -> None:
 def test_what_a_device_or_a_model_cannot_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="8-bit products need an NVIDIA GPU"):
         inweave.pipeline("inweave/emoji", device="cpu", quantize="fp8")
-    with pytest.raises(ConfigError, match="expected off, keep, fp8, .*nf4-hadamard, got 'int7'"):
+    with pytest.raises(ConfigError, match=r"expected off, keep, fp8, .*nf4-hadamard, got 'int7'"):
         inweave.pipeline("inweave/emoji", device="cpu", quantize="int7")  # type: ignore[arg-type]
     assert set(get_args(Quantize)) == {"off", "keep", *FORMATS}
     assert set(get_args(ServeSettings.model_fields["quantize"].annotation)) == set(get_args(Quantize))

@@ -22,8 +22,8 @@ from inweave.serve.engine.runner import Runner
 from inweave.serve.settings import ServeSettings
 
 LORA = "pixel"
-#: mean and largest difference of 8-bit colors after 4 steps; measured 0.15 and 8, 0.17 and 8, 1.2 and 49
-BOUNDS = {"int8": (0.5, 24), "int8-hadamard": (0.5, 24), "nf4": (3.0, 120)}
+#: mean and largest difference of 8-bit colors after 4 steps; measured 0.38 and 23, 0.33 and 16, 2.3 and 77
+BOUNDS = {"int8": (1.0, 60), "int8-hadamard": (1.0, 60), "nf4": (5.0, 160)}
 
 
 def image_of(pipe: Pipeline, **settings: Any) -> np.ndarray[Any, Any]:

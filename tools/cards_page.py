@@ -7,6 +7,7 @@ the card's compute capability and its number of multiprocessors; nothing is meas
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ MODELS = {
 }  # fmt: skip
 
 
-def rows_of(model: str) -> list[str]:
+def rows_of(model: str, cards: Sequence[Card] = CARDS) -> list[str]:
     """Return the rows of one model, a card each."""
     blueprint = published_blueprint(model)
     settings: dict[str, Any] = {
@@ -57,7 +58,7 @@ def rows_of(model: str) -> list[str]:
     config = TrainConfig.of(**settings).with_preset(blueprint.family.preset_name(blueprint))
     measurements = Measurements(blueprint, config, device=torch.device("cuda"))
     rows = []
-    for card in CARDS:
+    for card in cards:
         try:
             speed = speed_of_card(card.capability, card.multiprocessors)
             plan = plan_memory(measurements, config, card.memory * GIB - TAKEN, speed)

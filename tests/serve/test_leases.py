@@ -1,4 +1,4 @@
-"""Two stores on one PostgreSQL database: only the holder of a lease writes, whoever stopped or was cut off."""
+"""Two stores on one database: only the holder of a lease writes, also after processes stopped or were cut off."""
 
 from __future__ import annotations
 
@@ -338,13 +338,13 @@ class Processes(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def lose(self, number: int) -> None:
         """The others notice that a process says nothing."""
-        name, judge = self.stores[number].name, self.stores[(number + 1) % 3]
+        name, witness = self.stores[number].name, self.stores[(number + 1) % 3]
         for each in self.stores:
             each.keep_alive()
-        judge._db.execute("DELETE FROM processes WHERE id = ?", name)
-        judge._connected = time.monotonic() - 2000
-        judge.keep_alive()
-        assert not any(job.holder == name for job in judge.jobs(states=("running",)))
+        witness._db.execute("DELETE FROM processes WHERE id = ?", name)
+        witness._connected = time.monotonic() - 2000
+        witness.keep_alive()
+        assert not any(job.holder == name for job in witness.jobs(states=("running",)))
 
     @rule(number=st.integers(0, 2))
     def restart(self, number: int) -> None:

@@ -215,8 +215,7 @@ def test_kills_of_any_process_lose_nothing(pair: tuple[Worker, Worker], postgres
     training = [start_training(pair[0], dataset, name, steps=12, save_every=2) for name in ("one", "two")]
     jobs, kinds = list[str](), Counter[str]()
     for number in range(KILLS):
-        while sum(pair[0].job(job)["state"] == "queued" for job in jobs) < 20:
-            jobs.append(accepted(pair, "/v1/jobs", small))
+        jobs += [accepted(pair, "/v1/jobs", small) for _ in range(20 - pair[0].queued())]
         kind = ("web", "model", "database", "stop")[number % 4]
         strike(pair, postgres, kind, chance)
         kinds[kind] += 1

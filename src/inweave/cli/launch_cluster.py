@@ -21,14 +21,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from inweave.cli.console import fail
 from inweave.cli.launch import GRACE, free_port
 from inweave.files.paths import printable
+from inweave.files.writing import write_text
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
@@ -46,16 +49,17 @@ def launch_cluster(address: str, processes: int, config: TrainConfig, as_json: b
     ray = connect(address)
     try:
         for attempt in range(restarts + 1):
-            run = _Attempt(ray, processes, config, as_json)
-            lost, code = run.wait()
+            try:
+                lost, code = _Attempt(ray, processes, config, as_json).wait()
+            except ray.exceptions.RayError as error:  # an actor that did not start, for instance without the package
+                lost, code = f"Ray: {str(error).strip().splitlines()[-1]}", LOST
             if not lost:
                 return code
             if attempt < restarts:
                 typer.echo(f"note: {lost}; restart {attempt + 1} of {restarts} from the last checkpoint", err=True)
                 if config.resume == "never":
                     config = config.model_copy(update={"resume": "auto"})
-        typer.echo(f"error: {lost}; continue with --resume", err=True)
-        return LOST
+        fail(f"{lost}; continue with --resume", as_json, LOST)
     finally:
         ray.shutdown()
 
@@ -104,11 +108,11 @@ class Member:
         lines: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         with tempfile.TemporaryDirectory(prefix="inweave-train-") as own:
             file = Path(own) / "train.toml"
-            file.write_text(configuration, "utf-8")
+            write_text(file, configuration)
             process = self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "inweave", "train", str(file), *(["--json"] if as_json else [])],
                 cwd=folder, env={**os.environ, "PYTHONSAFEPATH": "1", **variables}, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_end_with_parent,
+                stderr=subprocess.PIPE, start_new_session=True, preexec_fn=_end_with_parent(),
             )  # fmt: skip
             readers = [
                 threading.Thread(target=_read, args=(stream, kind, lines), daemon=True)
@@ -124,10 +128,10 @@ class Member:
             finally:
                 process.kill()
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process."""
+    def stop(self) -> None:
+        """Ask the process to save and stop; Ray blocks SIGINT in its processes, and in those that they start."""
         if self._process is not None:
-            self._process.send_signal(number)
+            self._process.terminate()
 
 
 def _read(stream: IO[bytes], kind: str, lines: queue.SimpleQueue[tuple[str, Any]]) -> None:
@@ -136,12 +140,13 @@ def _read(stream: IO[bytes], kind: str, lines: queue.SimpleQueue[tuple[str, Any]
     lines.put(("end", None))
 
 
-def _end_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, however that happens; nothing on other systems."""
+def _end_with_parent() -> Callable[[], object] | None:
+    """Return what a child runs to be killed when its parent ends, however that happens; on Linux only."""
     import ctypes
 
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if sys.platform != "linux":
+        return None
+    return partial(ctypes.CDLL(None).prctl, 1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
 
 
 class _Attempt:
@@ -217,7 +222,7 @@ class _Attempt:
 
     def wait(self) -> tuple[str, int]:
         """Wait for the end; return (what was lost, if the run can continue without it; the exit code)."""
-        with _forwarded(self._signal):
+        with _forwarded(self._stop):
             try:
                 self._read_streams()
             finally:
@@ -234,6 +239,7 @@ class _Attempt:
         lost = lost or [(rank, "it lost another process") for rank in failed if self._codes[rank] == LOST]
         for rank, reason in lost[:1]:
             return f"rank {rank} on {self._nodes[rank]} was lost ({reason})", LOST
+        self._print(0)  # as JSON, of which the attempts before would be another document
         return "", next((code for code in self._codes.values() if code), 0)
 
     def _read_streams(self) -> None:
@@ -247,8 +253,6 @@ class _Attempt:
                 except StopIteration:
                     del streams[stream]
                     continue
-                except self._ray.exceptions.RayTaskError:
-                    raise  # an error of this module, which a restart would meet again
                 except self._ray.exceptions.RayError as error:
                     del streams[stream]
                     self._lost.append((rank, type(error).__name__))
@@ -258,18 +262,18 @@ class _Attempt:
                     self._codes[rank] = value
                     if value:
                         deadline = min(deadline, time.monotonic() + 2 * GRACE)
-                elif rank == 0:
+                elif rank == 0 and not (self._as_json and kind == "out"):
                     typer.echo(printable(value), err=kind == "err")
                 else:
-                    self._output[rank] = [*self._output[rank][-200:], (kind, value)]
+                    self._output[rank] = [*self._output[rank][-200 if rank else 0 :], (kind, value)]
 
     def _print(self, rank: int) -> None:
         for kind, line in self._output[rank]:
             typer.echo(printable(line), err=kind == "err")
 
-    def _signal(self, number: int) -> None:
+    def _stop(self) -> None:
         for member in self._members:
-            member.signal.remote(number)
+            member.stop.remote()
 
     def _end(self) -> None:
         from ray.util import remove_placement_group
@@ -280,11 +284,11 @@ class _Attempt:
 
 
 @contextlib.contextmanager
-def _forwarded(send: Any) -> Iterator[None]:
-    """Forward Ctrl-C and the like to all processes."""
+def _forwarded(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` for Ctrl-C and the like."""
     numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {
-        number: signal.signal(number, lambda got, _: send(signal.SIGTERM if got == signal.SIGHUP else got))
+        number: signal.signal(number, lambda *_: stop())
         for number in numbers
         if signal.getsignal(number) is not signal.SIG_IGN
     }

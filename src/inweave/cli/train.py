@@ -98,9 +98,9 @@ def train(
         "--cluster", metavar="[ADDRESS]", help="Train on a Ray cluster, --gpus processes: HOST:PORT of its head; "
         "without a value, the cluster that this machine belongs to; local starts one here.", show_default="none",
         rich_help_panel=HARDWARE)] = None,
-    restarts: Annotated[int, typer.Option(
+    restarts: Annotated[int | None, typer.Option(
         "--restarts", min=0, help="With --cluster: how often to continue from the last checkpoint if a process or a "
-        "machine is lost.", rich_help_panel=HARDWARE)] = 3,
+        "machine is lost.", show_default="3", rich_help_panel=HARDWARE)] = None,
     vram: Annotated[str | None, typer.Option(
         "--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit",
         rich_help_panel=HARDWARE)] = None,
@@ -136,13 +136,15 @@ def train(
     }  # fmt: skip
     overrides = {setting: value for setting, value in options.items() if value is not None}
     if import_ is not None:
-        if config or check or gpus > 1:
+        if config or check or gpus > 1 or cluster is not None:
             fail("--import only prints a configuration; save it to a file, then train with that file", as_json)
         _import(import_, overrides, settings or [], without or [], as_json, verbose)
     if init is not None:
-        if config or check or gpus > 1:
+        if config or check or gpus > 1 or cluster is not None:
             fail("--init only writes a configuration; train with it in a second command", as_json)
         _init(init, overrides, settings or [], as_json)
+    if restarts is not None and cluster is None:
+        fail("--restarts works only with --cluster; torchrun has --max-restarts", as_json)
     if without:
         fail("--without works only with --import", as_json)
     require("train", as_json)
@@ -168,7 +170,7 @@ def train(
             require("cluster", as_json)
             from inweave.cli.launch_cluster import launch_cluster
 
-            raise typer.Exit(launch_cluster(cluster, gpus, complete, as_json, restarts))
+            raise typer.Exit(launch_cluster(cluster, gpus, complete, as_json, 3 if restarts is None else restarts))
         if gpus > 1 and launched()[0] <= 1:
             raise typer.Exit(launch(gpus, complete.to_toml(), as_json))
         try:

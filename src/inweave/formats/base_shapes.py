@@ -3,6 +3,7 @@
     GGUF         the header alone (`formats.gguf`)
     safetensors  the header, and small texts beside packed weights (`formats.packed`)
     SVDQuant     other layers than the model's, fused and renamed (qweight, proj_down): refused by name
+    torchao      `module._weight_qdata` and `_weight_scale` in place of `module.weight`: refused by name
 
 Files with packed weights can be checked against.
 """
@@ -37,7 +38,13 @@ def base_shapes(path: Path) -> dict[str, Shape]:
 
 
 def refuse_renamed(path: object, names: Iterable[str]) -> None:
-    """Raise FormatError for a checkpoint whose layers are not those of its model."""
+    """Raise FormatError for a checkpoint whose layers or tensors are not those of its model."""
+    names = list(names)
+    if any(name.endswith("._weight_qdata") for name in names):
+        raise FormatError(
+            f"{path}: a checkpoint of torchao, whose weights are tensors that only torchao reads: use the model in "
+            "bf16, fp16, fp8, bitsandbytes' 4 or 8 bits, or GGUF"
+        )
     if any(name.endswith((".qweight", ".wscales")) for name in names):
         raise FormatError(
             f"{path}: a checkpoint of Nunchaku (SVDQuant), GPTQ or AWQ, whose layers are fused, renamed or packed for "

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -33,7 +33,7 @@ from inweave.models.families.base import ENCODERS, Family
 from inweave.models.lazy_imports import defer_imports
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
-from inweave.models.quantization import Quantize, quantize_layers, refuse_format
+from inweave.models.quantization import Quantize, Quantizer, join_groups, refuse_format
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
@@ -194,6 +194,7 @@ def load_model(
     quantized: Quantize = "off",
     allow_download: bool = False,
     progress: Callable[[str, int, int], object] | None = None,
+    arrived: Callable[[str, nn.Module, str], object] | None = None,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
@@ -202,6 +203,7 @@ def load_model(
     (`Model.quantization` says what is quantized).
 
     ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
+    ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -220,11 +222,8 @@ def load_model(
         layers = list(loras)
         stack = _resolve(layers, index)
         plans = _plans_of(stack)
-        note, loaded, total = (
-            "",
-            0,
-            sum(stored_bytes(source, name) for source in sources.values() for name in source.names()),
-        )
+        note, loaded = "", 0
+        total = sum(stored_bytes(source, name) for source in sources.values() for name in source.names())
         for folder, network in networks.items():
             source = sources[folder]
             component = FOLDERS.get(folder)
@@ -239,19 +238,29 @@ def load_model(
 
             count(0)
             part_dtype = vae_precision if folder == "vae" else precision
-            place, held = "cpu" if folder == own else target, "keep" if quantized == "keep" else "off"
-            build(network, source, device=place, dtype=part_dtype, quantized=held, progress=count)  # type: ignore[arg-type]
+            place, form = "cpu" if folder == own else target, "keep" if quantized == "keep" else "off"
+            quantizer = Quantizer(network, quantized, target, target) if folder == own else None
+            on_arrival: Callable[[str], object] | None = None if quantizer is None else quantizer.arrived
+            if arrived is not None:
+                on_arrival = partial(arrived, folder, network)
+            build(
+                network, source, device=place, dtype=part_dtype, quantized=form,  # type: ignore[arg-type]
+                progress=count, arrived=on_arrival,
+            )  # fmt: skip
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
                 blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
-            if folder == own:
-                note = quantize_layers(network, quantized, target, target)
+            if quantizer is not None:
                 network.to(target)
-                note = f"{note}: {memory_summary({folder: network})}"
+                join_groups(network)
+                note = f"{quantizer.note()}: {memory_summary({folder: network})}"
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
-    if quantized == "off":
+    weaver: Weaver | None
+    if arrived is not None:  # the weights are not those of the files any more
+        weaver = None
+    elif quantized == "off":
         weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
     else:  # changes of a quantized weight need its stored bits
         weaver = Weaver(woven, sources=origins, keep=keep, max_loss=MAX_LOSS)

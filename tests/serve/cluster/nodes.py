@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -41,7 +42,8 @@ class Nodes:
 
     def __init__(self, count: int, state: Path | None = None) -> None:
         """Start a head and ``count`` nodes; a head that keeps its ``state`` on disk can be restarted."""
-        os.environ.update(ENVIRONMENT)
+        # other users of this machine can reach the ports: without the token they get no answer
+        os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         if state is not None:
             os.environ.update({"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(state)})
         with socket.socket() as free:
@@ -97,7 +99,7 @@ class Nodes:
             self.signal(node, signal.SIGCONT)
         self.nodes = []
         self.cluster.shutdown()
-        for name in ("RAY_gcs_storage", "RAY_gcs_storage_path"):
+        for name in ("RAY_gcs_storage", "RAY_gcs_storage_path", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
             os.environ.pop(name, None)
 
     def pids(self, node: Any) -> list[int]:

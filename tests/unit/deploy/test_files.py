@@ -19,7 +19,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import typer.main
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from inweave.cli.app import app
 from inweave.serve.jobs.accounts import read_accounts
@@ -65,8 +65,7 @@ def containers(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 def serve_options() -> set[str]:
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    options = {option for parameter in command.params for option in parameter.opts}
-    return options if "--cluster" in options else options | {"--cluster", "--shared", "--min-runners", "--max-runners"}
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 def test_the_container_file_and_the_compose_file_are_clean() -> None:
@@ -172,10 +171,11 @@ def test_the_units_of_systemd_are_valid(tmp_path: Path) -> None:
 
 def run_steps(root: Path, *stages: str) -> list[str]:
     """Run the RUN and COPY steps of stages below a folder; return the commands that take root or Debian's packages."""
-    left_out, arguments = [], dict[str, str]()
+    left_out, arguments = list[str](), dict[str, str]()
     for stage, name, value in instructions():
         if name == "ARG" and "=" in value:
-            arguments.update([value.split("=")])
+            argument, _, default = value.partition("=")
+            arguments[argument] = default
         if stage not in stages:
             continue
         for argument, chosen in arguments.items():

@@ -112,6 +112,17 @@ def test_bitsandbytes_weights_have_the_shape_that_their_state_names(tmp_path: Pa
         open_base(write(tmp_path / "wrong.safetensors", wrong))
 
 
+def test_torchao_is_refused_by_name(tmp_path: Path) -> None:
+    """In the layout of its `flatten_tensor_state_dict`."""
+    names = {"transformer_blocks.0.attn.to_q._weight_qdata": ("F8_E4M3", (64, 64)),
+             "transformer_blocks.0.attn.to_q._weight_scale": ("F32", (64, 1))}  # fmt: skip
+    path = write_sparse(tmp_path / "ao.safetensors", names)
+    with pytest.raises(FormatError, match=r"torchao.*use the model in bf16"):
+        inweave.check(read(LORA), path, values="none")
+    with pytest.raises(FormatError, match="a model quantized by torchao"):
+        inweave.load(path)
+
+
 def test_svdquant_is_refused_by_name(tmp_path: Path) -> None:
     names = {"transformer_blocks.0.qkv_proj.qweight": ("I8", (9216, 1536)),
              "transformer_blocks.0.qkv_proj.wscales": ("BF16", (48, 9216))}  # fmt: skip

@@ -219,6 +219,8 @@ class Service:
         while True:
             try:
                 await asyncio.to_thread(self.loras.expire)
+                if self.store.shared:
+                    self._dataset_store.recount()
                 if await asyncio.to_thread(self.store.take_turn, "sweep", 0.9 * SWEEP_SECONDS):
                     await asyncio.to_thread(self._expire)
             except Exception:

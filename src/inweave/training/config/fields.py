@@ -266,16 +266,16 @@ class TrainSettings(CheckedModel):
         "inweave[deterministic]: the fastest attention kernels add gradients in any order, and attention with a mask "
         "takes more memory",
     )
-    quantize: Literal["off", "auto", "keep", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+    quantize: Literal["off", "auto", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = _memory(
         "off",
         "store the denoiser's frozen weights in fewer bits: int8, int8-hadamard (rotated: closer where weights have "
-        "outliers) or nf4 (4 bits) on any device; fp8 also multiplies in 8 bits, faster on a GPU that can, less exact; "
-        "keep: a base whose file is quantized (fp8, int8, bitsandbytes, GGUF) stays so, off unpacks it; auto: the plan "
-        "for vram chooses",
+        "outliers), nf4 (4 bits) or nf4-hadamard (4.5 bits, rotated) on any device; fp8 also multiplies in 8 bits, "
+        "faster on a GPU that can, less exact; keep: a base whose file is quantized (fp8, int8, bitsandbytes, GGUF) "
+        "stays so, off unpacks it; auto: the plan for vram chooses",
         task="image",
         resume="same",
     )
-    qat: Literal["off", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+    qat: Literal["off", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = _memory(
         "off", "quantization-aware training: for an adapter to be merged into a base in this format; slower",
         task="image", resume="same",
     )  # fmt: skip

@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from inweave.ops.quantized import FORMATS
+from inweave.ops.tensors.device import choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.estimate import Measurements, sum_up
 from inweave.training.memory.meta import blank
@@ -80,12 +81,13 @@ def formats(measurements: Measurements, config: TrainConfig) -> list[str]:
     """Return the values of `quantize` that a plan may choose, from the closest to the original weights."""
     if config.quantize != "auto" or measurements.blueprint is None:
         return ["off" if config.quantize == "auto" else config.quantize]
+    device = choose_device(config.device)
     denoiser = blank(measurements.blueprint, measurements.dtype(config)).denoiser
     usable = [
         name
         for name in FORMATS
         if config.qat in ("off", name)
-        and not quantize_problems(denoiser, config.model_copy(update={"quantize": name}), measurements.device)
+        and not quantize_problems(denoiser, config.model_copy(update={"quantize": name}), device)
     ]
     return ["off", *sorted(usable, key=lambda name: -FORMATS[name].bytes_per_parameter)]
 

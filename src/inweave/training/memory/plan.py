@@ -197,10 +197,10 @@ def _reasons(
         yield f"{first}: {_gib(less)} less of weights"
     if streams and before.offload != "blocks":
         copied, host = needs["copied_per_step"], needs["host_bytes"] - HOST
-        kept = f", {best.resident} blocks stay on the device" if best.resident else ""
+        resident = f", {best.resident} blocks stay on the device" if best.resident else ""
         yield (
             f'offload "blocks": the base is in host memory, {_gib(host)} with the encoders; a step copies '
-            f"{_gib(copied)} to the device{kept}"
+            f"{_gib(copied)} to the device{resident}"
         )
     if best.parts > 1:
         yield f"batches of {before.batch_size} are computed {best.size} at a time: the same update, but for rounding"

@@ -21,7 +21,6 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
-from inweave.models.quantization import quantize_denoiser
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import dialect_for
@@ -31,7 +30,7 @@ from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache
-from inweave.training.data.digests import network_digests, sampled_digest
+from inweave.training.data.digests import sampled_digest
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
@@ -44,6 +43,7 @@ from inweave.training.memory.meta import blank
 from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
+from inweave.training.tasks.arrivals import Arrivals
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
@@ -116,36 +116,32 @@ class DiffusionSetup:
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedDiffusionModel:
         """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
         blueprint = self._blueprint
+        # a base is known by the weights of its file, not by those that it is quantized to here
+        quantizes = config.quantize not in ("off", "keep")
+        own = config.quantize == "off" and config.offload == "blocks"  # in memory of its own, and not mapped
+        arrivals = Arrivals(self._blank(config), config, self.device, staged=staged or config.shard)
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
-            where = "cpu" if staged or config.shard or config.quantize not in ("off", "keep") else self.device
+            where = "cpu" if staged or config.shard or quantizes else self.device
             keep: Quantized = "keep" if config.quantize == "keep" else "off"
             assistants = [(load(config.assistant), 1.0)] if config.assistant else []
             model = load_model(
-                blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep
-            )
+                blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep,
+                arrived=arrivals if quantizes or own else None,
+            )  # fmt: skip
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
-        # a base is known by the weights of its file, not by those that it is quantized to here
-        quantizes = config.quantize not in ("off", "keep")
-        sampled = sampled_digest(model.networks) if quantizes else None
-        digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
-        quantized = model.quantization if keep == "keep" else ""
-        if quantizes:
-            quantized = self._quantize(model, config, staged=staged or config.shard)
+        quantized = arrivals.note() if quantizes else model.quantization if keep == "keep" else ""
+        if quantizes and not (staged or config.shard):
+            with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
+                for network in model.networks.values():
+                    network.to(self.device)
+        digests = {blueprint.denoiser.folder: arrivals.digests} if quantizes else {}
+        sampled = sampled_digest(model.networks, {blueprint.denoiser.folder: arrivals.samples}) if quantizes else None
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         task.digests, task.sampled_digest = task.digests | digests, sampled
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
-
-    def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:
-        """Quantize the denoiser; move all networks to the device, or keep them (``staged``). Returns a note."""
-        store = None if staged else self.device
-        with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
-            note = quantize_denoiser(model, config.quantize, self.device, store)
-            for network in model.networks.values() if not staged else ():
-                network.to(self.device)
-        return note
 
     @cached_property
     def _captions(self) -> tuple[list[int], list[str]]:

@@ -96,8 +96,6 @@ def test_a_run_is_refused_with_every_reason(tmp_path: Path) -> None:
     assert quantize_problems(small, TrainConfig.of(dataset="-"), CPU) == []
     dora = config.model_copy(update={"precision": "bf16", "network": "dora"})
     assert any("norms of the original weights" in problem for problem in quantize_problems(large, dora, CPU))
-    with pytest.raises(ConfigError, match="shard: shards weights of 16 or 32 bits"):
-        TrainConfig.of(dataset="-", quantize="fp8", shard=True)
 
 
 def test_a_resumed_run_keeps_it() -> None:

@@ -57,8 +57,8 @@ def serve(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
     quantize: Annotated[str | None, typer.Option(
-        "--quantize", help="Memory: int8, int8-hadamard, nf4 or fp8 quantizes denoisers; keep: checkpoints stored "
-        "quantized stay so.", show_default="off", rich_help_panel=MODELS)] = None,
+        "--quantize", help="Memory: int8, nf4, nf4-hadamard, int8-hadamard or fp8 quantizes denoisers; "
+        "keep: checkpoints stored quantized stay so.", show_default="off", rich_help_panel=MODELS)] = None,
     memory: Annotated[float | None, typer.Option(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,

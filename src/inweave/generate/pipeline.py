@@ -368,7 +368,7 @@ def pipeline(
         parts: files of components that a checkpoint file lacks, {"vae": path}.
         allow_download: whether a Hub model may be downloaded.
         quantize: "keep" leaves a checkpoint that is stored quantized (fp8, int8, bitsandbytes, GGUF) like that;
-            "off" unpacks it; "int8", "int8-hadamard", "nf4" or "fp8" quantizes the denoiser.
+            "off" unpacks it; "int8", "int8-hadamard", "nf4", "nf4-hadamard" or "fp8" quantizes the denoiser.
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:

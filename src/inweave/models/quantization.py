@@ -21,11 +21,11 @@ from inweave.errors import ConfigError
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
 from inweave.models.roles import projections, token_layers
-from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
+from inweave.ops.quantized import FORMATS, QuantizedLayer, QuantizedLinear, joint_weight, relative_error
 from inweave.ops.tensors.device import DTYPES
 
-#: how a denoiser is loaded: as it is, as its file stores it, or in a format
-Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"]
+#: how a denoiser is loaded: unpacked, as its file stores it, or in a format
+Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"]
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
@@ -55,7 +55,8 @@ def refuse_format(denoiser: nn.Module, format: str, device: torch.device, dtype:
 def quantized_names(denoiser: nn.Module, format: str) -> set[str]:
     """Return the layers that are quantized in a format, or would be."""
     kind = FORMATS[format]
-    own = {name for name, module in denoiser.named_modules() if type(_base(module)) is kind}
+    bases = ((name, _base(module)) for name, module in denoiser.named_modules())
+    own = {name for name, base in bases if isinstance(base, QuantizedLayer) and base.quantized.format() == format}
     return own | _chosen(denoiser, kind).keys()
 
 

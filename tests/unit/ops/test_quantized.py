@@ -475,12 +475,13 @@ def test_a_convolution_is_that_of_its_dequantized_weight(name: str, settings: di
     for one, two in zip(*results, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
     assert torch.equal(layer[0].base(x), plain[0].base(x)) and results[0][0].stride() == results[1][0].stride()
-    bits = [tensor.clone() for tensor in layer[0].base.quantized]
+    stored: Any = layer[0].base
+    bits = [tensor.clone() for tensor in stored.quantized]
     inweave.merge(layer)
     inweave.merge(plain)
-    assert relative_error(plain[0].weight.flatten(1), layer[0].base.quantized) < 0.17
+    assert relative_error(plain[0].weight.flatten(1), stored.quantized) < 0.17
     inweave.unmerge(layer)
-    assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, layer[0].base.quantized, strict=True))
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(bits, stored.quantized, strict=True))
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

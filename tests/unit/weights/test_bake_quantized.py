@@ -137,8 +137,8 @@ def test_a_dtype_unpacks(form: str, tmp_path: Path) -> None:
 def test_the_change_can_be_extracted_again(tmp_path: Path) -> None:
     base, _ = written(tmp_path / "base.safetensors", "nf4")
     done = baked(base, tmp_path / "tuned.safetensors", pair("unet.first", 192, 320), 20.0, dtype=torch.float32)
-    found = extract(done.path, base, tmp_path / "lora", rank=4, dialect="peft")
-    assert [row.module for row in found.rows if "first" in row.module] and found.energy > 0.99
+    extraction = extract(done.path, base, tmp_path / "lora", rank=4, dialect="peft")
+    assert [row.module for row in extraction.rows if "first" in row.module] and extraction.energy > 0.99
 
 
 def test_a_folder_of_another_dtype_no_longer_says_that_it_is_quantized(tmp_path: Path) -> None:
@@ -147,8 +147,8 @@ def test_a_folder_of_another_dtype_no_longer_says_that_it_is_quantized(tmp_path:
     written(folder / "model.safetensors", "nf4")
     (folder / "config.json").write_text(json.dumps({"a": 1, "quantization_config": {"quant_method": "bitsandbytes"}}))
     lora = pair("unet.first", 192, 320)
-    kept = baked(folder, tmp_path / "same", lora)
-    assert "quantization_config" in json.loads((Path(kept.path) / "config.json").read_text())
+    report = baked(folder, tmp_path / "same", lora)
+    assert "quantization_config" in json.loads((Path(report.path) / "config.json").read_text())
     wide = baked(folder, tmp_path / "wide", lora, dtype=torch.bfloat16)
     assert json.loads((Path(wide.path) / "config.json").read_text()) == {"a": 1}
 

@@ -261,10 +261,11 @@ def test_a_plain_base_cannot_stay_quantized(tmp_path: Path) -> None:
 def small_flux() -> Any:
     from diffusers import FluxTransformer2DModel
 
-    return FluxTransformer2DModel(
+    model: Any = FluxTransformer2DModel(
         patch_size=1, in_channels=32, num_layers=1, num_single_layers=1, attention_head_dim=32, num_attention_heads=4,
         joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
-    ).eval()  # fmt: skip
+    )  # fmt: skip
+    return model.eval()
 
 
 @pytest.mark.parametrize("kind", ["fp8", "Q8_0", "Q5_1"])

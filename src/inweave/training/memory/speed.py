@@ -43,7 +43,7 @@ RECORDED_LAUNCH, EAGER_LAUNCH = 3e-6, 45e-6
 #: products with each quantized weight in a step: forward, backward, and again where blocks are recomputed
 PRODUCTS = {"off": 2.0, "selective": 2.3, "full": 3.0}
 #: format -> bytes that one product reads and writes for each parameter, besides those of the product itself
-CONVERSION = {"off": 0, "fp8": 2, "int8": 19, "int8-hadamard": 33, "nf4": 40, "nf4-hadamard": 54}
+CONVERSION = {"off": 0, "fp8": 2, "int8": 19, "int8-hadamard": 33, "nf4": 40, "nf4-hadamard": 180}
 OTHER_CONVERSION = 40
 #: compute capability -> bytes per second of (host to device, device memory); of no listed kind: PCIe 3.0
 _BANDWIDTHS = {

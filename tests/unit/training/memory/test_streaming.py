@@ -39,7 +39,8 @@ def settings(folder: Path, variant: str, **more: Any) -> TrainConfig:
 def outcome(config: TrainConfig, *, poison: bool = False) -> tuple[list[float], dict[str, bytes], Run, list[Any]]:
     with tiny.quick_tokenizers():
         run, sample = prepare(config)
-    stream: Any = run.task.stream
+    task: Any = run.task
+    stream: Any = task.stream
     order: list[Any] = []
     blocks = run.model.family.blocks(run.model.denoiser)
     for number, block in enumerate(blocks):
@@ -77,8 +78,9 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_streamed_run_has_the_bits_of_a_resident_one(variant: str, more: dict[str, Any], tmp_path: Path) -> None:
     resident = outcome(settings(tmp_path / "resident", variant, offload="off", **more))
     streamed = outcome(settings(tmp_path / "streamed", variant, offload="blocks", **more), poison=True)
-    assert streamed[:2] == resident[:2] and resident[2].task.stream is None
-    stream: Any = streamed[2].task.stream
+    tasks: list[Any] = [each[2].task for each in (resident, streamed)]
+    assert streamed[:2] == resident[:2] and tasks[0].stream is None
+    stream = tasks[1].stream
     assert isinstance(stream, BlockStream) and stream.copied_bytes >= 2 * stream.streamed_bytes
     assert any("blocks" in str(record.get("text")) and "in host memory" in record["text"] for record in streamed[3])
 
@@ -131,6 +133,7 @@ def test_text_encoders_are_streamed_while_they_encode(tmp_path: Path, monkeypatc
     monkeypatch.setattr(HostCopies, "send", record)
     with tiny.quick_tokenizers():
         run, _ = prepare(settings(tmp_path, "sd3-medium", offload="blocks"))
-    copied: Any = run.task.offloader
+    task: Any = run.task
+    copied = task.offloader
     assert sizes and copied._streams.keys() == {"text_encoder", "text_encoder_2", "text_encoder_3"}
     assert all(stream._ring is None for stream in copied._streams.values()), "stopped"

@@ -112,7 +112,8 @@ def quick_tokenizers() -> Iterator[None]:
 
     def remembered(folder: Path, class_name: str) -> Any:
         pad = json.loads((folder / "tokenizer_config.json").read_text())["pad_token"]
-        key = f"{class_name} {pad}"
+        sizes = sorted((file.name, file.stat().st_size) for file in folder.iterdir())
+        key = f"{class_name} {pad} {sizes}"
         if key not in _TOKENIZERS:
             _TOKENIZERS[key] = real(folder, class_name)
         return _TOKENIZERS[key]

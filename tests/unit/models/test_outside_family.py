@@ -103,6 +103,9 @@ def test_its_adapters_are_written_in_names_that_are_known(models: Path) -> None:
     checked = run(["-m", "inweave", "train", *data, "--output", "x", "--check", "--json"], models, PACKAGE)
     reason = "kohya spells modules as the original model does, and inweave has no table of the original names of mosaic"
     assert f'dialect "diffusers" is used: {reason}' in checked.replace('\\"', '"')
+    arguments = ["-m", "inweave", "train", *data, "--output", "x", "--check", "--set", "gradient_checkpointing=full"]
+    refusal = " ".join(run(arguments, models, PACKAGE, fails=True).split())
+    assert "MosaicTransformer does not support it" in refusal
     for more in (["--check"], []):
         arguments = ["-m", "inweave", "train", *data, "--output", "x", "--set", "dialect=kohya", *more]
         assert f"dialect: {reason}" in " ".join(run(arguments, models, PACKAGE, fails=True).split())

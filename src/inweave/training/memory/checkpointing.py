@@ -38,6 +38,13 @@ _OUTPUTS_FIRST = ("lora_linear", "fp8_linear", "fp8_product", "quantized_linear"
 _WIDENING = 4
 
 
+def supports_checkpointing(network: nn.Module) -> bool:
+    """Return whether a network can recompute its blocks."""
+    return bool(
+        getattr(network, "_supports_gradient_checkpointing", True)
+    )  # an attribute of diffusers
+
+
 def apply_checkpointing(
     networks: Mapping[str, nn.Module],
     mode: str,
@@ -57,6 +64,8 @@ def apply_checkpointing(
         recompute = partial(recompute, context_fn=partial(_contexts, mode, recompute_in or nullcontext))
     network: Any
     for network in networks.values():
+        if not supports_checkpointing(network):
+            continue
         if hasattr(network, "enable_gradient_checkpointing"):
             network.enable_gradient_checkpointing(recompute)
             continue

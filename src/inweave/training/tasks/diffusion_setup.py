@@ -38,6 +38,7 @@ from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
 from inweave.training.execution.modes import mode_problems
 from inweave.training.execution.oom import oom_hint
+from inweave.training.memory.checkpointing import supports_checkpointing
 from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.meta import blank
 from inweave.training.memory.quantize_setting import quantize_problems
@@ -104,6 +105,9 @@ class DiffusionSetup:
         missing = [no_validation(config)] if config.validation_split and not validation else []
         quantized = quantize_problems(model.denoiser, config, self.device)
         impossible = mode_problems(trained_networks(model, config), config, self.device)
+        if config.gradient_checkpointing != "off" and not supports_checkpointing(model.denoiser):
+            name = type(model.denoiser).__name__
+            impossible.append(f'gradient_checkpointing: {name} does not support it; set gradient_checkpointing = "off"')
         return [*missing, *quantized, *impossible, *batch_problems(model, config, examples, places, repeats)]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:

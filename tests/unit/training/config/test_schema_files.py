@@ -77,6 +77,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
     "warmup": st.one_of(st.integers(1, 1000), st.floats(0, 0.9)),
     "resolution": st.one_of(st.none(), st.integers(16, 8192)),
     "clip_skip": st.one_of(st.none(), st.integers(1, 12)),
+    "max_length": st.integers(2, 4096),
     "min_bucket": st.integers(8, 64),
     "max_bucket": st.one_of(st.none(), st.integers(256, 4096)),
     "bucket_step": st.integers(8, 128),

@@ -22,6 +22,7 @@ from inweave.errors import ConfigError
 from inweave.layers.branch import Branch
 from inweave.layers.layer import LoraLayer
 from inweave.ops.common.gradients import first_derivative_only
+from inweave.ops.common.precision import without_autocast
 from inweave.ops.kinds import LayerKind, LinearKind
 from inweave.ops.quantized import FORMATS, QuantizedLayer
 from inweave.ops.tensors.subclasses import whole
@@ -81,6 +82,7 @@ class QuantizationAware:
         return y
 
     @torch.no_grad()
+    @without_autocast
     def weight(self, acting: Acting, dtype: torch.dtype) -> Tensor:
         """Return Q(V)."""
         layer, kind = self.layer, FORMATS[self.format].weights

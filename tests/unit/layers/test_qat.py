@@ -136,6 +136,15 @@ def test_convolutions_compute_by_their_kind(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in branch.parameters())
 
 
+@pytest.mark.parametrize("options", KINDS, ids=["lora", "dora", "loha", "lokr"])
+def test_autocast_does_not_change_the_weight(options: dict[str, Any]) -> None:
+    layer = layer_of(adapted(**options))
+    fake_quantize([layer], "int8")
+    weight = layer.operation.weight(layer.acting, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.operation.weight(layer.acting, torch.float32), weight)
+
+
 def test_what_cannot_be_rounded_is_refused() -> None:
     model = adapted(dropout=0.1)
     with pytest.raises(ConfigError, match="dropout"):

@@ -153,6 +153,10 @@ def test_what_cannot_be_rounded_is_refused() -> None:
     FORMATS["int8"].quantize(layer_of(model).base)
     with pytest.raises(ConfigError, match="not a layer that nf4 quantizes"):
         fake_quantize([layer_of(model)], "nf4")
+    model = adapted()
+    layer_of(model).base.register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="0: has hooks"):
+        fake_quantize([layer_of(model)], "int8")
     small = nn.Sequential(nn.Linear(8, 8))
     inject(small, 2, targets=["0"])
     with pytest.raises(ConfigError, match="not a layer that int8 quantizes"):

@@ -55,7 +55,8 @@ def refuse_format(denoiser: nn.Module, format: str, device: torch.device, dtype:
 def quantized_names(denoiser: nn.Module, format: str) -> set[str]:
     """Return the layers that are quantized in a format, or would be."""
     kind = FORMATS[format]
-    own = {name for name, module in denoiser.named_modules() if type(_base(module)) is kind}
+    kinds = kind, kind.convolution
+    own = {name for name, module in denoiser.named_modules() if type(_base(module)) in kinds}
     return own | _chosen(denoiser, kind).keys()
 
 

@@ -20,8 +20,10 @@ from torch.nn import functional
 
 from inweave.errors import ConfigError
 from inweave.layers.branch import Branch
+from inweave.layers.fused import is_unchanged
 from inweave.layers.layer import LoraLayer
 from inweave.ops.common.gradients import first_derivative_only
+from inweave.ops.common.precision import without_autocast
 from inweave.ops.kinds import LayerKind, LinearKind
 from inweave.ops.quantized import FORMATS, QuantizedLayer
 from inweave.ops.tensors.subclasses import whole
@@ -37,7 +39,7 @@ def fake_quantize(layers: Iterable[LoraLayer], format: str) -> None:
         format: a format of `inweave.ops.quantized`.
 
     Raises:
-        ConfigError: a layer cannot be quantized in this format, or its adapter has a dropout.
+        ConfigError: a layer cannot be quantized in this format or has hooks, or its adapter has a dropout.
     """
     chosen, kind = list(layers), FORMATS[format]
     problems = []
@@ -45,6 +47,8 @@ def fake_quantize(layers: Iterable[LoraLayer], format: str) -> None:
         own = layer.base.quantized.format() if isinstance(layer.base, QuantizedLayer) else ""
         if not (own == format if own else kind.fits(layer.base)):
             problems.append(f"{layer.label}: {type(layer.base).__name__} is not a layer that {format} quantizes")
+        if not is_unchanged(layer.base):
+            problems.append(f"{layer.label}: has hooks, or a LoRA beside its weight, which qat would leave out")
         problems += [
             f"{layer.label}: adapter {name!r} has a dropout, and what is dropped cannot be merged; set it to 0"
             for name in layer.adapters
@@ -81,6 +85,7 @@ class QuantizationAware:
         return y
 
     @torch.no_grad()
+    @without_autocast
     def weight(self, acting: Acting, dtype: torch.dtype) -> Tensor:
         """Return Q(V)."""
         layer, kind = self.layer, FORMATS[self.format].weights

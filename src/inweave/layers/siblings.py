@@ -80,6 +80,8 @@ class Siblings:
         factors = self.factors
         if factors is None or x.dtype != self.dtype or torch.is_autocast_enabled(x.device.type):
             return None
+        if not all(layer.acting for layer in self.layers):
+            return None  # disabled within the step
         y = lora_linear(
             x, self.weight, self.bias, factors.down, factors.up, factors.scale,
             rounded_down=factors.rounded_down, rounded_up=factors.rounded_up,

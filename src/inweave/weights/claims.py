@@ -30,6 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from inweave.errors import MergeStateError
 from inweave.ops.tensors.overlaps import address, overlaps
+from inweave.weights.beside import take_away
 from inweave.weights.live import Home, LiveModel
 from inweave.weights.marks import Marks
 from inweave.weights.pristine import Pristine
@@ -218,6 +219,8 @@ class Claim:
             if original.shape != tensor.shape:
                 raise MergeStateError(f"{mine[1]}: its original is {list(original.shape)}; build the model again")
             tensor.copy_(original)
+            if mine in live.layers:
+                take_away(live.layers[mine])
             for copy in homes[mine].copies:
                 copy.copy_(tensor)
         other.hold(other.state.without(woven.values()), originals, marks)

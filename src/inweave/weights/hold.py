@@ -62,7 +62,7 @@ def hold_weights(
 
 def _takes(module: nn.Module) -> bool:
     forward = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Conv2d.forward
-    return matrix_of(module) != (0, 0) and type(module).forward is forward
+    return min(matrix_of(module)) > 0 and type(module).forward is forward
 
 
 def stored_quantized(source: WeightSource) -> int:

@@ -156,7 +156,10 @@ class PackedSource:
         else:
             parts = self.parts(packed, device)
         weight: Any = stored_weight(packed, parts)
-        return weight if rows is None or weight is None else weight.part(*rows)  # type: ignore[no-any-return]
+        if rows is None or weight is None:
+            return weight  # type: ignore[no-any-return]
+        # a copy of the rows, so that the rest can be freed
+        return type(weight)(*(tensor.clone() for tensor in weight.part(*rows)))  # type: ignore[no-any-return]
 
     def _known(self, name: str) -> Packed | None:
         if name not in self._names:

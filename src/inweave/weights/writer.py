@@ -163,13 +163,16 @@ class Writer:
         before = read(key[1]).to(out.device)
         total = torch.empty_like(before)
         merge_into(total, before, received, read, scratch=scratch)
-        if not all_usable(total):
+        usable, products = all_usable(total), all(is_product(item.placement) for item in received)
+        if not usable and all_usable(before):
             return None
+        if not usable and not products:
+            raise TargetError(f"{key[1]}: stored with numbers that are not finite; use a base without them")
         layer = self.live.layers[key]
         self._forget_beside(key)
-        new = encoded(layer, total)
+        new = encoded(layer, total) if usable else None  # with NaN there would be no scales
         loss = math.inf if new is None else lost_share(new, total, before)
-        if new is None or (loss > self._max_loss and all(is_product(item.placement) for item in received)):
+        if new is None or (loss > self._max_loss and products):
             out.copy_(self.pristine[key[0]].get(key[1], self.tensor(key)))
             self.side_products[key] = put_beside(layer, received)
             return 0.0

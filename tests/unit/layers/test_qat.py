@@ -136,6 +136,15 @@ def test_convolutions_compute_by_their_kind(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in branch.parameters())
 
 
+@pytest.mark.parametrize("options", KINDS, ids=["lora", "dora", "loha", "lokr"])
+def test_autocast_does_not_change_the_weight(options: dict[str, Any]) -> None:
+    layer = layer_of(adapted(**options))
+    fake_quantize([layer], "int8")
+    weight = layer.operation.weight(layer.acting, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.operation.weight(layer.acting, torch.float32), weight)
+
+
 def test_what_cannot_be_rounded_is_refused() -> None:
     model = adapted(dropout=0.1)
     with pytest.raises(ConfigError, match="dropout"):
@@ -144,6 +153,10 @@ def test_what_cannot_be_rounded_is_refused() -> None:
     FORMATS["int8"].quantize(layer_of(model).base)
     with pytest.raises(ConfigError, match="not a layer that nf4 quantizes"):
         fake_quantize([layer_of(model)], "nf4")
+    model = adapted()
+    layer_of(model).base.register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigError, match="0: has hooks"):
+        fake_quantize([layer_of(model)], "int8")
     small = nn.Sequential(nn.Linear(8, 8))
     inject(small, 2, targets=["0"])
     with pytest.raises(ConfigError, match="not a layer that int8 quantizes"):

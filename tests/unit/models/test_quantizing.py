@@ -71,3 +71,12 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error_of_its_own(tmp_path: Pa
     with tiny.quick_tokenizers(), pytest.raises(FormatError, match=r"changed on disk since it was opened|truncated"):
         load_model(open_model(folder), device="cpu", dtype="fp32", arrived=arrived)
     assert cut
+
+
+def test_convolutions_that_are_quantized_count_among_the_layers_of_a_format() -> None:
+    """So that `qat` rounds those that are trained."""
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.Sequential(nn.Conv2d(16, 16, 3), nn.Linear(16, 16))])
+    before = quantized_names(model, "int8")
+    quantize_layers(model, "int8", CPU)
+    assert quantized_names(model, "int8") == before == {"blocks.0.0", "blocks.0.1"}

@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("diffusers")
 
-from inweave.layers import inject, lora_layers
+from inweave.layers import disabled, inject, lora_layers
 from inweave.layers.siblings import SharedSiblings
 from inweave.models.fused import joint as fused_joint
 from inweave.models.fused.blocks import fuse_blocks, restore_blocks
@@ -114,6 +114,23 @@ def test_outputs_and_gradients_stay(shared: bool, monkeypatch: pytest.MonkeyPatc
     assert sibling_groups(net.unet) == []
     again = net.results()
     assert all(torch.equal(one, other) for one, other in zip(again, plain, strict=True))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_disabled_adapters_do_not_act_in_a_joint_product(shared: bool) -> None:
+    """As in a step of prior prediction, which needs the base's own prediction."""
+    net = Net()
+    with torch.no_grad(), disabled(net.unet):
+        base = net.unet(**net.inputs).sample
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    rounded = net.rounded()
+    with rounded.active(shared=shared), torch.no_grad():
+        adapted = net.unet(**net.inputs).sample
+        with disabled(net.unet):
+            off = net.unet(**net.inputs).sample
+        assert torch.equal(net.unet(**net.inputs).sample, adapted)
+    assert float((off - base).norm() / base.norm()) < 1e-5 < float((adapted - base).norm() / base.norm())
 
 
 def test_nothing_is_stored_twice() -> None:

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import open_base, open_weights
-from inweave.formats.packed import BLOCK
+from inweave.formats.packed import BLOCK, Packed
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource
 from inweave.weights.offline.bake import Baked, BakeItem, write_merged
 from inweave.weights.offline.commands import extract
-from inweave.weights.packed import open_source
+from inweave.weights.offline.requantize import requantized_parts
+from inweave.weights.packed import open_source, unpacked_weight
 from inweave.weights.source import DictSource
 from inweave.weights.stack import Strength
 from tests.unit.weights.models import adapter, pair
@@ -161,3 +162,13 @@ def test_what_is_packed_in_another_way_is_refused_by_name(tmp_path: Path) -> Non
     save_file({"first.weight": torch.ones(4, 3, dtype=torch.int8)}, base)
     with pytest.raises(TargetError, match="in a way that inweave does not know"):
         baked(base, tmp_path / "out.safetensors", pair("unet.first", 4, 3))
+
+
+def test_rows_of_zeros_stay_zeros_whatever_their_scale_is() -> None:
+    """The smallest scale that there is in float32 is zero in float16."""
+    total = torch.randn(8, 32)
+    total[3] = 0
+    packed = Packed("scaled F8_E4M3", (8, 32), "BF16", {"numbers": "w", "scales": "s"})
+    parts = {"numbers": torch.zeros(8, 32).to(torch.float8_e4m3fn), "scales": torch.zeros(8, dtype=torch.float16)}
+    new = unpacked_weight("w", packed, requantized_parts("w", packed, parts, total))
+    assert not new[3].any() and float((new - total).norm() / total.norm()) < 0.04

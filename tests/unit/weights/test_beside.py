@@ -84,6 +84,31 @@ def test_a_stack_that_fails_puts_the_changes_of_the_last_one_back() -> None:
     assert weaver.side_products == {} and same(bits(model), bits(net("nf4")))
 
 
+def test_what_a_deleted_weaver_computed_beside_ends_with_its_stack() -> None:
+    model, x = net("int8"), torch.randn(3, 128)
+    before, weaver = model(x), Weaver(model, max_loss=0.0)
+    weaver.apply([(lora(1, "first"), 0.5)])
+    assert not torch.equal(model(x), before)
+    del weaver
+    other = Weaver(model)
+    other.apply([(lora(2, "last"), 0.5)])
+    other.apply([])
+    assert torch.equal(model(x), before) and not model.first._forward_hooks
+
+
+def test_a_base_with_nan_takes_lora_beside() -> None:
+    model, plain, x = net("int8"), net("int8"), torch.randn(3, 128)
+    model.first.scales[3] = torch.nan
+    before = bits(model)
+    weaver = Weaver(model)
+    weaver.apply([(lora(1, "first"), 0.5)])
+    Weaver(plain, max_loss=0.0).apply([(lora(1, "first"), 0.5)])
+    rows = [number for number in range(64) if number != 3]
+    assert torch.equal(model.first(x)[:, rows], plain.first(x)[:, rows]) and same(bits(model), before)
+    with pytest.raises(TargetError, match="would overflow"):
+        Weaver(plain).apply([(lora(1, "second"), 3e38)])
+
+
 def test_a_format_without_an_encoder_takes_lora_beside_and_nothing_else() -> None:
     model: Any = nn.Sequential(nn.Linear(256, 64)).requires_grad_(False)
     raw = torch.randint(0, 60, (64, SIZES["Q2_K"][1]), dtype=torch.uint8)

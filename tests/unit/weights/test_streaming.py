@@ -157,6 +157,23 @@ def test_streamed_blocks_have_the_bits_of_resident_ones(
     assert_equal(results(model), expected)
 
 
+class InPlace(Block):
+    """A block that adds to its input, and returns it."""
+
+    def forward(self, x: torch.Tensor, *, text: torch.Tensor, time: torch.Tensor) -> Any:
+        out, text = super().forward(x.clone(), text=text, time=time)
+        return x.mul_(0.5).add_(out), text
+
+
+def test_blocks_that_write_to_their_inputs_have_the_same_gradients() -> None:
+    model = network()
+    for block in model.blocks:
+        block.__class__ = InPlace
+    expected = results(deepcopy(model))
+    streamed(model, 2, Late())
+    assert_equal(results(model), expected)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_step_copies_each_block_once_each_way(recompute: bool) -> None:
     model = network(recompute=recompute)

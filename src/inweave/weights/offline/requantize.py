@@ -34,7 +34,8 @@ def requantized_parts(name: str, packed: Packed, parts: Parts, total: Tensor) ->
     new = (_largest(total, old) / (limit * unit)).clamp_min(_SMALLEST).to(old.dtype).view(old.shape)
     candidates = []
     for scales in (old, new):
-        wide = total / (_spread(scales.float(), total) * unit)
+        divisors = _spread(scales.float(), total) * unit
+        wide = torch.where(divisors != 0, total / divisors, 0.0)  # in 16 bits the smallest scale may be 0
         if scales is old and not bool((wide.abs() <= limit).all()):
             continue
         numbers = wide.clamp(-limit, limit)

@@ -119,13 +119,20 @@ class BlockStream:
             self._ring.begin()
 
     def _hooks(self, ring: Ring, number: int, block: nn.Module) -> Iterator[Any]:
-        def before(*_: Any) -> None:
+        versions: dict[int, int] = {}  # of the inputs: one that is written to in place is an output
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            versions.clear()
+            versions.update((id(t), t._version) for t in _tensors_in((args, kwargs)) if not t.is_inference())
             ring.acquire(number)
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            passed = {id(tensor) for tensor in _tensors_in((args, kwargs))}
+            inputs = {id(tensor) for tensor in _tensors_in((args, kwargs))}
             for tensor in _tensors_in(output):
-                if tensor.requires_grad and id(tensor) not in passed:  # the gradient of an input is an earlier block's
+                if not tensor.requires_grad:
+                    continue
+                passed = id(tensor) in inputs and versions.get(id(tensor), tensor._version) == tensor._version
+                if not passed:  # the gradient of an input is an earlier block's
                     ring.expect_backward(number)
                     tensor.register_hook(backward)  # type: ignore[no-untyped-call]
 
@@ -139,7 +146,7 @@ class BlockStream:
             self._ends_backward = False
             ring.finish()
 
-        yield block.register_forward_pre_hook(before, prepend=True)
+        yield block.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         yield block.register_forward_hook(after, with_kwargs=True)
 
 

@@ -14,9 +14,11 @@ expired job says so, without events, request or files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from inweave.errors import BusyError, ConflictError, MissingError
@@ -81,21 +83,25 @@ class JobStore(JobAttempts):
 
     # submitting
 
-    def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """Return (the job, whether it is new); an idempotency key that was used before returns its job in any state."""
+    def submit(self, submission: Submission, admission: AbstractContextManager[None] | None = None) -> tuple[Job, bool]:
+        """Return (the job, whether it is new); an idempotency key that was used before returns its job in any state.
+
+        ``admission`` is entered while a new job is stored, which no other submission is meanwhile; it may raise.
+        """
         if (known := self._known_or_room(submission)) is not None:  # before any file is written
             return known, False
         job = new_id()
         size = self.files.write_inputs(job, submission.inputs)
         try:
-            with self._transaction(queue=True):
+            with self._transaction(queue=True), contextlib.ExitStack() as stack:
                 if (known := self._known_or_room(submission)) is None:
+                    stack.enter_context(admission or contextlib.nullcontext())
                     self._db.execute(
                         "INSERT INTO jobs (id, kind, model, state, priority, client, request, created, bytes, "
-                        "idempotency_key, fingerprint) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
+                        "idempotency_key, fingerprint, account) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)",
                         job, submission.kind, submission.model, submission.priority, submission.client,
                         json.dumps(submission.request), self._clock(), size, submission.idempotency_key,
-                        submission.fingerprint,
+                        submission.fingerprint, submission.account,
                     )  # fmt: skip
                     self._append(job, Event("queued", {"kind": submission.kind, "model": submission.model}))
                     self._db.notify(WORK)
@@ -221,7 +227,8 @@ class JobStore(JobAttempts):
     def _forget(self, job: str) -> None:
         with self._transaction():
             self._db.execute(
-                "UPDATE jobs SET expired = 1, request = '{}', result = NULL, bytes = 0, client = '' WHERE id = ?", job
-            )
+                "UPDATE jobs SET expired = 1, request = '{}', result = NULL, bytes = 0, client = '', account = '' "
+                "WHERE id = ?", job,
+            )  # fmt: skip
             self._db.execute("DELETE FROM events WHERE job = ?", job)
         self.files.remove(job)

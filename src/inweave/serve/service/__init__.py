@@ -117,7 +117,7 @@ class Service:
         self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
-        self.usage = Usage(data, self.store.job, self.figures.refused)
+        self.usage = Usage(data, self.store.count_of, self.figures.refused, database=database)
         self.jobs = Jobs(self.store, signals, self.usage)
         self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
         self.loras.on_change = lambda: self.store.announce(LIBRARY)

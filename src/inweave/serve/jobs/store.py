@@ -60,26 +60,36 @@ class JobStore(JobAttempts):
         self.keep_bytes = keep_bytes
 
     def ensure_same_folder(self, option: str, folder: Path) -> None:
-        """Raise ConflictError if the other processes of this queue use another folder; ``option`` sets it.
+        """Raise ConflictError if other processes of this queue use another folder, or another queue uses this one.
 
-        A file in it has a random name for the folder, and so has the database: paths may differ between machines.
+        A file in it has a random name for the folder, and so has the database: paths may differ between machines. A
+        queue removes files that belong to none of its jobs, so two queues in one folder would remove each other's.
         """
-        if not self.shared:
-            return
+        if not self.shared and folder.absolute() == self.folder.absolute():
+            return  # it is locked
         marker, name = folder / FOLDER_NAME, f"folder:{option}"
         with self._transaction(queue=True):
-            row = self._db.execute("SELECT value FROM settings WHERE name = ?", name).first()
-            if row is None and not marker.is_file():
-                folder.mkdir(parents=True, exist_ok=True)
-                write_atomic(marker, [secrets.token_hex(16).encode()], error=StorageError)
+            rows = dict(self._db.execute("SELECT name, value FROM settings WHERE name LIKE ?", "folder:%").rows)
             here = marker.read_text() if marker.is_file() else None
-            if row is None:
-                self._db.execute("INSERT INTO settings VALUES (?, ?)", name, here)
-            elif row[0] != here:
+            if self.shared and name in rows:
+                if rows[name] != here:
+                    raise ConflictError(
+                        f"{option} {printable_path(folder)}: the workers of this queue use another folder; give all of "
+                        "them the same one, and make sure that it is mounted"
+                    )
+                return
+            if here is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                here = secrets.token_hex(16)
+                write_atomic(marker, [here.encode()], error=StorageError)
+            elif here not in rows.values():
                 raise ConflictError(
-                    f"{option} {printable_path(folder)}: the workers of this queue use another folder; give all of "
-                    "them the same one, and make sure that it is mounted"
+                    f"{option} {printable_path(folder)}: another queue uses this folder, and would lose its files; "
+                    f"choose another one, or remove {FOLDER_NAME} from it if that queue does not exist any more"
                 )
+            # without a database that others share, the option may name another folder at the next start
+            row = name if self.shared else f"{name}:{here}"
+            self._db.execute("INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO NOTHING", row, here)
 
     # submitting
 

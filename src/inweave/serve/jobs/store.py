@@ -69,7 +69,8 @@ class JobStore(JobAttempts):
             return  # it is locked
         marker, name = folder / FOLDER_NAME, f"folder:{option}"
         with self._transaction(queue=True):
-            rows = dict(self._db.execute("SELECT name, value FROM settings WHERE name LIKE ?", "folder:%").rows)
+            query = "SELECT name, value FROM settings WHERE name LIKE 'folder:' || ?"
+            rows: dict[str, str] = dict(self._db.execute(query, "%").rows)
             here = marker.read_text() if marker.is_file() else None
             if self.shared and name in rows:
                 if rows[name] != here:

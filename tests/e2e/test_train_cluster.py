@@ -157,3 +157,23 @@ def descendants(pid: int) -> list[int]:
 def test_ray_is_imported_with_the_option_alone() -> None:
     program = "import sys; from inweave.cli import train; assert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.full
+def test_other_users_of_the_machine_cannot_join_a_local_cluster() -> None:
+    """Whoever reaches its ports could run code in it."""
+    join = "import sys, ray; ray.init(address=sys.argv[1], logging_level='ERROR'); print('joined')"
+    own = f"""
+import os, subprocess, sys
+stranger = dict(os.environ)
+from inweave.cli.launch_cluster import connect
+ray = connect("local")
+address = ray.get_runtime_context().gcs_address
+done = subprocess.run([sys.executable, "-c", {join!r}, address], env=stranger, capture_output=True, text=True)
+print(done.returncode, "joined" in done.stdout, ray.get(ray.remote(lambda: "own").remote()))
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", own], env={**environment, **ENVIRONMENT}, capture_output=True, text=True, timeout=180
+    )
+    assert done.stdout.split() == ["1", "False", "own"], done.stderr

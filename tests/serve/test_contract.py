@@ -29,6 +29,7 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.engine.wire import MAX_BLOB_COUNT, Message, WireError, read_message
+from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.job import Event, Failure, Job, Submission
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
@@ -129,7 +130,11 @@ def test_a_dispatcher_takes_any_endpoint_and_routes_reports_by_job(attempts: int
     submission = Submission("image_generation", "m", {"config": {"prompt": "x"}}, {"init.png": b"image"})
     job = store.submit(submission)[0].id
 
+    losses = iter([DatabaseLost("it restarts")])
+
     def resolve(job: Job) -> Resolved:
+        for error in losses:
+            raise error  # the job is not to blame
         return Resolved("/m", {}, {})
 
     async def run() -> None:

@@ -24,6 +24,7 @@ from inweave.serve.jobs.job import FINAL, MAX_ATTEMPTS, Event, Job, Submission
 from inweave.serve.jobs.postgresql import IDLE_SECONDS, PostgresDatabase
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns, is_taken
+from tests.serve.conftest import Open
 from tests.serve.postgres import Postgres
 from tests.serve.test_store import submission
 from tests.support import sized
@@ -283,6 +284,28 @@ def test_workers_whose_folders_differ_are_refused(pair: list[JobStore], tmp_path
         with pytest.raises(ConflictError, match=r"--blobs .* use another folder"):
             two.ensure_same_folder("--blobs", other)
         assert not (other / ".inweave-queue").exists()
+
+
+def test_a_folder_of_another_queue_is_refused_and_loses_nothing(open_store: Open, tmp_path: Path) -> None:
+    """A queue removes files that belong to none of its jobs: another one would lose them."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    store = open_store(tmp_path / "one")
+    for option, folder in (("--shared", first), ("--blobs", first), ("--shared", first)):
+        store.ensure_same_folder(option, folder)
+    if not store.shared:
+        store.ensure_same_folder("--shared", second)  # at a later start
+        store.ensure_same_folder("--shared", first)
+    own = tmp_path / "two"
+    other = JobStore(own)
+    for option in ("--blobs", "--shared"):
+        with pytest.raises(ConflictError, match=f"{option} .*another queue uses this folder"):
+            other.ensure_same_folder(option, first)
+        other.ensure_same_folder(option, own)
+        assert not (own / ".inweave-queue").exists()
+    (first / ".inweave-queue").unlink()
+    other.ensure_same_folder("--shared", first)
+    other.close()
+    store.close()
 
 
 class Processes(RuleBasedStateMachine):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,8 +18,10 @@ from inweave.errors import ConfigError
 from inweave.serve.jobs.accounts import Account, read_accounts
 from inweave.serve.jobs.errors import QuotaError
 from inweave.serve.jobs.job import Submission
+from inweave.serve.jobs.postgresql import PostgresDatabase
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.usage import DAY, HOUR, Usage
+from inweave.serve.scheduler.scheduler import fair_order
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import SMALL, Worker
 
@@ -44,80 +50,128 @@ def images(count: int) -> Submission:
 
 
 class TestUsage:
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> Iterator[JobStore]:
-        store = JobStore(tmp_path)
-        yield store
-        store.close()
+    @pytest.fixture(params=["sqlite", "postgresql"])
+    def opened(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., tuple[JobStore, Usage]]]:
+        """Yield how one more web process is opened; with PostgreSQL each has a folder of its own."""
+        shared = request.getfixturevalue("address") if request.param == "postgresql" else None
+        processes: list[tuple[JobStore, Usage]] = []
 
-    def submit(self, store: JobStore, usage: Usage, account: Account, submission: Submission) -> str:
-        with usage.queueing(account, submission) as count:
-            job, new = store.submit(submission)
-            count(job, new)
-        return job.id
+        def open_process(clock: Callable[[], float] = time.time) -> tuple[JobStore, Usage]:
+            if shared is None and processes:
+                for part in processes.pop():
+                    part.close()
+            database = None if shared is None else PostgresDatabase(shared)
+            folder = tmp_path if shared is None else tmp_path / str(len(processes))
+            store = JobStore(folder, database=database)
+            processes.append((store, Usage(folder, store.count_of, clock=clock, database=database)))
+            return processes[-1]
 
-    def test_images_of_a_day_and_when_they_are_free_again(self, store: JobStore) -> None:
+        yield open_process
+        for process in processes:
+            for part in process:
+                part.close()
+
+    def submit(self, process: tuple[JobStore, Usage], account: Account, submission: Submission) -> str:
+        store, usage = process
+        submission = replace(submission, account=account.name)
+        return store.submit(submission, usage.admission(account, submission))[0].id
+
+    def test_images_of_a_day_and_when_they_are_free_again(self, opened: Callable[..., tuple[JobStore, Usage]]) -> None:
         clock = Clock()
-        usage = Usage(store.folder, store.job, clock=clock)
+        process = opened(clock)
         account = Account(name="a", token="12345678", images_per_day=5)
-        self.submit(store, usage, account, images(3))
+        self.submit(process, account, images(3))
         clock.now += 2 * HOUR
-        self.submit(store, usage, account, images(2))
+        self.submit(process, account, images(2))
         with pytest.raises(QuotaError, match="images_per_day: 5 of 5 are used") as refusal:
-            self.submit(store, usage, account, images(1))
+            self.submit(process, account, images(1))
         assert refusal.value.field == "images_per_day"
-        usage.close()
-        usage = Usage(store.folder, store.job, clock=clock)
-        assert usage.used(account) == {"images_per_day": 5}, "after a restart"
+        process = opened(clock)
+        assert process[1].used(account) == {"images_per_day": 5}, "after a restart, or in another process"
         clock.now += refusal.value.seconds - 2
         with pytest.raises(QuotaError):
-            self.submit(store, usage, account, images(1))
+            self.submit(process, account, images(1))
         clock.now += 2
-        self.submit(store, usage, account, images(3))
+        self.submit(process, account, images(3))
         with pytest.raises(QuotaError) as refusal:
-            self.submit(store, usage, account, images(6))
+            self.submit(process, account, images(6))
         assert refusal.value.seconds == DAY * HOUR, "it never has room for that"
-        usage.close()
 
-    def test_jobs_that_wait_and_train_jobs_until_they_end(self, store: JobStore) -> None:
-        usage = Usage(store.folder, store.job)
+    def test_jobs_that_wait_and_train_jobs_until_they_end(self, opened: Callable[..., tuple[JobStore, Usage]]) -> None:
+        process = opened()
         account = Account(name="a", token="12345678", queued_jobs=2, training_jobs=1)
-        first = self.submit(store, usage, account, Submission("train", "m", {}))
+        first = self.submit(process, account, Submission("train", "m", {}))
+        process = opened()
+        store, usage = process
         with pytest.raises(QuotaError, match="training_jobs: 1 of 1"):
-            self.submit(store, usage, account, Submission("train", "m", {}))
-        self.submit(store, usage, account, images(1))
+            self.submit(process, account, Submission("train", "m", {}))
+        self.submit(process, account, images(1))
         with pytest.raises(QuotaError, match="queued_jobs: 2 of 2"):
-            self.submit(store, usage, account, images(1))
+            self.submit(process, account, images(1))
         claimed = store.claim()
         assert claimed is not None and claimed.id == first
         assert usage.used(account) == {"queued_jobs": 1, "training_jobs": 1}, "a train job counts while it runs"
         store.finish(first, "done", result={})
         store.delete(first)
-        self.submit(store, usage, account, Submission("train", "m", {}))
+        self.submit(process, account, Submission("train", "m", {}))
         other = Account(name="b", token="87654321", queued_jobs=1)
-        self.submit(store, usage, other, images(1))
-        usage.close()
+        self.submit(process, other, images(1))
 
-    def test_a_submission_that_fails_or_is_repeated_is_not_counted(self, store: JobStore) -> None:
-        usage = Usage(store.folder, store.job)
+    def test_submissions_at_once_never_exceed_a_quota(self, opened: Callable[..., tuple[JobStore, Usage]]) -> None:
+        first = opened()
+        processes = [first, opened() if first[0].shared else first]
+        account = Account(name="a", token="12345678", queued_jobs=5, images_per_day=100)
+
+        def submit(number: int) -> bool:
+            with contextlib.suppress(QuotaError):
+                self.submit(processes[number % 2], account, images(1))
+                return True
+            return False
+
+        with ThreadPoolExecutor(8) as pool:
+            refusals = [*pool.map(submit, range(20))].count(False)
+        assert refusals == 15 and processes[0][1].used(account) == {"queued_jobs": 5, "images_per_day": 5}
+
+    def test_a_submission_that_fails_or_is_repeated_is_not_counted(
+        self, opened: Callable[..., tuple[JobStore, Usage]]
+    ) -> None:
+        store, usage = opened()
         account = Account(name="a", token="12345678", images_per_day=2)
-        with pytest.raises(sqlite3.Error), usage.queueing(account, images(2)):
+        with pytest.raises(sqlite3.Error), usage.admission(account, images(2)):
             raise sqlite3.OperationalError("disk full")
-        with usage.queueing(account, images(2)) as count:
-            job, _ = store.submit(images(2))
-            count(job, False)
         assert usage.used(account) == {"images_per_day": 0}
-        usage.close()
+        submission = replace(images(2), idempotency_key="k", account="a")
+        jobs = {store.submit(submission, usage.admission(account, submission))[0].id for _ in range(3)}
+        assert len(jobs) == 1 and usage.used(account) == {"images_per_day": 2}
 
-    def test_bytes_of_bodies_that_arrive_at_once_share_a_quota(self, store: JobStore) -> None:
-        usage = Usage(store.folder, store.job)
+    def test_bytes_of_bodies_that_arrive_at_once_share_a_quota(
+        self, opened: Callable[..., tuple[JobStore, Usage]]
+    ) -> None:
+        clock = Clock()
+        usage = opened(clock)[1]
         account = Account(name="a", token="12345678", upload_gb_per_day=1000 / 1024**3)
-        usage.arriving(account, 600)
+        size, hour = usage.reserve(account, 600)
+        usage = opened(clock)[1]
         with pytest.raises(QuotaError):
-            usage.arriving(account, 600)
-        usage.arrived(account, 600)
-        assert usage.refusal(account, 400) is None and usage.refusal(account, 401) is not None
-        usage.close()
+            usage.reserve(account, 600)
+        assert usage.reserve(account, 1, 5000) == (400, hour), "as much as there is room for"
+        clock.now += HOUR
+        usage.give_back(account, size, hour)
+        assert usage.used(account) == {"upload_gb_per_day": 400}
+        clock.now += DAY * HOUR
+        with pytest.raises(QuotaError):
+            usage.reserve(account, 1001)
+
+
+def test_jobs_of_one_account_share_its_turns_whatever_clients_call_themselves(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    for client in ("a: x", "a: y", "a: z"):
+        store.submit(Submission("image_generation", "m", {}, client=client, account="a"))
+    for client in ("account a", "b: x"):
+        store.submit(Submission("image_generation", "m", {}, client=client))
+    order = [job.number for job in fair_order(store.candidates(10))]
+    store.close()
+    assert order == [1, 4, 5, 2, 3]
 
 
 @pytest.mark.parametrize(

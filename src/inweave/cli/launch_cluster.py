@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import signal
 import socket
 import subprocess
@@ -72,6 +73,8 @@ def connect(address: str) -> Any:
     loopback = address == _LOCAL or address.split(":")[0] in ("127.0.0.1", "localhost")
     if loopback:  # nodes that other machines cannot reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if address == _LOCAL and "RAY_AUTH_MODE" not in os.environ:  # other users of this machine can reach the ports
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     import ray
 
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if loopback else {}

@@ -20,6 +20,8 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # 15 otherwise: programs beside the tests would take all the time
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
+#: Ray reads it once in a process: all clusters of the tests have the same one
+TOKEN = secrets.token_hex(32)
 STORE_BYTES = 100 * 2**20
 #: a node in a process of its own; the command `ray start` refuses a loopback address
 NODE = f"""
@@ -43,7 +45,7 @@ class Nodes:
     def __init__(self, count: int, state: Path | None = None) -> None:
         """Start a head and ``count`` nodes; a head that keeps its ``state`` on disk can be restarted."""
         # other users of this machine can reach the ports: without the token they get no answer
-        os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
         if state is not None:
             os.environ.update({"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(state)})
         with socket.socket() as free:

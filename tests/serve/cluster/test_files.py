@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,26 @@ def test_a_copy_that_differs_or_leads_out_is_refused(tmp_path: Path) -> None:
     for name in ("../x", "/etc/x", "", "."):
         with pytest.raises(ConfigError, match="leads out"):
             node.write(node.begin(key), name, 0, b"x")
+
+
+def test_runners_of_one_machine_make_room_at_once(tmp_path: Path) -> None:
+    """Folders vanish while another runner looks at them."""
+    keys, sources = [], []
+    for number in range(4):
+        source = tmp_path / f"model-{number}"
+        source.mkdir()
+        for part in range(40):
+            (source / f"{part}").write_bytes(b"%d-%d" % (number, part))
+        sources.append(source)
+        keys.append(key_of(source, tmp_path / "there"))
+
+    def work(first: int) -> None:
+        node = NodeFiles(tmp_path / "cache", 400)  # two of the four have room
+        for number in range(first, first + 15):
+            copy(node, keys[number % 4], sources[number % 4])
+            node.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(work, first) for first in range(4)]:
+            each.result()
+    assert not [*(tmp_path / "cache").glob(".*.part")]

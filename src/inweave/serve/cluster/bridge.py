@@ -7,7 +7,7 @@ which finds the actors by their names; jobs run on meanwhile.
     <- CALL {id, ...}        -> answer {id, value} | error {id, kind, text};  several calls at a time
 
 Kinds of errors: ``lost``: the actor has ended; ``unreachable``: this call failed, the next one may not; ``failed``: an
-error inside of the actor.
+error inside of the actor; ``file``: a file of this machine cannot be read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import secrets
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -81,9 +82,12 @@ class Bridge:
                 kind = "unreachable"
             elif isinstance(error, ray.exceptions.RayActorError | _NoActor):
                 kind = "lost"
+            elif isinstance(error, _NoFile):
+                kind = "file"
             elif not isinstance(error, ray.exceptions.RayTaskError):
                 kind = "unreachable"
-            message = Message("error", {"id": number, "kind": kind, "text": _reason(error)})
+            text = str(error) if kind == "file" else _reason(error)
+            message = Message("error", {"id": number, "kind": kind, "text": text})
         self.send(message)  # a thread would cost more than the web process takes to read it
 
     async def call_place(
@@ -120,7 +124,8 @@ class Bridge:
         await asyncio.to_thread(self._ray.kill, actor, no_restart=True)
 
     async def call_hash(self, key: Key) -> str:
-        return await asyncio.to_thread(self._hashes.tree, key)
+        with _readable(key):
+            return await asyncio.to_thread(self._hashes.tree, key)
 
     async def call_copy(self, session: str, key: Key) -> dict[str, Any]:
         """Send a tree of files through Ray's object store; return {} or the {failure}."""
@@ -130,13 +135,21 @@ class Bridge:
             return opened
         parent = Path(key["path"]).parent
         for name, _, _ in key["files"]:
-            with (parent / name).open("rb") as file:
+            with _readable(key):
+                file = (parent / name).open("rb")
+            with file:
                 offset = 0
-                while (content := await asyncio.to_thread(file.read, CHUNK)) or offset == 0:
-                    await actor.receive.remote(opened["part"], name, offset, content)
-                    offset += len(content)
-                    if not content:
+                while True:
+                    with _readable(key):
+                        content = await asyncio.to_thread(file.read, CHUNK)
+                    if not content and offset:
                         break
+                    received: dict[str, Any] = await actor.receive.remote(opened["part"], name, offset, content)
+                    if received or not content:
+                        break
+                    offset += len(content)
+            if received:
+                return received
         return dict(await actor.close_copy.remote(opened["part"], key))
 
     async def call_nodes(self) -> list[dict[str, Any]]:
@@ -181,6 +194,19 @@ class Bridge:
 
 class _NoActor(Exception):
     pass
+
+
+class _NoFile(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def _readable(key: Key) -> Iterator[None]:
+    """Tell errors of this machine's disk from those of a connection, after which a call is repeated."""
+    try:
+        yield
+    except OSError as error:
+        raise _NoFile(f"{Path(key['path']).name} cannot be read any more: {error.strerror}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ import itertools
 import logging
 from typing import Any
 
+from inweave.errors import ConfigError
 from inweave.serve.engine.child_process import ChildProcess
 from inweave.serve.engine.contract import RunnerLostError
 from inweave.serve.engine.wire import Message, WireError
@@ -75,6 +76,7 @@ class ClusterClient:
             RunnerLostError: the actor has ended.
             UnreachableError: neither the call nor its answer may have arrived.
             WireError: the actor failed.
+            ConfigError: a file of this machine cannot be read.
         """
         await self._connected.wait()
         number = next(self._numbers)
@@ -95,5 +97,5 @@ class ClusterClient:
 
 
 def _error(id: int, kind: str, text: str) -> Exception:
-    kinds = {"lost": RunnerLostError, "unreachable": UnreachableError}
+    kinds: dict[str, type[Exception]] = {"lost": RunnerLostError, "unreachable": UnreachableError, "file": ConfigError}
     return kinds.get(kind, WireError)(text)

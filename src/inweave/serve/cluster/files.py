@@ -13,6 +13,8 @@ hash. Otherwise it receives a copy. Copies that no job uses make room, those fir
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -108,7 +110,10 @@ class NodeFiles:
         if self.use(key["hash"]):
             return str(self.cache / key["hash"] / path.name)
         same_sizes = [size for size, _ in here] == [size for _, size, _ in own]
-        return str(path) if same_sizes and self._hashes.tree(key) == key["hash"] else None
+        try:
+            return str(path) if same_sizes and self._hashes.tree(key) == key["hash"] else None
+        except OSError:  # it is gone meanwhile
+            return None
 
     def use(self, digest: str) -> bool:
         """Keep a copy until `release`; return False if there is none."""
@@ -137,8 +142,9 @@ class NodeFiles:
                 f"{self.budget / 1e9:.3g} GB: raise --node-cache-gb, or put the file into a folder that all nodes share"
             )
         for part in self.cache.glob(".*.part"):  # of a runner that was killed
-            if time.time() - part.stat().st_mtime > PART_SECONDS:
-                shutil.rmtree(part, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another runner has completed it
+                if time.time() - part.stat().st_mtime > PART_SECONDS:
+                    shutil.rmtree(part, ignore_errors=True)
         self._make_room(size)
         name = f".{secrets.token_hex(8)}.part"
         (self.cache / name).mkdir()
@@ -166,20 +172,21 @@ class NodeFiles:
             )
         try:
             folder.rename(self.cache / key["hash"])
-        except OSError:  # another runner of this machine was faster
+        except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # another runner of this machine was faster
+                raise
 
     def abandon(self, part: str) -> None:
         """Remove a copy that was not completed."""
         shutil.rmtree(self.cache / part, ignore_errors=True)
 
     def _make_room(self, size: int) -> None:
-        copies = sorted((each.stat().st_mtime, each) for each in self.cache.iterdir() if _is_copy(each))
-        total = sum(map(_tree_size, (each for _, each in copies)))
-        for _, folder in copies:
+        copies = sorted((_used_at(each), each, _tree_size(each)) for each in self.cache.iterdir() if _is_copy(each))
+        total = sum(room for *_, room in copies)
+        for _, folder, room in copies:
             if total + size <= self.budget:
                 return
-            room = _tree_size(folder)
             with (self.cache / f"{folder.name}.lock").open("wb") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,8 +200,21 @@ def _is_copy(path: Path) -> bool:
     return path.is_dir() and len(path.name) == 64
 
 
+def _used_at(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def _tree_size(folder: Path) -> int:
-    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    """Return the bytes of a copy, which another runner may be removing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(place) / name).stat().st_size
+    return total
 
 
 def paths_of(values: Iterable[str]) -> dict[str, Key]:

@@ -82,7 +82,7 @@ class Fleet:
         while True:
             try:
                 await self._scale()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:  # the disk is full, or the database restarts
                 log.error("the number of runners stays: %s", error)
             await self._signals.wait_for_work(1.0)
 
@@ -117,7 +117,7 @@ class Fleet:
             await asyncio.sleep(NODES_SECONDS)
 
     async def _scale(self) -> None:
-        waiting = 0 if self._store.paused else await asyncio.to_thread(self._store.count, "queued")
+        waiting = await asyncio.to_thread(lambda: 0 if self._store.paused else self._store.count("queued"))
         now, members = time.monotonic(), [each for each in self._members if not each.leaving]
         for each in members:
             if each.dispatcher.current is not None or each.dispatcher.status in ("starting", "loading"):

@@ -21,6 +21,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.model_process import LEASE_OVER
 from inweave.serve.engine.wire import Message, WireError
+from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.failures import failure_of
 from inweave.version import __version__
 
@@ -65,6 +67,7 @@ class RunnerHost:
         self._reports: list[tuple[int, bytes]] = []
         self._changed = asyncio.Event()
         self._commands: set[int] = set()
+        self._passing = asyncio.Lock()
         self._local: dict[str, str] = {}  # path here -> path of the dispatcher
         self._answers: dict[int, float] = {}  # number -> when it was given
         self._until = 0.0
@@ -109,9 +112,12 @@ class RunnerHost:
 
     async def command(self, number: int, message: dict[str, Any], keys: dict[str, Key]) -> list[str]:
         """Pass a command on, unless it came before; return the paths of ``keys`` that this machine does not have."""
+        async with self._passing:  # a call that is repeated comes while the first one still looks for files
+            return await self._command(number, decode(Message(**message)), keys)
+
+    async def _command(self, number: int, command: Any, keys: dict[str, Key]) -> list[str]:
         if number in self._commands:
             return []
-        command = decode(Message(**message))
         if isinstance(command, RunRequest | Load):
             self._files.release()
             here = {path: await asyncio.to_thread(self._files.find, key) for path, key in keys.items()}
@@ -124,22 +130,33 @@ class RunnerHost:
         await self._send(command)
         return []
 
-    async def receive(self, part: str, name: str, offset: int, content: bytes) -> None:
-        """Write a piece of a file that was missing."""
-        await asyncio.to_thread(self._files.write, part, name, offset, content)
+    async def receive(self, part: str, name: str, offset: int, content: bytes) -> dict[str, Any]:
+        """Write a piece of a file that was missing; return {} or the {failure}."""
+        return await self._copying(part, self._files.write, part, name, offset, content)
 
     async def open_copy(self, key: Key) -> dict[str, Any]:
         """Make room for a copy; return {part}, or the {failure}."""
-        try:
-            return {"part": await asyncio.to_thread(self._files.begin, key)}
-        except InweaveError as error:
-            return {"failure": asdict(failure_of(error))}
+        name = ""
+
+        def begin() -> None:
+            nonlocal name
+            name = self._files.begin(key)
+
+        return await self._copying("", begin) or {"part": name}
 
     async def close_copy(self, part: str, key: Key) -> dict[str, Any]:
         """Check a copy that is whole; return {} or the {failure}."""
+        return await self._copying(part, self._files.complete, part, key)
+
+    async def _copying(self, part: str, work: Callable[..., None], *values: Any) -> dict[str, Any]:
+        """Do a part of a copy; return {} or the {failure}: a full disk is not the end of this runner."""
         try:
-            await asyncio.to_thread(self._files.complete, part, key)
-        except InweaveError as error:
+            await asyncio.to_thread(work, *values)
+        except (InweaveError, OSError) as error:
+            if part:
+                await asyncio.to_thread(self._files.abandon, part)
+            if isinstance(error, OSError):
+                error = StorageError(f"{socket.gethostname()} cannot store a copy of a file: {error.strerror}")
             return {"failure": asdict(failure_of(error))}
         return {}
 

@@ -37,7 +37,7 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.record import record
 from inweave.serve.engine.wire import WireError
-from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.errors import DatabaseLost, StorageError
 from inweave.serve.jobs.failures import failure_of
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.job import Failure, Job, State
@@ -251,20 +251,23 @@ class Dispatcher:
     async def _end(self, job: Job, state: State, **outcome: Any) -> None:
         await self._stored(self._store.finish, job.id, state, lease=job.lease, **outcome)
 
-    async def _stored(self, call: Callable[..., Any], *values: Any, **options: Any) -> Any:
+    async def _stored(
+        self, call: Callable[..., Any], *values: Any,
+        repeat: tuple[type[Exception], ...] = (sqlite3.OperationalError, OSError), **options: Any,
+    ) -> Any:  # fmt: skip
         """Read or change the state of a job, and repeat while the disk refuses: the end of a job is never dropped."""
         pause = 0.1
         while True:
             try:
                 return await asyncio.to_thread(call, *values, **options)
-            except (sqlite3.OperationalError, OSError) as error:
-                log.error("the state of a job cannot be stored (%s); trying again in %g s", error, pause)
+            except repeat as error:
+                log.error("the state of a job cannot be read or stored (%s); trying again in %g s", error, pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 10.0)
 
     async def _run_job(self, job: Job) -> None:
         try:
-            resolved = await asyncio.to_thread(self._resolve, job)
+            resolved = await self._stored(self._resolve, job, repeat=(DatabaseLost,))
             files = await asyncio.to_thread(self._store.files.inputs, job.id)
             inputs = {name: await asyncio.to_thread(path.read_bytes) for name, path in files.items()}
         except (InweaveError, OSError) as error:

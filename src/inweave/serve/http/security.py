@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inweave.errors import InweaveError
 from inweave.serve.http.forwarded import as_forwarded
-from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow, LimitedBody
+from inweave.serve.http.limits import BodyQuota, BodyTooLarge, BodyTooSlow, LimitedBody
 from inweave.serve.http.origin import PREFLIGHT, host_allowed, origin_allowed, sharing_headers
 from inweave.serve.http.tokens import Tokens, challenge
 from inweave.serve.jobs.accounts import CURRENT, Account
 from inweave.serve.jobs.errors import QuotaError
 from inweave.serve.jobs.job import Failure
-from inweave.serve.jobs.usage import Usage
+from inweave.serve.jobs.usage import UPLOADS, Usage
 from inweave.serve.settings import ServeSettings
 
 CSP = (
@@ -98,11 +98,16 @@ class Security:
         CURRENT.set(account)  # of the task of this request
         upload = scope["method"] == "POST" and scope["path"] == "/v1/loras"  # goes to the disk as it comes
         limit = self._settings.lora_bytes if upload else self._settings.body_bytes
-        usage = None if account is None or self._usage is None else self._usage()
-        body = LimitedBody(receive, limit, partial(usage.arriving, account) if usage and account else lambda _: None)
+        quota = None
+        if account is not None and UPLOADS in account.quotas and self._usage is not None:
+            quota = BodyQuota(self._usage(), account)
+        body = LimitedBody(receive, limit, None if quota is None else quota.count)
         body.declare(headers.get(b"content-length"))
-        if usage and account and not body.exceeded:
-            body.quota = usage.refusal(account, int(headers.get(b"content-length") or 0))
+        if quota is not None and not body.exceeded:
+            try:
+                await quota.declare(int(headers.get(b"content-length") or 0))
+            except InweaveError as error:
+                body.failure = error
         started = complete = False
 
         async def unless_refused(message: Message) -> None:
@@ -122,10 +127,11 @@ class Security:
             if not complete:
                 raise
         finally:
-            if usage and account:
-                usage.arrived(account, body.length)
+            if quota is not None:
+                await quota.close()
         if body.refusal is not None and not started:
-            await self._refuse(scope, respond, body.refusal, discard=body.discard, quota=body.quota)
+            failure = body.failure if isinstance(body.failure, QuotaError) else None
+            await self._refuse(scope, respond, body.refusal, discard=body.discard, quota=failure)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str], allowed: bool) -> Refusal | None:
         if not host_allowed(self._settings, headers):
@@ -154,11 +160,11 @@ class Security:
             headers.append((b"www-authenticate", challenge))
         if quota is not None:
             headers.append((b"retry-after", str(quota.seconds).encode()))
-        if status in (408, 413, 429):
+        if status in (408, 413, 429, 503, 507):
             headers.append((b"connection", b"close"))
         await respond({"type": "http.response.start", "status": status, "headers": headers})
         await respond({"type": "http.response.body", "body": body, "more_body": True})
-        if status in (413, 429) and discard is not None:
+        if status in (413, 429, 503, 507) and discard is not None:
             await discard()
         await respond({"type": "http.response.body", "body": b""})
 

@@ -9,7 +9,7 @@ from inweave.serve.jobs.job import Job, Kind
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job with the model and the adapters (see `adapter_keys`) that its device has to hold."""
+    """A job, with the model and adapters (`adapter_keys`) that its device has to hold; ``client`` takes turns."""
 
     id: str
     number: int
@@ -23,7 +23,9 @@ class Candidate:
 def candidate_of(job: Job) -> Candidate:
     """Return what the scheduler needs to know of a job."""
     adapters = () if job.kind == "train" else tuple(sorted(set(adapter_keys(job).values())))
-    return Candidate(job.id, job.number, job.kind, job.model, job.priority, job.client, adapters)
+    # all clients of one account take its turns: a client may call itself anything
+    client = f"account {job.account}" if job.account else f"client {job.client}"
+    return Candidate(job.id, job.number, job.kind, job.model, job.priority, client, adapters)
 
 
 def adapter_keys(job: Job) -> dict[str, str]:

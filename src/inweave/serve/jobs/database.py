@@ -37,7 +37,8 @@ CREATE TABLE IF NOT EXISTS jobs (
     idempotency_key TEXT UNIQUE,
     fingerprint TEXT NOT NULL DEFAULT '',
     lease TEXT,
-    holder TEXT
+    holder TEXT,
+    account TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, priority DESC, number);
 CREATE TABLE IF NOT EXISTS events (
@@ -50,9 +51,12 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS processes (id TEXT PRIMARY KEY, alive DOUBLE PRECISION NOT NULL);
 """
-VERSION = 2
+VERSION = 3
 #: layout -> how it becomes the next one
-CHANGES = {1: ("ALTER TABLE jobs ADD COLUMN lease TEXT", "ALTER TABLE jobs ADD COLUMN holder TEXT")}
+CHANGES = {
+    1: ("ALTER TABLE jobs ADD COLUMN lease TEXT", "ALTER TABLE jobs ADD COLUMN holder TEXT"),
+    2: ("ALTER TABLE jobs ADD COLUMN account TEXT NOT NULL DEFAULT ''",),
+}
 _FIELDS = tuple(field.name for field in fields(Job))
 COLUMNS = ", ".join(_FIELDS)
 

@@ -56,7 +56,10 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request on its way into the queue; ``inputs``: PNG images by name, encoded by the sandbox."""
+    """A validated request on its way into the queue.
+
+    ``inputs``: PNG images by name, encoded by the sandbox; ``account``: of the token that sent it, if it has one.
+    """
 
     kind: Kind
     model: str
@@ -66,6 +69,7 @@ class Submission:
     client: str = ""
     idempotency_key: str | None = None
     fingerprint: str = ""
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Job:
     expired: bool
     lease: str | None = None
     holder: str | None = None
+    account: str = ""
 
     @property
     def final(self) -> bool:

@@ -71,6 +71,16 @@ class JobQueries(JobDatabase):
         query = f"SELECT count(*) FROM jobs WHERE expired = 0 AND state IN ({marks})"
         return int(self._db.execute(query, *states).value())
 
+    def count_of(self, account: str) -> tuple[int, int]:
+        """Return (how many jobs of an account wait, how many of its train jobs wait or run)."""
+        query = (
+            "SELECT coalesce(sum(CASE WHEN state = 'queued' THEN 1 ELSE 0 END), 0), "
+            "coalesce(sum(CASE WHEN kind = 'train' THEN 1 ELSE 0 END), 0) "
+            "FROM jobs WHERE state IN ('queued', 'running') AND account = ?"
+        )
+        waiting, training = self._db.execute(query, account).rows[0]
+        return int(waiting), int(training)
+
     def position(self, job: Job) -> int | None:
         """Return how many jobs will run before a waiting one; None for any other job."""
         if job.state != "queued":

@@ -14,9 +14,11 @@ expired job says so, without events, request or files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from inweave.errors import BusyError, ConflictError, MissingError
@@ -58,44 +60,59 @@ class JobStore(JobAttempts):
         self.keep_bytes = keep_bytes
 
     def ensure_same_folder(self, option: str, folder: Path) -> None:
-        """Raise ConflictError if the other processes of this queue use another folder; ``option`` sets it.
+        """Raise ConflictError if other processes of this queue use another folder, or another queue uses this one.
 
-        A file in it has a random name for the folder, and so has the database: paths may differ between machines.
+        A file in it has a random name for the folder, and so has the database: paths may differ between machines. A
+        queue removes files that belong to none of its jobs, so two queues in one folder would remove each other's.
         """
-        if not self.shared:
-            return
+        if not self.shared and folder.absolute() == self.folder.absolute():
+            return  # it is locked
         marker, name = folder / FOLDER_NAME, f"folder:{option}"
         with self._transaction(queue=True):
-            row = self._db.execute("SELECT value FROM settings WHERE name = ?", name).first()
-            if row is None and not marker.is_file():
-                folder.mkdir(parents=True, exist_ok=True)
-                write_atomic(marker, [secrets.token_hex(16).encode()], error=StorageError)
+            query = "SELECT name, value FROM settings WHERE name LIKE 'folder:' || ?"
+            rows: dict[str, str] = dict(self._db.execute(query, "%").rows)
             here = marker.read_text() if marker.is_file() else None
-            if row is None:
-                self._db.execute("INSERT INTO settings VALUES (?, ?)", name, here)
-            elif row[0] != here:
+            if self.shared and name in rows:
+                if rows[name] != here:
+                    raise ConflictError(
+                        f"{option} {printable_path(folder)}: the workers of this queue use another folder; give all of "
+                        "them the same one, and make sure that it is mounted"
+                    )
+                return
+            if here is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                here = secrets.token_hex(16)
+                write_atomic(marker, [here.encode()], error=StorageError)
+            elif here not in rows.values():
                 raise ConflictError(
-                    f"{option} {printable_path(folder)}: the workers of this queue use another folder; give all of "
-                    "them the same one, and make sure that it is mounted"
+                    f"{option} {printable_path(folder)}: another queue uses this folder, and would lose its files; "
+                    f"choose another one, or remove {FOLDER_NAME} from it if that queue does not exist any more"
                 )
+            # without a database that others share, the option may name another folder at the next start
+            row = name if self.shared else f"{name}:{here}"
+            self._db.execute("INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO NOTHING", row, here)
 
     # submitting
 
-    def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """Return (the job, whether it is new); an idempotency key that was used before returns its job in any state."""
+    def submit(self, submission: Submission, admission: AbstractContextManager[None] | None = None) -> tuple[Job, bool]:
+        """Return (the job, whether it is new); an idempotency key that was used before returns its job in any state.
+
+        ``admission`` is entered while a new job is stored, which no other submission is meanwhile; it may raise.
+        """
         if (known := self._known_or_room(submission)) is not None:  # before any file is written
             return known, False
         job = new_id()
         size = self.files.write_inputs(job, submission.inputs)
         try:
-            with self._transaction(queue=True):
+            with self._transaction(queue=True), contextlib.ExitStack() as stack:
                 if (known := self._known_or_room(submission)) is None:
+                    stack.enter_context(admission or contextlib.nullcontext())
                     self._db.execute(
                         "INSERT INTO jobs (id, kind, model, state, priority, client, request, created, bytes, "
-                        "idempotency_key, fingerprint) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?)",
+                        "idempotency_key, fingerprint, account) VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?)",
                         job, submission.kind, submission.model, submission.priority, submission.client,
                         json.dumps(submission.request), self._clock(), size, submission.idempotency_key,
-                        submission.fingerprint,
+                        submission.fingerprint, submission.account,
                     )  # fmt: skip
                     self._append(job, Event("queued", {"kind": submission.kind, "model": submission.model}))
                     self._db.notify(WORK)
@@ -221,7 +238,8 @@ class JobStore(JobAttempts):
     def _forget(self, job: str) -> None:
         with self._transaction():
             self._db.execute(
-                "UPDATE jobs SET expired = 1, request = '{}', result = NULL, bytes = 0, client = '' WHERE id = ?", job
-            )
+                "UPDATE jobs SET expired = 1, request = '{}', result = NULL, bytes = 0, client = '', account = '' "
+                "WHERE id = ?", job,
+            )  # fmt: skip
             self._db.execute("DELETE FROM events WHERE job = ?", job)
         self.files.remove(job)

@@ -10,10 +10,12 @@ A run is named after its first job. A job that resumes or extends it has that na
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from filecmp import cmp
@@ -90,13 +92,17 @@ class TrainingRuns:
         write_atomic(folder / "lease", [(job.lease or "").encode()])
         return folder
 
-    def take_over(self, job: Job) -> None:
+    def take_over(self, job: Job, seconds: float = 0.0) -> None:
         """Free the folder of a run from a process on a machine that was lost, which may still have it open.
 
-        A machine that was stopped keeps its locks, and would append to the log when it comes back. So the files that
-        are open there get new ones in their place.
+        A process that runs sees within ``seconds`` that the folder was taken, and ends. A machine that was stopped
+        keeps its locks, and would append to the log when it comes back. So the files that are open there get new ones
+        in their place.
         """
         folder = self.folder(job)
+        deadline = time.monotonic() + seconds
+        while any(map(_is_locked, folder.rglob(".lock"))) and time.monotonic() < deadline:
+            time.sleep(0.1)
         for lock in folder.rglob(".lock"):
             lock.unlink(missing_ok=True)
         for log in folder.glob("*.jsonl"):
@@ -132,6 +138,17 @@ class TrainingRuns:
         config = {name: value for name, value in job.request["config"].items() if name != "epochs"} | {"steps": steps}
         request = {**job.request, "config": config, "run": run_of(job)}
         return Submission(job.kind, job.model, request, {}, job.priority, job.client)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _free(name: str) -> bool:

@@ -1,28 +1,26 @@
 """What accounts have used, compared with their quotas before anything is queued or read.
 
-    usage.sqlite3    used    amounts per account, quota and hour
-                     open    jobs that have not ended, by account
-
     used(quota)  = the sum of the hours that began less than a day ago, for images and bytes
-                 = the number of open jobs in the state that the quota counts, for jobs
+                 = the number of jobs in the states that the quota counts, for jobs
 
-Images are counted when their job is queued, bytes as they arrive. One process uses a file.
+Images are counted when their job is queued. Bytes of a body are reserved before they are read: the length that it
+declares, or block by block, and what does not arrive is given back. A process that is killed gives nothing back.
+
+With PostgreSQL the table is there, and all workers of the queue count in it; otherwise it is in usage.sqlite3.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from inweave.errors import MissingError, Problem
+from inweave.errors import Problem
 from inweave.serve.jobs.accounts import GIBIBYTE, Account
 from inweave.serve.jobs.errors import QuotaError
-from inweave.serve.jobs.job import Job, Submission
+from inweave.serve.jobs.job import Submission
+from inweave.serve.jobs.sql import Database, SqliteDatabase
 
 HOUR, DAY = 3600, 24
 #: when to try again after a refusal because of waiting jobs
@@ -30,82 +28,73 @@ RETRY_SECONDS = 5
 UPLOADS = "upload_gb_per_day"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS used (
-    account TEXT NOT NULL, quota TEXT NOT NULL, hour INTEGER NOT NULL, amount INTEGER NOT NULL,
+    account TEXT NOT NULL, quota TEXT NOT NULL, hour BIGINT NOT NULL, amount BIGINT NOT NULL,
     PRIMARY KEY (account, quota, hour)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS open (job TEXT PRIMARY KEY, account TEXT NOT NULL) WITHOUT ROWID;
+){one_tree};
 """
+VERSION = 1
 
 
 class Usage:
-    """The usage of all accounts of a worker. Safe to call from several threads."""
+    """The usage of all accounts of a queue. Safe to call from several threads."""
 
     def __init__(
-        self, folder: Path, find: Callable[[str], Job], refused: Callable[[str, str], None] = lambda *_: None,
-        clock: Callable[[], float] = time.time,
+        self, folder: Path, count_of: Callable[[str], tuple[int, int]],
+        refused: Callable[[str, str], None] = lambda *_: None, clock: Callable[[], float] = time.time,
+        database: Database | None = None,
     ) -> None:  # fmt: skip
-        """Open the file; ``find`` returns a job by its id, ``refused`` gets the account and the quota of a refusal."""
-        self._find, self._refused, self._clock = find, refused, clock
-        self._lock = threading.RLock()
-        self._db = sqlite3.connect(folder / "usage.sqlite3", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
-        self._arriving: Counter[str] = Counter()  # bytes of bodies that are being read, by account
+        """Open the table.
+
+        Args:
+            folder: of the file, without a database.
+            count_of: returns how many jobs of an account wait, and how many of its train jobs wait or run.
+            refused: gets the account and the quota of every refusal.
+            clock: the time in seconds.
+            database: of the queue, if several workers share it.
+        """
+        self._count_of, self._refused, self._clock = count_of, refused, clock
+        self._db = database or SqliteDatabase(folder / "usage.sqlite3")
+        self._db.prepare("usage", VERSION, _SCHEMA, {})
 
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
-            self._db.close()
+        self._db.close()
 
     def used(self, account: Account) -> dict[str, int]:
         """Return what an account has used of each of its quotas."""
-        with self._lock:
-            return {quota: self._used(account, quota) for quota in account.quotas}
+        return {quota: self._used(account, quota) for quota in account.quotas}
 
     @contextlib.contextmanager
-    def queueing(self, account: Account | None, submission: Submission) -> Iterator[Callable[[Job, bool], None]]:
-        """Raise QuotaError if a submission is beyond a quota; the function that is yielded counts the queued job.
-
-        It takes the job, and whether it is new: a repeated submission is free.
-        """
-        if account is None:
-            yield lambda job, new: None
-            return
+    def admission(self, account: Account, submission: Submission) -> Iterator[None]:
+        """Raise QuotaError if a submission is beyond a quota; count it once it is stored (see `JobStore.submit`)."""
         train = submission.kind == "train"
         images = 0 if train else int(submission.request.get("config", {}).get("count") or 1)
-        needs = {"queued_jobs": 1, "training_jobs": int(train), "images_per_day": images}
+        for quota, amount in {"queued_jobs": 1, "training_jobs": int(train), "images_per_day": images}.items():
+            self._ensure(account, quota, amount)
+        yield
+        self._add(account, "images_per_day", images, self._hour())
 
-        def count(job: Job, new: bool) -> None:
-            if new:
-                self._db.execute("INSERT OR REPLACE INTO open VALUES (?, ?)", (job.id, account.name))
-                self._add(account, "images_per_day", images)
+    def reserve(self, account: Account, needed: int, wanted: int = 0) -> tuple[int, int]:
+        """Count bytes of a body that will be read: as many as are needed, or as are wanted if there is room.
 
-        with self._lock:  # until the job is counted: two submissions at once are one after the other
-            for quota, amount in needs.items():
-                self._ensure(account, quota, amount)
-            yield count
+        Returns:
+            (how many were counted, in which hour).
 
-    def refusal(self, account: Account, size: int) -> QuotaError | None:
-        """Return the error of a body that would be beyond the quota of uploads, by the length that it declares."""
-        try:
-            with self._lock:
-                self._ensure(account, UPLOADS, size)
-        except QuotaError as error:
-            return error
-        return None
+        Raises:
+            QuotaError: those needed are beyond the quota of uploads.
+        """
+        with self._db.transaction(queue=True):  # two bodies at once, at any worker, are one after the other
+            self._ensure(account, UPLOADS, needed)
+            room = account.quotas[UPLOADS] - self._used(account, UPLOADS)
+            size = max(needed, min(wanted, room))
+            hour = self._hour()
+            self._add(account, UPLOADS, size, hour)
+        return size, hour
 
-    def arriving(self, account: Account, size: int) -> None:
-        """Count bytes of a body that arrive; raise QuotaError once they are beyond the quota of uploads."""
-        with self._lock:
-            self._ensure(account, UPLOADS, size)
-            self._arriving[account.name] += size
-
-    def arrived(self, account: Account, size: int) -> None:
-        """Store the count of a body that has arrived, or was cut off."""
-        with self._lock:
-            self._arriving[account.name] -= size
-            self._add(account, UPLOADS, size)
+    def give_back(self, account: Account, size: int, hour: int) -> None:
+        """Count bytes no longer that did not arrive; ``hour``: in which they were reserved."""
+        with self._db.transaction(queue=True):
+            self._add(account, UPLOADS, -size, hour)
 
     def _ensure(self, account: Account, quota: str, amount: int) -> None:
         limit = account.quotas.get(quota)
@@ -120,25 +109,13 @@ class Usage:
 
     def _used(self, account: Account, quota: str) -> int:
         if quota in ("queued_jobs", "training_jobs"):
-            jobs = self._open(account)
-            return sum(job.state == "queued" if quota == "queued_jobs" else job.kind == "train" for job in jobs)
-        arriving = self._arriving[account.name] if quota == UPLOADS else 0
-        return arriving + sum(amount for _, amount in self._hours(account, quota))
-
-    def _open(self, account: Account) -> list[Job]:
-        jobs = []
-        for (name,) in self._db.execute("SELECT job FROM open WHERE account = ?", (account.name,)).fetchall():
-            with contextlib.suppress(MissingError):
-                job = self._find(name)
-                if not job.final:
-                    jobs.append(job)
-                    continue
-            self._db.execute("DELETE FROM open WHERE job = ?", (name,))
-        return jobs
+            return self._count_of(account.name)[quota == "training_jobs"]
+        return sum(amount for _, amount in self._hours(account, quota))
 
     def _hours(self, account: Account, quota: str) -> list[tuple[int, int]]:
         query = "SELECT hour, amount FROM used WHERE account = ? AND quota = ? AND hour > ? ORDER BY hour"
-        return self._db.execute(query, (account.name, quota, self._hour() - DAY)).fetchall()
+        rows = self._db.execute(query, account.name, quota, self._hour() - DAY).rows
+        return [(hour, amount) for hour, amount in rows]
 
     def _free_after(self, account: Account, quota: str, amount: int) -> int:
         """Return the seconds until so much of a quota is free again that an amount has room."""
@@ -151,13 +128,14 @@ class Usage:
                 return max(1, int((hour + DAY) * HOUR - self._clock()) + 1)
         return DAY * HOUR
 
-    def _add(self, account: Account, quota: str, amount: int) -> None:
+    def _add(self, account: Account, quota: str, amount: int, hour: int) -> None:
         if amount and quota in account.quotas:
-            self._db.execute("DELETE FROM used WHERE hour <= ?", (self._hour() - DAY,))
+            self._db.execute("DELETE FROM used WHERE hour <= ?", self._hour() - DAY)
             self._db.execute(
-                "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
-                (account.name, quota, self._hour(), amount),
-            )
+                "INSERT INTO used VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (account, quota, hour) DO UPDATE SET amount = used.amount + excluded.amount",
+                account.name, quota, hour, amount,
+            )  # fmt: skip
 
     def _hour(self) -> int:
         return int(self._clock() // HOUR)

@@ -1,6 +1,6 @@
 """Which waiting job a free device runs next.
 
-    order    higher priority first; within a priority clients take turns; a client's own jobs by age
+    order    higher priority first; within a priority clients take turns (all of one account are one); then by age
     choice   of the jobs of the highest priority, the one that the device can begin soonest (see `costs`)
     bounds   other jobs overtake a job at most ``MAX_OVERTAKES`` times, and it never waits longer for a device that has
              its model and adapters loaded than a free device would need to load them

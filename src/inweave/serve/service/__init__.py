@@ -63,6 +63,8 @@ SWEEP_SECONDS = 60.0
 #: files without a job may be those of a submission that another process is about to store
 LOST_SECONDS = 3600.0
 GRACE = 5.0
+#: in which a process that still trains sees that another one has its run, and ends (`engine.training_job`)
+RELEASE_SECONDS = 5.0
 MAX_LORAS = 100
 
 
@@ -117,7 +119,7 @@ class Service:
         self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
-        self.usage = Usage(data, self.store.job, self.figures.refused)
+        self.usage = Usage(data, self.store.count_of, self.figures.refused, database=database)
         self.jobs = Jobs(self.store, signals, self.usage)
         self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
         self.loras.on_change = lambda: self.store.announce(LIBRARY)
@@ -341,16 +343,16 @@ class Service:
         model = self.models.location(job.model)
         paths = {}
         if job.kind == "train":
-            if not self.store.holds(job.id, job.lease):
-                raise ConflictError(f"job {job.id} runs elsewhere")
-            if self._fleet is not None and (self.store.shared or job.attempts > 1 or self._assignments.losses[job.id]):
+            again = job.attempts > 1 or self._assignments.losses[job.id] > 0
+            if self._fleet is not None and (self.store.shared or again):
                 # a runner of the last web process ends with its lease
                 time.sleep(max(0.0, self.started_at + LEASE - time.monotonic()))
-                self._runs.take_over(job)
-            paths = {
-                "dataset": str(self._dataset_store.folder(job.request["dataset"])),
-                "output": str(self._runs.take(job)),
-            }
+            if not self.store.holds(job.id, job.lease):  # asked last: another process may have it since the claim
+                raise ConflictError(f"job {job.id} runs elsewhere")
+            output = self._runs.take(job)
+            if self.store.shared or (self._fleet is not None and again):
+                self._runs.take_over(job, RELEASE_SECONDS)
+            paths = {"dataset": str(self._dataset_store.folder(job.request["dataset"])), "output": str(output)}
         return Resolved(model, loras, paths)
 
     def _deliver(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,13 +37,10 @@ class Jobs:
 
     def _queue(self, submission: Submission) -> tuple[Job, bool]:
         """Queue a job within the quotas of the caller's account."""
-        key = submission.idempotency_key
-        if key is not None and (known := self._store.submitted(key, submission.fingerprint)) is not None:
-            return known, False
-        with self._usage.queueing(CURRENT.get(), submission) as count:
-            job, new = self._store.submit(submission)
-            count(job, new)
-            return job, new
+        account = CURRENT.get()
+        if account is None:
+            return self._store.submit(submission)
+        return self._store.submit(replace(submission, account=account.name), self._usage.admission(account, submission))
 
     async def submitted(self, key: str | None, fingerprint: str) -> Job | None:
         """Return the job of an idempotency key; raise ConflictError if it was another request."""

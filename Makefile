@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 NODE   := node_modules/.installed
 
-.PHONY: demo shell demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs screenshots clean
+.PHONY: demo shell demo-reading test suite test-all soak test-gpu check browser postgresql bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs screenshots clean
 
 # one call with everything that is wanted: each builds the package's metadata and resolves versions again. Python compiles
 # the modules that are imported; pip would compile all of torch, which takes as long as unpacking it. The pip that comes with
@@ -43,6 +43,12 @@ browser:
 	@command -v chromium > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null \
 		|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium) || true
 
+# the same for PostgreSQL's server, whose binaries Debian and Ubuntu put where only its own tools look
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || command -v initdb > /dev/null \
+		|| test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null \
+		|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends postgresql) || true
+
 demo: $(VENV)/.generate
 	@$(BIN)/inweave demo --out demo
 	@echo "your own images: make shell opens a shell in which inweave is found; $(BIN)/inweave works without it"
@@ -67,7 +73,7 @@ suite: $(VENV)/.dev $(NODE)
 	$(PYTEST)
 
 # everything at full size
-test-all: $(VENV)/.dev check browser
+test-all: $(VENV)/.dev check browser postgresql
 	$(PYTEST) --full
 
 # kill -9 at any moment, over a hundred runs; `make test` does a few

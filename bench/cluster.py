@@ -92,6 +92,8 @@ def main() -> None:
     for name, values in (("plain", plain), ("cluster", ray)):
         half, most = (1e3 * percentile(values, share) for share in (0.5, 0.99))
         print(f"dispatch, {name}: p50 {half:.2f} ms, p99 {most:.2f} ms")
+    if not options.jobs:
+        return
     plain, ray = jobs(options.jobs)
     pairs = [there / here - 1 for here, there in zip(plain, ray, strict=True)]
     print(f"jobs: plain {statistics.median(plain):.3f} s, cluster {statistics.median(ray):.3f} s; {len(plain)} of each")

@@ -60,7 +60,7 @@ PACKAGES = {
         ("numpy", "PIL", "torch", "peft", "pydantic", "safetensors"),
     ),
     "demo": Package(10, "the story and the page of `inweave demo`", ("PIL",)),
-    "cli": Package(11, "commands: parse, call, print", ("typer", "rich")),
+    "cli": Package(11, "commands: parse, call, print", ("typer", "rich", "ray")),
     "__main__": Package(12, "`python -m inweave`"),
     "__init__": Package(12, "the public names, imported when first used"),
 }  # fmt: skip

@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "layers/norms.py": "differences of normalization layers are `Full` entries",
     "layers/plan.py": "kernels of a low-rank pair",
     "layers/siblings.py": "kernels of a low-rank pair",
+    "weights/beside.py": "a low-rank pair beside a quantized weight",
     "weights/factors.py": "kernels of a low-rank pair",
     "weights/layout_cache.py": "kernels of a low-rank pair",
     "weights/merge.py": "kernels of a low-rank pair",

@@ -20,6 +20,7 @@ from inweave.cli import launch as launcher
 from inweave.cli.app import app
 from inweave.models.embedded import style_folder
 from inweave.training.checkpoint.store import checkpoints, load_state
+from inweave.training.distributed.env import LOST
 from tests.unit.training.tiny import EVERYTHING, file_bits, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +202,7 @@ def test_the_cause_is_printed_even_if_the_first_process_ends_because_of_it(
     standing_in.write_text(
         "import os, sys, time\n"
         "if os.environ['RANK'] == '0':\n"
-        f"    print('another has ended', file=sys.stderr)\n    sys.exit({launcher.LOST})\n"
+        f"    print('another has ended', file=sys.stderr)\n    sys.exit({LOST})\n"
         "time.sleep(0.5)\nprint('error: THE REASON', file=sys.stderr)\nsys.exit(1)\n"
     )
     assert launcher.launch(2, "", False) == 1

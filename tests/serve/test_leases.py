@@ -1,4 +1,4 @@
-"""Two stores on one PostgreSQL database: only the holder of a lease writes, whoever stopped or was cut off."""
+"""Two stores on one database: only the holder of a lease writes, also after processes stopped or were cut off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from inweave.errors import BusyError
+from inweave.errors import BusyError, ConfigError, ConflictError
 from inweave.serve.engine.assignment import Assignments
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.files import JobFiles
@@ -267,6 +267,24 @@ def test_a_training_run_is_left_to_the_process_that_took_it(pair: list[JobStore]
     assert is_taken(folder, first.lease) and not is_taken(folder, second.lease)
 
 
+@pytest.mark.parametrize("address", ["postgresql://u:sec ret@host/d", "postgresql://u:secret@127.0.0.1:1/d"])
+def test_a_database_that_cannot_be_used_is_one_line_without_the_password(address: str) -> None:
+    with pytest.raises(ConfigError, match="--store: ") as error:
+        PostgresDatabase(address)
+    assert "\n" not in str(error.value) and "sec" not in str(error.value).replace("address of", "")
+
+
+def test_workers_whose_folders_differ_are_refused(pair: list[JobStore], tmp_path: Path) -> None:
+    one, two = pair
+    one.ensure_same_folder("--blobs", tmp_path / "images")
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    two.ensure_same_folder("--blobs", tmp_path / "link")
+    for other in (tmp_path / "elsewhere", tmp_path / "not mounted"):
+        with pytest.raises(ConflictError, match=r"--blobs .* use another folder"):
+            two.ensure_same_folder("--blobs", other)
+        assert not (other / ".inweave-queue").exists()
+
+
 class Processes(RuleBasedStateMachine):
     """Three processes that claim, end, stop, return and restart: each job ends once, under the lease of its row."""
 
@@ -320,13 +338,13 @@ class Processes(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def lose(self, number: int) -> None:
         """The others notice that a process says nothing."""
-        name, judge = self.stores[number].name, self.stores[(number + 1) % 3]
+        name, witness = self.stores[number].name, self.stores[(number + 1) % 3]
         for each in self.stores:
             each.keep_alive()
-        judge._db.execute("DELETE FROM processes WHERE id = ?", name)
-        judge._connected = time.monotonic() - 2000
-        judge.keep_alive()
-        assert not any(job.holder == name for job in judge.jobs(states=("running",)))
+        witness._db.execute("DELETE FROM processes WHERE id = ?", name)
+        witness._connected = time.monotonic() - 2000
+        witness.keep_alive()
+        assert not any(job.holder == name for job in witness.jobs(states=("running",)))
 
     @rule(number=st.integers(0, 2))
     def restart(self, number: int) -> None:

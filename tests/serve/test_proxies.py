@@ -21,7 +21,7 @@ from inweave.serve.http.forwarded import as_forwarded
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "deploy"
+EXAMPLES = Path(__file__).parents[2] / "deploy"
 TOKEN = "correct horse battery"
 
 

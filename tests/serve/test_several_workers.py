@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import time
+import uuid
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.serve.postgres import Postgres
+from tests.serve.test_crashes import kill_model, start_training, trained_bits, two_images
 from tests.serve.worker import SMALL, Worker
 from tests.support import figure
 
 ENDS = ("done", "failed", "cancelled")
 LEASE = 3.0
+KILLS = 60
 #: takes seconds, so that something can happen meanwhile
 LONG: dict[str, Any] = {"steps": 40, "width": 64, "height": 64, "seed": 3}
 
@@ -84,6 +91,19 @@ def test_uploads_and_the_pause_of_a_queue_concern_both(pair: tuple[Worker, Worke
     assert one.ended(job)["state"] == "done"
 
 
+def test_a_lora_that_one_worker_received_a_moment_ago_is_used_by_the_other(pair: tuple[Worker, Worker]) -> None:
+    """Each worker has its own index of the library."""
+    content = pair[0].http.get("/v1/loras/pixel/file").content
+    assert pair[0].http.post("/v1/loras", params={"name": "fresh"}, content=content).status_code == 201
+    uploaded = pair[0].http.get("/v1/loras/fresh").json()
+    pair[1].until(lambda: pair[1].http.get(f"/v1/loras/{uploaded['id']}").status_code == 200, 10)
+    jobs = [pair[0].submit(loras=[{"name": name}], **SMALL) for _ in range(3) for name in ("fresh", "pixel", "ink")]
+    ended = [pair[1].ended(job) for job in jobs]
+    assert [(each["state"], each["error"]) for each in ended] == [("done", None)] * 9
+    hashes = [each["result"]["loras"][0]["sha256"] for each in ended]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 def test_a_reader_follows_and_cancels_a_job_that_the_other_worker_runs(pair: tuple[Worker, Worker]) -> None:
     job = pair[0].submit(**LONG | {"steps": 150, "width": 128, "height": 128})
     here, there = holder(pair, job)
@@ -141,3 +161,85 @@ def test_the_jobs_of_a_killed_worker_run_at_the_other_one(pair: tuple[Worker, Wo
     figure(f"kill -9: the job has run at the other worker after {time.monotonic() - killed:.1f} s, lease {LEASE:g} s")
     types = [event["type"] for event in ends_once(there, job)]
     assert types.count("started") == 2 and types.count("retried") == 1
+
+
+def accepted(pair: tuple[Worker, Worker], path: str, body: dict[str, Any]) -> str:
+    """Submit until a worker accepts: with a key, so that an answer that was lost makes no second job."""
+    headers = {"Idempotency-Key": uuid.uuid4().hex}
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for each in pair:
+            with contextlib.suppress(httpx.TransportError):
+                answer = each.http.post(path, json=body, headers=headers)
+                if answer.status_code == 202:
+                    return str(answer.json()["id"])
+                assert answer.status_code == 503, answer.text
+        time.sleep(0.2)
+    raise AssertionError(f"nobody accepts: {pair[0].log()}")
+
+
+def result_bits(worker: Worker, job: str) -> dict[str, bytes]:
+    adapter = worker.ended(job, 600)["result"]["adapter"]["id"]
+    worker.until(lambda: worker.http.get(f"/v1/loras/{adapter}").status_code == 200, 70)
+    return trained_bits(worker, job)
+
+
+def strike(pair: tuple[Worker, Worker], postgres: Postgres, kind: str, chance: random.Random) -> None:
+    one = chance.choice(pair)
+    if kind == "web":
+        one.kill()
+        one.start(wait=False)
+    elif kind == "model":
+        kill_model(one)
+    elif kind == "database":
+        postgres.restart(chance.choice(["fast", "immediate"]))
+    else:
+        os.kill(one.process.pid, signal.SIGSTOP)
+        time.sleep(chance.uniform(0.5, 2.5) * LEASE)
+        os.kill(one.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.full
+def test_kills_of_any_process_lose_nothing(pair: tuple[Worker, Worker], postgres: Postgres) -> None:
+    for each in pair:
+        if each.process.poll() is not None:
+            each.start(wait=False)
+    chance, begun = random.Random(11), time.monotonic()
+    pair[0].wait_ready()
+    small = {"prompt": "a red apple", "seed": 11, **SMALL}
+    first = pair[0].ended(accepted(pair, "/v1/jobs", small))
+    reference = pair[0].http.get(first["result"]["images"][0]["url"]).content
+    dataset = two_images(pair[0])
+    straight = start_training(pair[0], dataset, "straight", steps=12)
+    expected = result_bits(pair[0], straight)
+    training = [start_training(pair[0], dataset, name, steps=12, save_every=2) for name in ("one", "two")]
+    jobs, kinds = list[str](), Counter[str]()
+    for number in range(KILLS):
+        jobs += [accepted(pair, "/v1/jobs", small) for _ in range(20 - pair[0].queued())]
+        kind = ("web", "model", "database", "stop")[number % 4]
+        strike(pair, postgres, kind, chance)
+        kinds[kind] += 1
+        for each in pair:
+            each.until(lambda each=each: each.http.get("/v1/queue").status_code == 200)  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 4.0))
+    states: Counter[str] = Counter()
+    for job in jobs:
+        ended = pair[0].ended(job, 600)
+        states[ended["state"]] += 1
+        ends_once(pair[0], job)
+        if ended["state"] == "done":
+            assert pair[1].http.get(ended["result"]["images"][0]["url"]).content == reference
+        else:
+            assert ended["error"]["code"] in ("worker_crashed", "worker_restarted", "worker_lost"), ended["error"]
+            assert ended["attempts"] == 2
+    resumed = 0
+    for job in training:
+        while (ended := pair[0].ended(job, 600))["state"] == "failed":
+            assert ended["attempts"] == 2, ended["error"]
+            ends_once(pair[0], job)
+            job, resumed = pair[0].http.post(f"/v1/jobs/{job}/retry").json()["id"], resumed + 1
+        assert result_bits(pair[0], job) == expected
+    figure(
+        f"{sum(kinds.values())} strikes ({dict(kinds)}): {len(jobs)} jobs, {dict(states)}, none lost, none ended "
+        f"twice; 2 training runs with the same bits ({resumed} resumed by hand), {time.monotonic() - begun:.0f} s"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,56 @@ def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path, open_store
     ended = store.job(job.id)
     assert ended.state == "failed" and ended.error is not None and ended.error.code == "worker_restarted"
     assert [event.type for event in store.events(job.id)] == ["queued", "started", "retried", "started", "failed"]
+
+
+OLD = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, model TEXT NOT NULL,
+    state TEXT NOT NULL, priority INTEGER NOT NULL, client TEXT NOT NULL, request TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0, cancel INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, started REAL,
+    finished REAL, error TEXT, result TEXT, bytes INTEGER NOT NULL DEFAULT 0, expired INTEGER NOT NULL DEFAULT 0,
+    idempotency_key TEXT UNIQUE, fingerprint TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE events (
+    job TEXT NOT NULL, number INTEGER NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO jobs (id, kind, model, state, priority, client, request, attempts, created) VALUES
+    ('job-a', 'image_generation', 'm', 'running', 0, '', '{}', 1, 1.0),
+    ('job-b', 'image_generation', 'm', 'queued', 0, '', '{}', 0, 2.0);
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_queue_of_the_previous_layout_goes_on(tmp_path: Path) -> None:
+    before = sqlite3.connect(tmp_path / "jobs.sqlite3")
+    before.executescript(OLD)
+    before.close()
+    for _ in range(2):
+        store = JobStore(tmp_path)
+        store.recover()
+        assert [job.id for job in store.waiting(9)] == ["job-a", "job-b"]
+        store.close()
+    store = JobStore(tmp_path)
+    claimed = store.claim()
+    assert claimed is not None and (claimed.id, claimed.attempts) == ("job-a", 2)
+    assert store.finish("job-a", "done", result={})
+    store.close()
+
+
+@pytest.mark.parametrize("change", ["PRAGMA user_version = 99", "UPDATE layouts SET version = 99 WHERE name = 'jobs'"])
+def test_a_queue_of_a_later_version_is_refused(change: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    sqlite = change.startswith("PRAGMA")
+    address = None if sqlite else request.getfixturevalue("address")
+    for number in range(2):
+        database = None if address is None else PostgresDatabase(address)
+        if number:
+            with pytest.raises(ConflictError, match="another version"):
+                JobStore(tmp_path / "later", database=database)
+        else:
+            store = JobStore(tmp_path / "later", database=database)
+            store._db.execute(change)
+            store.close()
 
 
 def test_one_process_at_a_time(tmp_path: Path, open_store: Open) -> None:

@@ -28,8 +28,8 @@ import inweave
 ROOT = Path(__file__).parents[2]
 #: pages in the order of a reader, by group; every page of docs/ is in one, or the build fails
 NAVIGATION = {
-    "Start": ["index", "tutorial", "recipes", "troubleshooting"],
-    "Guides": ["generating", "training", "importing", "formats", "serving", "page", "coming-from"],
+    "Start": ["index", "tutorial", "recipes", "cards", "troubleshooting"],
+    "Guides": ["generating", "training", "importing", "formats", "serving", "deploying", "page", "coming-from"],
     "Behind it": ["architecture", "files", "embedded-model", "reliability", "benchmarks", "kernels"],
     "Project": ["contributing", "changelog"],
 }

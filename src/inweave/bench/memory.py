@@ -31,9 +31,9 @@ from inweave.bench.step import (
     without_cudnn_attention,
 )
 from inweave.bench.timing import wall_seconds
+from inweave.training.memory.candidates import MODES
 from inweave.training.memory.estimate import estimate
 from inweave.training.memory.meter import StepMeter
-from inweave.training.memory.plan import MODES
 
 
 def measure_memory(

@@ -20,7 +20,7 @@ from inweave.files.writing import write_text
 
 TITLES = {
     "kernels": "Kernels", "step": "A training step", "train": "The training command", "memory": "Activation memory",
-    "swap": "Swapping LoRAs", "unmerged": "A forward pass with unmerged LoRAs",
+    "swap": "Swapping LoRAs", "unmerged": "A forward pass with unmerged LoRAs", "cluster": "Many runners, simulated",
 }  # fmt: skip
 _HINT = "<!-- made by `make bench-docs` of docs/bench; edit docs/bench/page.md -->"
 _COLORS = ("#2f6f4f", "#c9a227", "#b5651d", "#7a5c8e", "#5b7a99")

@@ -60,12 +60,22 @@ def bake(
         print_json({
             "ok": True, "path": done.path, "base": done.base, "tensors": done.tensors, "merged": done.merged,
             "bytes": done.bytes, "created": done.created, "left_out": done.left_out, "loras": done.loras,
-            "warnings": done.warnings,
+            "warnings": done.warnings, "rounding_loss": done.rounding_loss,
         })  # fmt: skip
     else:
         rows = [("base", done.base or str(base))]
         rows += [("adapter", f"{record['name']} at {record['strength']}") for record in done.loras]
         rows += [("merged", f"{done.merged} of {done.tensors} tensors, {done.bytes:,} bytes")]
+        if losses := done.rounding_loss:
+            worst = max(losses, key=lambda name: losses[name])
+            mean = sum(losses.values()) / len(losses)
+            rows += [
+                (
+                    "rounding",
+                    f"{mean:.1%} of the change lost on average in {len(losses)} weights that are stored "
+                    f"quantized, at most {losses[worst]:.1%} in {worst}; --dtype bf16 keeps it",
+                )
+            ]
         print_facts(done.path, rows)
         print_lines((f"left out: {name}: weights that were not merged" for name in done.left_out), "yellow")
         print_lines((f"warning: {warning}" for warning in done.warnings), "yellow", limit=10)

@@ -1,6 +1,7 @@
 """`inweave bench`: the quality of the built-in model and its styles, and the cost of a LoRA.
 
-Speed and memory compared with other libraries (kernels, step, swap, memory) are in `inweave.cli.bench_speed`.
+Speed and memory compared with other libraries (kernels, step, swap, memory) are in `inweave.cli.bench_speed`, the
+simulation of many runners in `inweave.cli.bench_cluster`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from inweave.cli import bench_speed
+from inweave.cli import bench_cluster, bench_speed
 from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, reporting_errors
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
@@ -24,7 +25,7 @@ def group() -> None:
     """Measure quality and speed."""
 
 
-for name, command in bench_speed.COMMANDS.items():
+for name, command in {**bench_speed.COMMANDS, "cluster": bench_cluster.cluster}.items():
     bench_app.command(name)(command)
 
 

@@ -37,6 +37,7 @@ class Quantize(StrEnum):
     int8 = "int8"
     int8_hadamard = "int8-hadamard"
     nf4 = "nf4"
+    nf4_hadamard = "nf4-hadamard"
 
 
 Report = Annotated[
@@ -119,7 +120,8 @@ def step(
         Checkpointing, typer.Option("--gradient-checkpointing", help="off, selective or full.")
     ] = Checkpointing.off,
     quantize: Annotated[
-        Quantize, typer.Option("--quantize", help="Quantize the frozen base: off, fp8, int8, int8-hadamard, nf4.")
+        Quantize,
+        typer.Option("--quantize", help="Quantize the frozen base: off, fp8, int8, int8-hadamard, nf4, nf4-hadamard."),
     ] = Quantize.off,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time.")] = 10,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before the timed ones.")] = 4,

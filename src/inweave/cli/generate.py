@@ -103,8 +103,9 @@ def generate(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
     quantize: Annotated[str, typer.Option(
-        "--quantize", help="keep: a checkpoint stored quantized (fp8, int8, bitsandbytes, GGUF) stays so; off: unpack "
-        "it.", rich_help_panel=MODELS)] = "off",
+        "--quantize", help="Memory: int8, nf4, nf4-hadamard, int8-hadamard or fp8 quantizes the denoiser; keep: a "
+        "checkpoint stored quantized (fp8, int8, bitsandbytes, GGUF) stays so; off: unpack it.",
+        rich_help_panel=MODELS)] = "off",
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,

@@ -26,8 +26,6 @@ from inweave.files.paths import printable
 
 #: seconds for the other processes to exit after one has failed, before they are killed
 GRACE = 10.0
-#: exit code of a process that stopped because another one did
-LOST = 4
 
 
 def launch(processes: int, configuration: str, as_json: bool) -> int:
@@ -36,7 +34,7 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
         file = Path(folder) / "train.toml"
         file.write_text(configuration, "utf-8")
         command = [sys.executable, "-P", "-m", "inweave", "train", str(file), *(["--json"] if as_json else [])]
-        port = _free_port()
+        port = free_port()
         started = [_start(command, rank, processes, port, Path(folder)) for rank in range(processes)]
 
         def forward(number: int, frame: FrameType | None) -> None:
@@ -74,6 +72,8 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
 
 def _wait(started: list[subprocess.Popen[bytes]]) -> int | None:
     """Return the rank that failed first, and not because of another one; None if all succeeded."""
+    from inweave.training.distributed.env import LOST
+
     failed: list[int] = []
     deadline = float("inf")
     while True:
@@ -108,7 +108,8 @@ def _start(command: list[str], rank: int, processes: int, port: int, folder: Pat
         return subprocess.Popen(command, env=environment, stdout=out, stderr=err, start_new_session=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nothing listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -24,12 +24,15 @@ def serve(
     token: Annotated[str | None, typer.Option(
         "--token", envvar="INWEAVE_TOKEN", help="The bearer token that clients must send.",
         show_default="none")] = None,
+    tokens: Annotated[Path | None, typer.Option(
+        "--tokens", envvar="INWEAVE_TOKENS", metavar="FILE", help="TOML file of accounts: tokens and their quotas.",
+        show_default="none")] = None,
     data: Annotated[Path | None, typer.Option(
         "--data", help="Folder of the queue and the results.", show_default="in the user's data folder")] = None,
     store: Annotated[str | None, typer.Option(
         "--store", envvar="INWEAVE_STORE", metavar="postgresql://...", rich_help_panel=SEVERAL,
         help="The queue in PostgreSQL, for several workers.", show_default="SQLite in the --data folder")] = None,
-    blobs: Annotated[str | None, typer.Option(
+    blobs: Annotated[Path | None, typer.Option(
         "--blobs", metavar="FOLDER", help="Folder of images that all workers see.", show_default="in --data",
         rich_help_panel=SEVERAL)] = None,
     shared: Annotated[Path | None, typer.Option(
@@ -53,6 +56,9 @@ def serve(
     dtype: Annotated[str | None, typer.Option(
         "--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU",
         rich_help_panel=MODELS)] = None,
+    quantize: Annotated[str | None, typer.Option(
+        "--quantize", help="Memory: int8, nf4, nf4-hadamard, int8-hadamard or fp8 quantizes denoisers; "
+        "keep: checkpoints stored quantized stay so.", show_default="off", rich_help_panel=MODELS)] = None,
     memory: Annotated[float | None, typer.Option(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,
@@ -153,12 +159,13 @@ def serve(
             models[name] = where
         devices = _devices(device or (), backend) or ((f"cuda:{cuda_device}",) if cuda_device is not None else None)
         options: dict[str, Any] = {
-            "host": host, "port": port, "token": token, "data": data, "models": models,
+            "host": host, "port": port, "token": token, "tokens": tokens, "data": data, "models": models,
             "store": store, "blobs": blobs, "shared": shared, "lease_seconds": lease_seconds,
             "lora_folders": tuple(lora_folders(lora_dir)),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
-            "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
+            "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize,
+            "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
             "origins": tuple(origin or ()),

@@ -11,6 +11,7 @@ Exit codes, in addition to those of every command:
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from inweave.cli.console import (
 )
 from inweave.cli.environment import use_expandable_segments
 from inweave.cli.extras import require
-from inweave.cli.launch import LOST, launch
+from inweave.cli.launch import launch
 from inweave.cli.options import JSON
 from inweave.cli.progress import Display, display
 from inweave.files.paths import occupied, printable, printable_path
@@ -71,8 +72,9 @@ def train(
     steps: Annotated[int | None, typer.Option("--steps", help="Training steps.", show_default="the preset's")] = None,
     lr: Annotated[float | None, typer.Option(
         "--lr", "--learning-rate", help="Learning rate.", show_default="the preset's")] = None,
-    batch_size: Annotated[int | None, typer.Option(
-        "--batch-size", "-b", help="Examples per micro-batch.", show_default="the preset's")] = None,
+    batch_size: Annotated[str | None, typer.Option(
+        "--batch-size", "-b", help="Examples per micro-batch, or auto: as many as fit.", show_default="the preset's"
+    )] = None,
     save_every: Annotated[int | None, typer.Option(
         "--save-every", help="Write a checkpoint every N steps.", show_default="only at the end",
         rich_help_panel=RUN)] = None,
@@ -92,9 +94,19 @@ def train(
         "--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     gpus: Annotated[int, typer.Option(
         "--gpus", min=1, help="How many GPUs to train on, one process each.", rich_help_panel=HARDWARE)] = 1,
+    cluster: Annotated[str | None, typer.Option(
+        "--cluster", metavar="[ADDRESS]", help="Train on a Ray cluster, --gpus processes: HOST:PORT of its head; "
+        "without a value, the cluster that this machine belongs to; local starts one here.", show_default="none",
+        rich_help_panel=HARDWARE)] = None,
+    restarts: Annotated[int | None, typer.Option(
+        "--restarts", min=0, help="With --cluster: how often to continue from the last checkpoint if a process or a "
+        "machine is lost.", show_default="3", rich_help_panel=HARDWARE)] = None,
     vram: Annotated[str | None, typer.Option(
         "--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit",
         rich_help_panel=HARDWARE)] = None,
+    ram: Annotated[str | None, typer.Option(
+        "--ram", help="Limit for host memory, such as 24GiB, where --vram moves weights there.",
+        show_default="no limit", rich_help_panel=HARDWARE)] = None,
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.")] = False,
     init: Annotated[Path | None, typer.Option(
@@ -119,24 +131,26 @@ def train(
     options: dict[str, Any] = {
         "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank,
         "alpha": alpha, "steps": steps, "learning_rate": lr, "batch_size": batch_size, "save_every": save_every,
-        "seed": seed, "resume": resume, "vram": vram, "precision": "fp16" if fp16 else None,
+        "seed": seed, "resume": resume, "vram": vram, "ram": ram, "precision": "fp16" if fp16 else None,
         "skip_unreadable": skip_unreadable or None, "allow_download": allow_download or None,
     }  # fmt: skip
     overrides = {setting: value for setting, value in options.items() if value is not None}
     if import_ is not None:
-        if config or check or gpus > 1:
+        if config or check or gpus > 1 or cluster is not None:
             fail("--import only prints a configuration; save it to a file, then train with that file", as_json)
         _import(import_, overrides, settings or [], without or [], as_json, verbose)
     if init is not None:
-        if config or check or gpus > 1:
+        if config or check or gpus > 1 or cluster is not None:
             fail("--init only writes a configuration; train with it in a second command", as_json)
         _init(init, overrides, settings or [], as_json)
+    if restarts is not None and cluster is None:
+        fail("--restarts works only with --cluster; torchrun has --max-restarts", as_json)
     if without:
         fail("--without works only with --import", as_json)
     require("train", as_json)
     from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError, RequestError
     from inweave.training.config.schema import TrainConfig
-    from inweave.training.distributed.env import launched
+    from inweave.training.distributed.env import LOST, launched
 
     with reporting_errors(as_json):
         for text in settings or []:
@@ -152,6 +166,11 @@ def train(
             typer.echo(printable(note), err=True)
         if check:
             _check(complete, gpus, as_json, notes)
+        if cluster is not None and launched()[0] <= 1:
+            require("cluster", as_json)
+            from inweave.cli.launch_cluster import launch_cluster
+
+            raise typer.Exit(launch_cluster(cluster, gpus, complete, as_json, 3 if restarts is None else restarts))
         if gpus > 1 and launched()[0] <= 1:
             raise typer.Exit(launch(gpus, complete.to_toml(), as_json))
         try:
@@ -165,6 +184,8 @@ def train(
         except (ConfigError, FormatError, RequestError):
             raise
         except InweaveError as error:
+            if isinstance(error, LostPeerError) and os.environ.get("LOCAL_RANK", "0") != "0":
+                raise typer.Exit(LOST) from None  # the first process of this machine prints it
             fail(str(error), as_json, LOST if isinstance(error, LostPeerError) else PROBLEMS)
 
 
@@ -239,7 +260,7 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
         progress.start("checking the dataset")
         from inweave.training.session import check
 
-        complete, report, estimate = check(config, gpus, progress.update)
+        complete, report, estimate = check(config, gpus, progress.update, table=True)
     problems = estimate.pop("problems")
     if as_json:
         print_json({
@@ -255,7 +276,13 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
             ("activations", f"{estimate['activation_bytes'] / gib:.2f} GiB"),
             ("CUDA", f"{estimate['reserved_bytes'] / gib:.2f} GiB for its context and libraries, on a GPU"),
             ("total", f"{estimate['total_bytes'] / gib:.2f} GiB"),
+            ("host", f"{estimate['host_bytes'] / gib:.2f} GiB of host memory"),
         ])  # fmt: skip
+        if len(plans := estimate["plans"]) > 1:
+            print_facts("ways to do this run, from the smallest to the fastest", [
+                (row["changes"], f"{row['total_bytes'] / gib:.1f} GiB, {row['host_bytes'] / gib:.1f} GiB of host memory"
+                 f", {row['seconds']:.2f} s a step") for row in plans
+            ])  # fmt: skip
         print_lines(estimate.get("choices", []))
         if (seconds := estimate.get("seconds")) is not None:
             steps = f"{estimate['steps']} steps, after images and captions are encoded"

@@ -11,10 +11,11 @@ from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.arguments import expect
 from inweave.errors import ConfigError, FormatError
-from inweave.files.paths import as_path, exists, is_folder, occupied
+from inweave.files.paths import as_path, exists, is_file, is_folder, occupied
 from inweave.formats.alphas import Alphas, lacks_alpha
-from inweave.formats.base_shapes import base_shapes, has_packed_weights
+from inweave.formats.base_shapes import base_shapes
 from inweave.formats.files import open_container, shard_files, weight_files
+from inweave.formats.gguf import is_gguf
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, holds, known_index, listing
 from inweave.targets.catalog import load_outside_bases
@@ -77,11 +78,10 @@ def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
     """Return the index of a model on disk, for work that needs its weights: the name of a base is not enough."""
     if not exists(as_path(path)):
         raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
-    packed = [file for file in _files_of(as_path(path)) if has_packed_weights(file)]
-    if packed:
+    if packed := [file for file in _files_of(as_path(path)) if is_file(file) and is_gguf(file)]:
         raise ConfigError(
-            f"{packed[0]}: its weights are quantized and packed, so that no change can be added to them; "
-            "use the model in bf16, fp16 or fp8"
+            f"{packed[0]}: a GGUF file, quantized and packed in a way that this command does not write; generate and "
+            "train take it as a base, and a change is merged into the model in bf16, fp16, fp8, int8 or nf4"
         )
     return open_base(path)
 

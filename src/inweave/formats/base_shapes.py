@@ -3,8 +3,9 @@
     GGUF         the header alone (`formats.gguf`)
     safetensors  the header, and small texts beside packed weights (`formats.packed`)
     SVDQuant     other layers than the model's, fused and renamed (qweight, proj_down): refused by name
+    torchao      `module._weight_qdata` and `_weight_scale` in place of `module.weight`: refused by name
 
-Files with packed weights can be checked against; `has_packed_weights` tells the files that no weights are written to.
+Files with packed weights can be checked against.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from inweave.files.reading import open_regular
 from inweave.formats.files import read_header
 from inweave.formats.gate import Header
 from inweave.formats.gguf import is_gguf, read_gguf
-from inweave.formats.packed import LONGEST_STATE, STATE, Packing, packing_of
+from inweave.formats.packed import LONGEST_STATE, Packing, packing_of
 
 Shape = tuple[int, ...]
 
@@ -37,21 +38,18 @@ def base_shapes(path: Path) -> dict[str, Shape]:
 
 
 def refuse_renamed(path: object, names: Iterable[str]) -> None:
-    """Raise FormatError for a checkpoint whose layers are not those of its model."""
+    """Raise FormatError for a checkpoint whose layers or tensors are not those of its model."""
+    names = list(names)
+    if any(name.endswith("._weight_qdata") for name in names):
+        raise FormatError(
+            f"{path}: a checkpoint of torchao, whose weights are tensors that only torchao reads: use the model in "
+            "bf16, fp16, fp8, bitsandbytes' 4 or 8 bits, or GGUF"
+        )
     if any(name.endswith((".qweight", ".wscales")) for name in names):
         raise FormatError(
             f"{path}: a checkpoint of Nunchaku (SVDQuant), GPTQ or AWQ, whose layers are fused, renamed or packed for "
             "one kernel: name the model that it was made from instead, such as flux1-dev"
         )
-
-
-def has_packed_weights(path: Path) -> bool:
-    """Return whether some weights of a file are packed, so that no change can be added to their numbers."""
-    if is_gguf(path):
-        return True
-    header = read_header(path)
-    weights = _packing(path, header).weights.values()
-    return any(STATE in name for name in header.spans) or any(each.kind == "nvfp4" for each in weights)
 
 
 def _packing(path: Path, header: Header) -> Packing:

@@ -66,6 +66,8 @@ KINDS: tuple[Kind, ...] = (
     _kind("a model quantized by nunchaku (SVDQuant)",
           r"\.(wscales|wtscale|wcscales|smooth|smooth_orig|smooth_factor|smooth_factor_orig)$",
           "it is a model, and its weights are packed for one kernel; " + _USE_ORIGINAL),
+    _kind("a model quantized by torchao", r"\._weight_(qdata|scale|zero_point)$",
+          "it is a model, not an adapter; " + _USE_ORIGINAL),
     _kind("an MLX adapter", r"\.lora_[ab]$",
           "its factors are stored transposed and its scale is in MLX's adapter_config.json; fuse it with mlx_lm.fuse, "
           "or save it in PEFT's layout (lora_A = lora_a transposed, lora_B = lora_b transposed)", "most"),

@@ -44,12 +44,13 @@ from inweave.generate.images import (
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
 from inweave.models.model import Model, load_model
+from inweave.models.quantization import Quantize
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
-from inweave.weights.hold import Quantized
 from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
+NOTED_LOSS = 0.1  # of the change of quantized weights, above which a result says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,7 @@ class Pipeline:
             records: list[dict[str, Any]] = []
             warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
             warnings += [warning for parsed in config.prompts for warning in parsed.warnings]
+            warnings += filter(None, [self._rounding_note()])
             callbacks = replace(callbacks, warn=warnings.append)
             for number in range(config.count):
                 seed = config.seed + number
@@ -280,6 +282,17 @@ class Pipeline:
         """Make the weights those of the request's LoRAs."""
         self.model.swap(stack_of(request.loras))
 
+    def _rounding_note(self) -> str:
+        """Return how much of the LoRAs' change quantized weights could not hold; "" if they hold most of it."""
+        losses = self.model.rounding_loss
+        mean = sum(losses.values()) / max(len(losses), 1)
+        if mean < NOTED_LOSS:
+            return ""
+        return (
+            f"{min(mean, 1):.0%} of what the LoRAs change is lost on average in {len(losses)} quantized weights; a "
+            "format with more bits, or a LoRA trained with qat, keeps more"
+        )
+
     def _conditioning(self, request: PreparedRequest) -> PromptConditioning:
         config = request.config
         assert config.guidance is not None
@@ -301,6 +314,7 @@ class Pipeline:
                 "variant": variant.name if variant else None,
                 "family": self.model.family.name,
                 "autov1": self._model_hash,
+                **({"quantize": self.model.quantized} if self.model.quantized != "off" else {}),
             },
             "loras": [lora.as_dict() for lora in request.loras],
             "inputs": {
@@ -347,7 +361,7 @@ def pipeline(
     variant: str | None = None,
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     allow_download: bool = False,
-    quantize: Quantized = "off",
+    quantize: Quantize = "off",
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -366,7 +380,7 @@ def pipeline(
         parts: files of components that a checkpoint file lacks, {"vae": path}.
         allow_download: whether a Hub model may be downloaded.
         quantize: "keep" leaves a checkpoint that is stored quantized (fp8, int8, bitsandbytes, GGUF) like that;
-            "off" unpacks it.
+            "off" unpacks it; "int8", "int8-hadamard", "nf4", "nf4-hadamard" or "fp8" quantizes the denoiser.
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:

@@ -14,6 +14,7 @@ at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -143,13 +144,23 @@ class Library(Lookup):
                 self._execute(
                     "INSERT INTO files "
                     "(root, path, name, alias, size, modified_ns, inode, stamp, base, facts, sample, id) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, _new_id()),
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, self._free_id(sighting, digest)),
                 )  # fmt: skip
                 return
             self._execute(
                 "UPDATE files SET root = ?, path = ?, name = ?, alias = ?, size = ?, modified_ns = ?, inode = ?, "
                 "stamp = ?, base = ?, facts = ?, sample = ?, present = 1 WHERE id = ?", (*values, entry),
             )  # fmt: skip
+
+    def _free_id(self, sighting: Sighting, digest: str | None) -> str:
+        """Return an id that the indexes of other machines give the same file, unless another file here has it."""
+        content = f"{sighting.size} {digest}"
+        for text in (content, f"{content} {sighting.path}") if digest is not None else ():
+            entry = f"lora-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+            query = "SELECT 1 FROM files WHERE id = ? UNION SELECT 1 FROM former WHERE former = ?"
+            if self._one(query, entry, entry) is None:
+                return entry
+        return _new_id()
 
     def _moved_from(self, sighting: Sighting, digest: str | None) -> str | None:
         """Return the id of a file with the same inode, size and time that is no longer at its old path."""

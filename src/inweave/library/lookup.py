@@ -39,6 +39,20 @@ class Lookup(Database, ABC):
                     return row
         raise MissingError(f"LoRA {entry}: not in the library, or its file was replaced by another")
 
+    def identity(self, entry: LibraryEntry) -> dict[str, Any]:
+        """Return what `recognize` finds the same file by in the index of another machine."""
+        row = self._one("SELECT sample FROM files WHERE id = ?", entry.id)
+        sha256 = entry.contents.sha256 if entry.contents is not None else None
+        return {"size": entry.size, "sample": None if row is None else row[0], "sha256": sha256}
+
+    def recognize(self, size: int, sample: str | None, sha256: str | None) -> LibraryEntry | None:
+        """Return an entry with the content of a file of another machine, by what is known of it."""
+        for entry in self._entries("size = ? AND sample = ?", size, sample):
+            known = entry.contents.sha256 if entry.contents is not None else None
+            if (sha256 is None or known in (None, sha256)) and self._confirm(entry):
+                return entry
+        return None
+
     def find(self, reference: str) -> LibraryEntry:
         """Return the entry of a name, a path below a folder, an id or a hash.
 

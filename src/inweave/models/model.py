@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from inweave.models.construct import on_meta as on_meta
 from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
+from inweave.models.quantization import Quantize, Quantizer, join_groups, refuse_format
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
@@ -39,13 +40,16 @@ from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
-from inweave.weights.hold import Quantized, held_summary, stored_quantized
+from inweave.weights.hold import held_summary, memory_summary, stored_quantized
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
 from inweave.weights.resolved import ResolvedItem, resolve_item
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
+
+#: the most of an adapter's change that requantizing a weight may lose; above it, it is computed beside the weight
+MAX_LOSS = 0.25
 
 
 @dataclass(eq=False)
@@ -59,6 +63,8 @@ class Model:
     device: torch.device
     dtype: torch.dtype
     unpacked: int = 0  # weights that the files store quantized, and that are in `dtype` here
+    quantized: Quantize = "off"
+    quantizing: str = ""  # what quantizing the denoiser changed
 
     @property
     def name(self) -> str:
@@ -96,10 +102,15 @@ class Model:
 
     @property
     def quantization(self) -> str:
-        """How the weights that the files store quantized are in memory; "" if none is quantized."""
+        """How quantized weights are in memory; "" if none is quantized."""
         kind = str(self.dtype).removeprefix("torch.")
         unpacked = f'{self.unpacked} quantized weights were unpacked to {kind}; quantize = "keep" leaves them quantized'
-        return held_summary(self.networks) or (unpacked if self.unpacked else "")
+        return self.quantizing or held_summary(self.networks) or (unpacked if self.unpacked else "")
+
+    @property
+    def rounding_loss(self) -> dict[str, float]:
+        """The fraction of the adapters' change that each quantized weight could not hold."""
+        return {} if self.weaver is None else self.weaver.rounding_loss
 
     @property
     def patch(self) -> int:
@@ -178,15 +189,19 @@ def load_model(
     config: str | os.PathLike[str] | None = None,
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     keep: Keep = "auto",
-    quantized: Quantized = "off",
+    quantized: Quantize = "off",
     allow_download: bool = False,
     progress: Callable[[str, int, int], object] | None = None,
+    arrived: Callable[[str, nn.Module, str], object] | None = None,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
-    ``quantized``: "keep" leaves the weights that a file stores quantized like that (`Model.quantization` says which),
-    "off" unpacks them. ``progress`` is called with the part that is being loaded, and how many bytes of all parts are
-    loaded.
+    ``quantized``: "keep" leaves the weights that a file stores quantized like that, "off" unpacks them; a format, such
+    as "int8", quantizes the denoiser layer by layer before it moves to the device, and adapters are merged into that
+    (`Model.quantization` says what is quantized).
+
+    ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
+    ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -197,12 +212,16 @@ def load_model(
     vae_precision = choose_dtype(vae_dtype, target) if vae_dtype else vae_precision
     with collector_waits():
         networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
+        own = "" if quantized in ("off", "keep") else blueprint.denoiser.folder
+        if own:
+            refuse_format(networks[own], quantized, target, precision)
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
         index = _index(sources, blueprint)
         layers = list(loras)
         stack = _resolve(layers, index)
         plans = _plans_of(stack)
-        loaded, total = 0, sum(stored_bytes(source, name) for source in sources.values() for name in source.names())
+        note, loaded = "", 0
+        total = sum(stored_bytes(source, name) for source in sources.values() for name in source.names())
         for folder, network in networks.items():
             source = sources[folder]
             component = FOLDERS.get(folder)
@@ -217,17 +236,32 @@ def load_model(
 
             count(0)
             part_dtype = vae_precision if folder == "vae" else precision
-            build(network, source, device=target, dtype=part_dtype, quantized=quantized, progress=count)
+            place, form = "cpu" if folder == own else target, "keep" if quantized == "keep" else "off"
+            quantizer = Quantizer(network, quantized, target, target) if folder == own else None
+            on_arrival: Callable[[str], object] | None = None if quantizer is None else quantizer.arrived
+            if arrived is not None:
+                on_arrival = partial(arrived, folder, network)
+            build(
+                network, source, device=place, dtype=part_dtype, quantized=form,  # type: ignore[arg-type]
+                progress=count, arrived=on_arrival,
+            )  # fmt: skip
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
                 blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
+            if quantizer is not None:
+                network.to(target)
+                join_groups(network)
+                note = f"{quantizer.note()}: {memory_summary({folder: network})}"
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
-    if quantized == "off":
+    weaver: Weaver | None
+    if arrived is not None:  # the weights are not those of the files any more
+        weaver = None
+    elif quantized == "off":
         weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
     else:  # changes of a quantized weight need its stored bits
-        weaver = Weaver(woven, sources=origins, keep=keep)
+        weaver = Weaver(woven, sources=origins, keep=keep, max_loss=MAX_LOSS)
         weaver.apply([(each.plan, each.strength) for each in stack.result()])
     tokenizers = {}
     for folder, make in blueprint.tokenizers.items():
@@ -238,7 +272,7 @@ def load_model(
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
         LatentSpace.of(vae.config)
     unpacked = sum(stored_quantized(source) for source in sources.values()) if quantized == "off" else 0
-    return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked)
+    return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked, quantized, note)
 
 
 def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:

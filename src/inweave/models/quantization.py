@@ -2,7 +2,8 @@
 
     fp8                      the linear layers of attention and feed-forward parts, which see every token, if both sides
                              are large enough for faster products
-    int8, int8-hadamard, nf4 the linear layers of the repeated blocks; embeddings and the last projection stay exact
+    the others               the linear layers and convolutions of the repeated blocks; embeddings, the first and the
+                             last projection stay exact
 
 A denoiser is quantized while it is in host memory, layer by layer, before adapters are attached: the device never holds
 it in 16 bits. Each weight is stored once. The adapter is relative to the quantized weights, and files do not change.
@@ -11,16 +12,20 @@ it in 16 bits. Each weight is stored once. The adapter is relative to the quanti
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
 from inweave.models.roles import projections, token_layers
-from inweave.ops.quantized import FORMATS, QuantizedLinear, joint_weight, relative_error
+from inweave.ops.quantized import FORMATS, QuantizedLayer, QuantizedLinear, joint_weight, relative_error
+from inweave.ops.tensors.device import DTYPES
 
+#: how a denoiser is loaded: unpacked, as its file stores it, or in a format
+Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"]
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 
@@ -30,16 +35,28 @@ def format_problems(denoiser: nn.Module, format: str, device: torch.device) -> l
     problems = kind.device_problems(device)
     if not _chosen(denoiser, kind):
         problems.append(
-            f"no linear layer of {type(denoiser).__name__} is large enough to be "
+            f"no layer of {type(denoiser).__name__} is large enough to be "
             f"{'faster' if kind.for_speed else 'worth it'}; leave it out"
         )
     return problems
 
 
+def refuse_format(denoiser: nn.Module, format: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError if a denoiser cannot be quantized for inference; it needs no weights."""
+    if format not in FORMATS:
+        raise ConfigError(f"quantize: expected off, keep, {', '.join(FORMATS)}, got {format!r}")
+    problems = format_problems(denoiser, format, device)
+    if dtype not in {DTYPES[each] for each in FORMATS[format].precisions}:
+        problems.append(f"the products of 8-bit numbers are bf16, not {str(dtype).removeprefix('torch.')}; use bf16")
+    if problems:
+        raise ConfigError([f"quantize = {format!r}: {problem}" for problem in problems])
+
+
 def quantized_names(denoiser: nn.Module, format: str) -> set[str]:
     """Return the layers that are quantized in a format, or would be."""
     kind = FORMATS[format]
-    own = {name for name, module in denoiser.named_modules() if type(_base(module)) is kind}
+    bases = ((name, _base(module)) for name, module in denoiser.named_modules())
+    own = {name for name, base in bases if isinstance(base, QuantizedLayer) and base.quantized.format() == format}
     return own | _chosen(denoiser, kind).keys()
 
 
@@ -61,24 +78,61 @@ def quantize_layers(denoiser: nn.Module, format: str, device: torch.device, stor
     for module in denoiser.modules():
         if isinstance(module, LoraLayer):
             module.require_unmerged("quantize the weight")
-    kind = FORMATS[format]
-    layers, chosen = _candidates(denoiser, kind), _chosen(denoiser, kind)
-    error, weights = 0.0, 0
-    for names in projections(chosen):
-        group = [chosen[name] for name in names]
+    quantizer = Quantizer(denoiser, format, device, store)
+    for name in quantizer.names:
+        quantizer.arrived(f"{name}.weight")
+    return quantizer.note()
+
+
+class Quantizer:
+    """Quantizes layers of a denoiser as their weights arrive, queries, keys and values of an attention as one matrix.
+
+    So a denoiser that is being read (`inweave.weights.build`) is never whole in 16 bits. ``device``: where to compute;
+    ``store``: where the quantized weights go, by default where the weights are.
+    """
+
+    def __init__(
+        self, denoiser: nn.Module, format: str, device: torch.device, store: torch.device | None = None
+    ) -> None:
+        self._format, self._device, self._store = format, device, store
+        self._kind = FORMATS[format]
+        self._all, self._chosen = _candidates(denoiser, self._kind), _chosen(denoiser, self._kind)
+        self._groups = {name: group for group in projections(self._chosen) for name in group}
+        self._here: set[str] = set()
+        self._errors: list[float] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The layers that are quantized."""
+        return [*self._chosen]
+
+    def arrived(self, name: str) -> None:
+        """Quantize a weight that is in place, with those of its group once all of them are; leave other tensors."""
+        module, _, leaf = name.rpartition(".")
+        names = self._groups.get(module, ())
+        if leaf != "weight" or not names:
+            return
+        self._here.add(module)
+        if not self._here.issuperset(names):
+            return
+        group: list[Any] = [self._chosen[each] for each in names]
         alike = len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1
         for part in [group] if alike else [[layer] for layer in group]:
-            originals = [layer.weight.detach() for layer in part]
-            kind.quantize(*part, device=device, store=store)
-            if not originals[0].is_meta:
-                first: Any = part[0]
-                error += relative_error(originals[0].to(first.quantized[0].device), first.quantized)
-                weights += 1
-    rest = "" if len(chosen) == len(layers) else "; the others are small"
-    where = "that see every token" if kind.for_speed else "of the blocks"
-    work = f"multiplied in 8 bits ({format})" if kind.for_speed else f"stored in {format}"
-    mean = f"; their weights differ by {error / weights:.1%} on average" if weights else ""
-    return f"{len(chosen)} of the {len(layers)} linear layers {where} are {work}{rest}{mean}"
+            original = part[0].weight.detach()
+            self._kind.quantize(*part, device=self._device, store=self._store)
+            if not original.is_meta:
+                stored = part[0].quantized
+                self._errors.append(relative_error(original.flatten(1).to(stored[0].device), stored))
+
+    def note(self) -> str:
+        """Return what is quantized, for the log."""
+        rest = "" if len(self._chosen) == len(self._all) else "; the others are small"
+        where = "that see every token" if self._kind.for_speed else "of the blocks"
+        work = f"multiplied in 8 bits ({self._format})" if self._kind.for_speed else f"stored in {self._format}"
+        error = sum(self._errors) / len(self._errors) if self._errors else 0.0
+        mean = f"; their weights differ by {error:.1%} on average" if self._errors else ""
+        layered = "linear layers" if all(isinstance(each, nn.Linear) for each in self._all.values()) else "layers"
+        return f"{len(self._chosen)} of the {len(self._all)} {layered} {where} are {work}{rest}{mean}"
 
 
 def join_groups(denoiser: nn.Module) -> None:
@@ -97,21 +151,24 @@ def join_groups(denoiser: nn.Module) -> None:
                 layer._buffers.update(part._asdict())
 
 
-def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
-    """Return the linear layers to choose from; modules that read the weights of their children keep those."""
+def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:
+    """Return the layers to choose from, also convolutions for formats that only store; modules that read the weights
+    of their children keep those.
+    """
     readers = [each for each in denoiser.modules() if isinstance(each, nn.MultiheadAttention | ParameterHost)]
     read = {id(child) for each in readers for child in unhosted(each).children()}
     modules = token_layers(denoiser) if format.for_speed else dict(denoiser.named_modules())
+    kinds = nn.Linear if format.for_speed or format.convolution is None else nn.Linear | nn.Conv2d
     return {
         name: base
         for name, module in modules.items()
-        if isinstance(base := _base(module), nn.Linear)
+        if isinstance(base := _base(module), kinds)
         and id(base) not in read
         and (format.for_speed or _IN_BLOCK.search(name))
     }
 
 
-def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear]:
+def _chosen(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:
     return {name: layer for name, layer in _candidates(denoiser, format).items() if format.fits(layer)}
 
 

@@ -37,8 +37,8 @@ class TextProjections(NamedTuple):
     values: int
 
 
-def stack_siblings(network: nn.Module) -> int:
-    """Let layers of one input share a product; returns how many do."""
+def stack_siblings(network: nn.Module, *, across: bool = True) -> int:
+    """Let layers of one input share a product; returns how many do. ``across``: also layers of several blocks."""
     groups: list[Siblings] = []
     for module in network.modules():
         if getattr(module, "projects_siblings", False):
@@ -47,7 +47,7 @@ def stack_siblings(network: nn.Module) -> int:
             own = {name: group for name, group in products.items() if group is not None}
             module.siblings = own  # type: ignore[assignment]
             groups += own.values()
-    if getattr(network, "shares_text", False):
+    if across and getattr(network, "shares_text", False):
         groups += _stack_text(network)
     return sum(group.count for group in groups)
 

@@ -19,6 +19,7 @@ from inweave.serve.api.openai.api import API as OPENAI
 from inweave.serve.api.openapi import openapi_document
 from inweave.serve.http import page_files
 from inweave.serve.http.security import Security
+from inweave.serve.jobs.accounts import read_accounts
 from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.version import __version__
@@ -65,4 +66,5 @@ def create_app(
         if app.state.service is not None:
             app.state.service.figures.answered(scope["method"], route, status, seconds)
 
-    return Security(app, settings, errors.document, record)
+    accounts = () if settings.tokens is None else read_accounts(settings.tokens)
+    return Security(app, settings, errors.document, record, accounts, lambda: app.state.service.usage)

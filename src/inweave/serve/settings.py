@@ -34,6 +34,7 @@ class ServeSettings(CheckedModel):
     host: str = Field(default="127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=7870, description="0: any free port")
     token: str | None = Field(default=None, description="clients must send it as a bearer token or Basic password")
+    tokens: Path | None = Field(default=None, description="a TOML file of accounts: their tokens and their quotas")
     model: str = Field(default="inweave/emoji", description="the model of requests that name none")
     models: dict[str, str] = Field(
         default_factory=dict, description="other models that requests may name: name -> location"
@@ -44,8 +45,8 @@ class ServeSettings(CheckedModel):
     store: str | None = Field(
         default=None, repr=False, description="the queue in PostgreSQL, by its address, which several workers share"
     )
-    blobs: str | None = Field(default=None, description="the folder of images that all workers of a queue share")
-    shared: Path | None = Field(default=None, description="the folder of datasets, training runs, added LoRAs")
+    blobs: Path | None = Field(default=None, description="the folder of images that all workers of a queue share")
+    shared: Path | None = Field(default=None, description="the folder of datasets, training runs and added LoRAs")
     lease_seconds: Annotated[float, Field(ge=1)] = Field(
         default=30.0, description="after which the jobs of a worker that does not answer run elsewhere"
     )
@@ -66,6 +67,9 @@ class ServeSettings(CheckedModel):
     node_cache: str = Field(default="~/.cache/inweave/node", description="copies of files on each node")
     node_cache_gb: Annotated[float, Field(gt=0)] = 50.0
     dtype: str | None = None
+    quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = Field(
+        default="off", description="how denoisers are held in memory; `inweave.pipeline` explains the values"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
@@ -101,6 +105,15 @@ class ServeSettings(CheckedModel):
     def _postgresql(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("postgresql://", "postgres://")):  # never quoted: passwords
             raise FieldError(Problem("store", "expected postgresql://USER@HOST/DATABASE, or no --store for SQLite"))
+        return value
+
+    @field_validator("blobs", mode="before")
+    @classmethod
+    def _folder(cls, value: object) -> object:
+        if "://" in str(value):
+            raise FieldError(
+                Problem("blobs", "expected a folder that all workers see; object stores are not supported")
+            )
         return value
 
     @field_validator("proxies")
@@ -140,17 +153,22 @@ class ServeSettings(CheckedModel):
 
     @model_validator(mode="after")
     def _private_without_token(self) -> ServeSettings:
-        if self.token is None and not self.loopback:
+        if not self.needs_token and not self.loopback:
             raise ValueError(
                 f"other machines can reach {self.host}, so clients must identify themselves: set a token with --token "
                 "or INWEAVE_TOKEN, or listen on 127.0.0.1"
             )
-        if self.token is None and self.behind_proxy:
+        if not self.needs_token and self.behind_proxy:
             raise ValueError(
                 "other machines can reach this worker through its proxy, so clients must identify themselves: set a "
                 "token with --token or INWEAVE_TOKEN (the proxy may send it for them)"
             )
         return self
+
+    @property
+    def needs_token(self) -> bool:
+        """Whether clients must identify themselves."""
+        return self.token is not None or self.tokens is not None
 
     @property
     def loopback(self) -> bool:
@@ -168,7 +186,7 @@ class ServeSettings(CheckedModel):
 
     def blobs_folder(self) -> Path:
         """Return the folder of images."""
-        return self.data if self.blobs is None else Path(self.blobs).expanduser()
+        return self.data if self.blobs is None else self.blobs
 
     def shared_folder(self) -> Path:
         """Return the folder of datasets, training runs, and LoRAs that were uploaded or trained."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
 
-from inweave.errors import ConfigError, InweaveError
+from inweave.errors import ConfigError, InweaveError, LostPeerError
 from inweave.exchange.load import load
 from inweave.models.quantization import join_groups
 from inweave.ops.tensors.device import choose_device, device_note
@@ -25,7 +26,8 @@ from inweave.training.config.validation import run_problems
 from inweave.training.data.report import DatasetReport
 from inweave.training.data.texts import TextReport
 from inweave.training.distributed.fsdp import check_shard
-from inweave.training.distributed.world import World, join
+from inweave.training.distributed.watch import Watch
+from inweave.training.distributed.world import World, failed_collectives, join
 from inweave.training.execution.kernels import step_kernels
 from inweave.training.execution.oom import oom_hint
 from inweave.training.loop import Run
@@ -34,6 +36,7 @@ from inweave.training.memory.estimate import sum_up
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.plan import MemoryPlan, enforce, limit_for, plan_run, remove_limit
 from inweave.training.memory.speed import speed_of
+from inweave.training.memory.table import plan_table
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
 from inweave.training.output.result import TrainResult
@@ -78,11 +81,22 @@ def train(
             f"expected a TrainConfig, got {type(config).__name__}; TrainConfig.load(path) reads one from a TOML file"
         )
     world = world or join(config.device)
+    watch = Watch(world)
     try:
-        run, sample = prepare(config, world, on_progress)
-        return run.train(sample=sample, on_record=on_record)
+        with failed_collectives():
+            run, sample = prepare(config, world, on_progress)
+            result = run.train(sample=sample, on_record=on_record)
+            if watch.active:
+                world.wait()  # no process is watched any more when the first one ends, and the store with it
+        return result
+    except LostPeerError as error:
+        raise watch.lost(error) from None
+    except Exception as error:
+        watch.report(error)
+        raise
     finally:
-        if config.vram is not None:
+        watch.close()
+        if config.is_planned:
             remove_limit(choose_device(world.device(config.device)))
         world.leave()
 
@@ -105,7 +119,8 @@ def prepare(
     checkpoint = open_resume_point(config, world)
     try:
         plan = plan_within_limit(setup, world, checkpoint.config)
-        config, staged = (plan.config, plan.staged) if plan is not None else (setup.config, False)
+        config, staged = (plan.config, plan.staged) if plan is not None else (_unplanned(setup.config), False)
+        staged |= config.offload == "blocks"
         setup.validate(config)
         if problems := setup.problems(config):
             raise ConfigError(problems)
@@ -139,6 +154,8 @@ def prepare(
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
         # adapters drop by the seeds of the batch (`inweave.layers.dropout`), and the base drops nothing
         apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=False)
+        if config.offload == "blocks":
+            run.notes.append(("memory", loaded.stream_blocks(plan.resident if plan is not None else 0)))
         return run, loaded.sampler()
     except BaseException:
         checkpoint.release()
@@ -146,21 +163,29 @@ def prepare(
 
 
 def check(
-    config: TrainConfig, processes: int = 1, on_progress: OnProgress | None = None
+    config: TrainConfig, processes: int = 1, on_progress: OnProgress | None = None, *, table: bool = False
 ) -> tuple[TrainConfig, DataReport, dict[str, Any]]:
-    """Read everything but weights: return (the full configuration, the report on the dataset, an estimate)."""
+    """Read everything but weights: return (the full configuration, the report on the dataset, an estimate).
+
+    ``table``: the estimate has other ways to do the run too, as "plans".
+    """
     check_libraries(config)
     setup = open_setup(config, choose_device(config.device), on_progress)
     setup.validate(setup.config)
     plan = plan_within_limit(setup, World(), resumed_config(config))
-    config = plan.config if plan is not None else setup.config
+    requested = setup.config
+    config = plan.config if plan is not None else _unplanned(requested)
     dialect, unnamed = setup.dialect(config)
     config = config.model_copy(update={"dialect": dialect})
     report, notes = setup.report(config, processes)
     notes = [*filter(None, [unnamed]), *notes]
     needs = dict(plan.estimate if plan is not None else sum_up(setup.measurements, config, staged=False))
     needs["steps"] = report.total_steps
-    needs["seconds"] = report.total_steps * speed_of(setup.device, config, measured=True).seconds(needs)
+    speed = speed_of(setup.device, config, measured=True)
+    needs["seconds"] = report.total_steps * speed.seconds(needs)
+    if table:
+        sized = requested.model_copy(update={"batch_size": config.batch_size})
+        needs["plans"] = [asdict(row) for row in plan_table(setup.measurements, sized, speed)]
     needs["choices"] = [*filter(None, [device_note(setup.device)]), *_memory_notes(plan, config, setup.device), *notes]
     needs["problems"] = [*setup.problems(config), *refusals(config)]
     return config, report, needs
@@ -179,7 +204,14 @@ def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | N
         return None
     limit = world.least(limit, setup.device)  # all processes plan alike, however much is free on their devices
     speed = speed_of(setup.device, setup.config)
-    return plan_run(setup.measurements, setup.config, limit, speed, resumed, world.size)
+    return plan_run(setup.measurements, setup.config, limit, speed, resumed, world.size, setup.example_count)
+
+
+def _unplanned(config: TrainConfig) -> TrainConfig:
+    """Return the configuration of a run without a limit, for which nothing can be chosen."""
+    if not config.batch_size:
+        raise ConfigError('batch_size = "auto" fills the memory of a GPU, or vram; set vram, or a batch size')
+    return config.model_copy(update={"quantize": "off"}) if config.quantize == "auto" else config
 
 
 def _memory_notes(plan: MemoryPlan | None, config: TrainConfig, device: torch.device) -> tuple[str, ...]:

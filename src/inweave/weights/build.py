@@ -9,6 +9,7 @@ refused.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import get_args
 
@@ -37,6 +38,7 @@ def build(
     ignore: Collection[str] = (),
     quantized: Quantized = "off",
     progress: Callable[[int], object] | None = None,
+    arrived: Callable[[str], object] | None = None,
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
 
@@ -51,6 +53,8 @@ def build(
         quantized: "keep" leaves weights of linear layers and convolutions that the source stores quantized like that
             (`weights.hold`); "off" unpacks them.
         progress: Called with the stored bytes of each tensor when it is in place.
+        arrived: Called with the name of each tensor when it is in place, on the host. It may replace the tensor, whose
+            memory is free then: tensors are read into memory of their own, and never mapped.
 
     Returns:
         The model itself.
@@ -72,7 +76,8 @@ def build(
     dtype = named_dtype(dtype) if dtype is not None else None
     slots = network_slots(model)
     target = choose_device(device)
-    done: dict[int, torch.Tensor] = {}
+    done: dict[int, torch.Tensor] = {}  # those of several names: no other tensor is kept by this function
+    places = Counter(id(slot.tensor) for slot in slots.values())
     later: dict[str, torch.Tensor] = {}
     with torch.no_grad(), collector_waits():
         if quantized == "keep":
@@ -99,16 +104,20 @@ def build(
                 elif known in early and not (isinstance(source, MergedSource) and source.changes(known)):
                     new = early[known]
                 else:
-                    new = source.get(known, dtype=target_dtype, device=device)
+                    new = source.get(known, dtype=target_dtype, device=device, owned=arrived is not None)
                 if isinstance(old, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=False)
-                done[id(old)] = new
+                if places[id(old)] > 1:
+                    done[id(old)] = new
                 if progress is not None and known not in early:
                     progress(stored_bytes(source, known))
             if isinstance(new, nn.Parameter):
                 owner._parameters[leaf] = new
             else:
                 owner._buffers[leaf] = new
+            del new
+            if arrived is not None:
+                arrived(name)
         if isinstance(source, MergedSource):
             if later:
                 source.weave(later)

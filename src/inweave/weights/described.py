@@ -30,6 +30,11 @@ class Described:
         changed = self._state.changed()
         return {f"{key[0]}.{key[1]}": loss for key, loss in self._writer.rounding_loss.items() if key in changed}
 
+    @property
+    def side_products(self) -> dict[str, int]:
+        """The rank of the adapters' change of each quantized weight that keeps its bits: computed for every input."""
+        return {f"{key[0]}.{key[1]}": change.rank for key, change in self._writer.side_products.items()}
+
     def __reduce__(self) -> NoReturn:
         raise ConfigError(
             "a Weaver cannot be copied or pickled, since it changes the tensors of its own model in place; "

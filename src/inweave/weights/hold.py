@@ -76,14 +76,20 @@ def held_summary(networks: Mapping[str, nn.Module]) -> str:
     if not layers:
         return ""
     counts = ", ".join(f"{count} as {name}" for name, count in Counter(map(_label, layers)).most_common())
-    stored = sum(tensor.nbytes for layer in layers for tensor in layer.quantized)
-    wide = sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
-    kind = str(layers[0].dtype).removeprefix("torch.")
     every = sum(matrix_of(m) != (0, 0) for each in networks.values() for _, m in named_modules(each)) + len(layers)
     return (
         f"{len(layers)} of {every} weights of linear layers and convolutions stay quantized ({counts}): "
-        f"{stored / 2**20:,.0f} MiB instead of {wide / 2**20:,.0f} in {kind}"
+        f"{memory_summary(networks)}"
     )
+
+
+def memory_summary(networks: Mapping[str, nn.Module]) -> str:
+    """Return the bytes of quantized weights, of which there is at least one."""
+    layers = [layer for network in networks.values() for layer in quantized_layers(network).values()]
+    stored = sum(tensor.nbytes for layer in layers for tensor in layer.quantized)
+    wide = sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
+    kind = str(layers[0].dtype).removeprefix("torch.")
+    return f"{stored / 2**20:,.0f} MiB instead of {wide / 2**20:,.0f} in {kind}"
 
 
 def _label(layer: QuantizedLayer) -> str:

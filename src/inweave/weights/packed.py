@@ -52,8 +52,10 @@ def open_source(path: str | os.PathLike[str]) -> WeightSource:
     return unpack(FileSource(file), file)
 
 
-def unpack(source: WeightSource, file: object) -> WeightSource:
+def unpack(source: WeightSource, file: object, dtype: torch.dtype | None = None) -> WeightSource:
     """Return a source of stored tensors as the weights that they make up; itself if none is packed.
+
+    ``dtype``: of packed weights; None: the one that their file names.
 
     Raises:
         FormatError: the weights are packed in a way that inweave does not unpack; ``file`` names it.
@@ -70,7 +72,7 @@ def unpack(source: WeightSource, file: object) -> WeightSource:
             f"{file}: {refused[0][0]} is stored as {refused[0][1]} ({len(refused)} weights), which inweave does not "
             "unpack; use the model in bf16, fp16, fp8, bitsandbytes' 4 or 8 bits, or GGUF (Q2_K to Q8_0)"
         )
-    return PackedSource(source, packing) if packing.weights or packing.companions else source
+    return PackedSource(source, packing, dtype) if packing.weights or packing.companions else source
 
 
 class _Stored(NamedTuple):
@@ -98,10 +100,11 @@ class PackedSource:
     Args:
         source: The stored tensors.
         packing: Which of them make up weights.
+        dtype: Of packed weights; None: the one that their file names.
     """
 
-    def __init__(self, source: WeightSource, packing: Packing) -> None:
-        self._source, self._packed = source, packing.weights
+    def __init__(self, source: WeightSource, packing: Packing, dtype: torch.dtype | None = None) -> None:
+        self._source, self._packed, self._dtype = source, packing.weights, dtype
         self.metadata: Mapping[str, str] = getattr(source, "metadata", {})
         self._names = {name: None for name in source.names() if name not in packing.companions}
         self.kinds = Counter(each.kind for each in packing.weights.values())
@@ -113,7 +116,9 @@ class PackedSource:
     def spec(self, name: str) -> TensorSpec:
         """Return shape and dtype of one weight, without reading its data."""
         packed = self._known(name)
-        return self._source.spec(name) if packed is None else TensorSpec(packed.shape, TORCH[packed.dtype])
+        return (
+            self._source.spec(name) if packed is None else TensorSpec(packed.shape, self._dtype or TORCH[packed.dtype])
+        )
 
     def get(
         self,
@@ -128,10 +133,17 @@ class PackedSource:
         packed = self._known(name)
         if packed is None:
             return self._source.get(name, dtype=dtype, device=device, rows=rows, owned=owned)
-        # owned: by plain reads, which notice a file that changed
-        parts = {role: self._source.get(stored, device=device, owned=True) for role, stored in packed.parts.items()}
-        weight = _unpacked(name, packed, parts).to(dtype or TORCH[packed.dtype])
+        parts = self.parts(packed, device)
+        weight = unpacked_weight(name, packed, parts).to(dtype or self.spec(name).dtype)
         return weight if rows is None else weight[rows[0] : sum(rows)].clone()
+
+    def packed(self, name: str) -> Packed | None:
+        """Return how a weight is packed; None if it is stored plain."""
+        return self._packed.get(name)
+
+    def parts(self, packed: Packed, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """Return the stored tensors of a weight by role, by plain reads, which notice a file that changed."""
+        return {role: self._source.get(stored, device=device, owned=True) for role, stored in packed.parts.items()}
 
     def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
         """Return a weight as it is stored; see `quantized_weight`."""
@@ -142,7 +154,7 @@ class PackedSource:
             specs = {role: self._source.spec(stored) for role, stored in packed.parts.items()}
             parts = {role: torch.empty(each.shape, dtype=each.dtype, device=device) for role, each in specs.items()}
         else:
-            parts = {role: self._source.get(n, device=device, owned=True) for role, n in packed.parts.items()}
+            parts = self.parts(packed, device)
         weight: Any = stored_weight(packed, parts)
         return weight if rows is None or weight is None else weight.part(*rows)  # type: ignore[no-any-return]
 
@@ -152,7 +164,7 @@ class PackedSource:
         return self._packed.get(name)
 
 
-def _unpacked(name: str, packed: Packed, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def unpacked_weight(name: str, packed: Packed, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return a weight in float32."""
     numbers = parts["numbers"]
     if packed.kind == "bitsandbytes int8":

@@ -3,19 +3,17 @@
     W' = Q(D(q) + changes)                          D: dequantized in float32; Q: quantized, with new scales
     lost = |W' - (D(q) + changes)| / |changes|      the share that did not survive rounding
 
+Where more is lost than allowed, or Q does not exist, the weight keeps its bits (`beside`).
 `packed_memory` makes the tensors of a layer views of one buffer of bytes, so that originals are kept, compared and
 restored as those of any other weight. D and Q depend on nothing else, so a stack has the bits of a fresh build.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
-from inweave.ops.merge import all_usable
-from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, requantized
+from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, has_encoder, requantized
 
 _ALIGNMENT = 256  # of each tensor, for kernels that read many bytes at once
 
@@ -52,16 +50,22 @@ def weight_in(layer: QuantizedLayer, memory: torch.Tensor) -> QuantizedWeight:
     return weight
 
 
-def write_sum(layer: QuantizedLayer, memory: torch.Tensor, total: torch.Tensor, before: torch.Tensor) -> float | None:
-    """Quantize a sum into such bytes; return the lost share of the change, or None if the sum is not finite."""
-    if not all_usable(total):
-        return None
-    new: Any = requantized(layer.quantized, total.flatten(1), "weight")
-    memory.zero_()  # between the tensors too; they may be what a layout is read from
-    for view, tensor in zip(weight_in(layer, memory), new, strict=True):
+def write_weight(layer: QuantizedLayer, memory: torch.Tensor, weight: QuantizedWeight) -> None:
+    """Write a weight of the layer's format and shape to such bytes."""
+    memory.zero_()  # between the tensors too
+    for view, tensor in zip(weight_in(layer, memory), weight, strict=True):
         view.copy_(tensor)
+
+
+def encoded(layer: QuantizedLayer, total: torch.Tensor) -> QuantizedWeight | None:
+    """Return a sum as a weight in the layer's layout, in memory of its own; None if the format has no encoder."""
+    return requantized(layer.quantized, total.flatten(1), "weight") if has_encoder(layer.quantized) else None
+
+
+def lost_share(weight: QuantizedWeight, total: torch.Tensor, before: torch.Tensor) -> float:
+    """Return the share of a change that did not survive rounding."""
     change = (total - before).norm()
-    rest = new.dequantized(torch.float32).view(total.shape) - total
+    rest = weight.dequantized(torch.float32).view(total.shape) - total
     return float(rest.norm() / change) if change > 0 else 0.0
 
 

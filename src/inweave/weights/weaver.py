@@ -9,7 +9,8 @@ stay valid, and only those whose stack changed. Without wrappers and hooks, it r
 
     before the first write     an error leaves the old stack
     numbers beyond the dtype   the old stack is put back, bit for bit, and the error names the tensor
-    quantized layers           dequantized, changed and quantized again (`quantized`); `lost` reports what that costs
+    quantized layers           dequantized, changed and quantized again (`quantized`); `rounding_loss` is what that
+                               costs, `side_products` names those that keep their bits instead
     any other failure          the base is put back everywhere, also after an interrupt
     an interrupt elsewhere     the tensors being written are recorded first: `woven` is true, and the next `apply`
                                writes them again
@@ -76,6 +77,7 @@ class Weaver(Described):
         keep: Keep = "auto",
         cache_bytes: int = 4 * 1024**3,
         untie: bool = False,
+        max_loss: float | None = None,
         built_with: Sequence[ResolvedItem] = (),
     ) -> None:
         """Prepare a model for stacks of adapters; nothing is written yet.
@@ -86,6 +88,7 @@ class Weaver(Described):
             keep: Where originals are kept: "auto", "device", "host" or "file" (see `pristine`).
             cache_bytes: The most memory for adapters that were read.
             untie: Give a module its own copy of a shared weight; otherwise an adapter on it is refused.
+            max_loss: The most that `rounding_loss` of a quantized weight may be; LoRAs on others are `side_products`.
             built_with: The stack that the networks were built with, by `MergedSource`.
 
         Raises:
@@ -95,7 +98,7 @@ class Weaver(Described):
         source_of = sources if isinstance(sources, Mapping) else dict.fromkeys(self._modules, sources)
         pristine = {name: Pristine(keep, source_of.get(name)) for name in self._modules}
         self._live = LiveModel(self._modules)
-        self._writer = Writer(self._live, pristine, untie=untie)
+        self._writer = Writer(self._live, pristine, untie=untie, max_loss=max_loss)
         self._lock = threading.RLock()
         self._claim = Claim(self, self._lock)
         self._cache = AdapterCache(self._resolve, cache_bytes, self._forget)
@@ -334,7 +337,7 @@ class Weaver(Described):
         try:
             self._state = before.during(keys)
             if dropped:
-                writer.restore(targets.originals(dropped, writer))
+                writer.restore(targets, dropped)
             finish = write()
             write_copies(targets.copied)
             writer.marks.record(targets.homes)

@@ -8,6 +8,7 @@ rebuilt   the result of `write` in other memory: to put a stack back, or to reco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
@@ -15,12 +16,14 @@ import torch
 from inweave.errors import MemoryBudgetError, TargetError
 from inweave.ops.common.select import has_kernels
 from inweave.ops.merge import WeightUpdate, all_usable, merge_products, usable_numbers
+from inweave.ops.quantized import has_encoder
+from inweave.weights.beside import LowRank, put_beside, take_away
 from inweave.weights.factors import LoadedAdapter, targets_of
 from inweave.weights.live import LiveModel
 from inweave.weights.marks import Marks
 from inweave.weights.merge import is_product, merge_into
 from inweave.weights.pristine import Pristine
-from inweave.weights.quantized import weight_in, write_sum
+from inweave.weights.quantized import encoded, lost_share, weight_in, write_weight
 from inweave.weights.scratch import Scratch
 from inweave.weights.stack import Item, TensorKey
 
@@ -56,12 +59,16 @@ class Writer:
     built.
     """
 
-    def __init__(self, live: LiveModel, pristine: Mapping[str, Pristine], *, untie: bool) -> None:
+    def __init__(
+        self, live: LiveModel, pristine: Mapping[str, Pristine], *, untie: bool, max_loss: float | None = None
+    ) -> None:
         self.live = live
         self.pristine = pristine
         self.marks = Marks(live)
         self.as_built: set[TensorKey] = set()
         self.rounding_loss: dict[TensorKey, float] = {}  # of quantized weights, as a fraction of the change
+        self.side_products: dict[TensorKey, LowRank] = {}  # changes that are computed beside such a weight
+        self._max_loss = math.inf if max_loss is None else max_loss
         self._untie = untie
 
     def tensor(self, key: TensorKey) -> torch.Tensor:
@@ -96,6 +103,12 @@ class Writer:
         slot = self.live.slots.get(key)
         if slot is None:
             raise TargetError(f"{component}.{tensor}: not a tensor of this model; the plan was made for another base")
+        if (layer := self.live.layers.get(key)) is not None and not has_encoder(layer.quantized):
+            if not all(is_product(item.placement) for item in items):
+                raise TargetError(
+                    f"{tensor}: stored as {layer.quantized.format()}, which takes plain LoRA only, computed beside it; "
+                    "load the model unpacked for other algorithms"
+                )
         for item in items:
             placement, shape = item.placement, self.live.shape(key)
             if placement.widen or placement.creates:
@@ -150,7 +163,22 @@ class Writer:
         before = read(key[1]).to(out.device)
         total = torch.empty_like(before)
         merge_into(total, before, received, read, scratch=scratch)
-        return write_sum(self.live.layers[key], out, total, before)
+        if not all_usable(total):
+            return None
+        layer = self.live.layers[key]
+        self._forget_beside(key)
+        new = encoded(layer, total)
+        loss = math.inf if new is None else lost_share(new, total, before)
+        if new is None or (loss > self._max_loss and all(is_product(item.placement) for item in received)):
+            out.copy_(self.pristine[key[0]].get(key[1], self.tensor(key)))
+            self.side_products[key] = put_beside(layer, received)
+            return 0.0
+        write_weight(layer, out, new)
+        return loss
+
+    def _forget_beside(self, key: TensorKey) -> None:
+        if self.side_products.pop(key, None) is not None and key in self.live.layers:
+            take_away(self.live.layers[key])
 
     def _reader(self, component: str) -> Callable[[str], torch.Tensor]:
         def original(name: str) -> torch.Tensor:
@@ -177,6 +205,7 @@ class Writer:
         """Take the present numbers of these tensors as their originals."""
         for key in keys:
             self.rounding_loss.pop(key, None)
+            self._forget_beside(key)
             self.pristine[key[0]].forget(key[1])
             self.marks.drop(key)
 
@@ -190,11 +219,19 @@ class Writer:
 
     def restore_all(self, keys: Iterable[TensorKey]) -> None:
         """Write the original bits."""
+        keys = list(keys)
+        for key in keys:
+            self._forget_beside(key)
         lives = {key: self.tensor(key) for key in keys}
-        self.restore(([*lives.values()], [self.pristine[key[0]].get(key[1], live) for key, live in lives.items()]))
+        self._copy(([*lives.values()], [self.pristine[key[0]].get(key[1], live) for key, live in lives.items()]))
 
-    def restore(self, pairs: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
-        """Copy originals to live tensors."""
+    def restore(self, targets: Targets, keys: Collection[TensorKey]) -> None:
+        """Write the original bits of some of these tensors."""
+        for key in self.side_products.keys() & keys:
+            self._forget_beside(key)
+        self._copy(targets.originals(keys, self))
+
+    def _copy(self, pairs: tuple[list[torch.Tensor], list[torch.Tensor]]) -> None:
         if pairs[0]:
             torch._foreach_copy_(*pairs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -20,6 +21,20 @@ ENVIRONMENT = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 STORE_BYTES = 100 * 2**20
+#: a node in a process of its own; the command `ray start` refuses a loopback address
+NODE = f"""
+import signal, sys
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+parameters = RayParams(
+    gcs_address=sys.argv[1], redis_address=None, node_ip_address="{ADDRESS}", num_cpus=1, num_gpus=0,
+    object_store_memory={STORE_BYTES}, min_worker_port=0, max_worker_port=0, node_manager_port=0,
+    include_log_monitor=False, dashboard_agent_listen_port=None,
+)
+node = Node(parameters, head=False, shutdown_at_exit=True, spawn_reaper=True)
+signal.sigwait({{signal.SIGTERM}})
+node.kill_all_processes(check_alive=False, allow_graceful=False)
+"""
 
 
 class Nodes:
@@ -27,7 +42,8 @@ class Nodes:
 
     def __init__(self, count: int, state: Path | None = None) -> None:
         """Start a head and ``count`` nodes; a head that keeps its ``state`` on disk can be restarted."""
-        os.environ.update(ENVIRONMENT)
+        # other users of this machine can reach the ports: without the token they get no answer
+        os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         if state is not None:
             os.environ.update({"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(state)})
         with socket.socket() as free:
@@ -64,13 +80,9 @@ class Nodes:
 
     def add_without(self, *folders: Path) -> subprocess.Popen[bytes]:
         """Start another node, for whose processes these folders are empty, as on another machine."""
-        ray = Path(sys.executable).with_name("ray")
         hide = " && ".join(f"mount -t tmpfs none {shlex.quote(str(each))}" for each in folders)
-        start = (
-            f"{ray} start --address {self.address} --node-ip-address {ADDRESS} --num-cpus 1 --block "
-            f"--object-store-memory {STORE_BYTES} --min-worker-port 0 --max-worker-port 0"
-        )
-        return subprocess.Popen(["unshare", "-rm", "sh", "-c", f"{hide} && exec {start}"])
+        start = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(NODE)} {self.address}"
+        return subprocess.Popen(["unshare", "-rm", "sh", "-c", f"{hide} && {start}"])
 
     def node(self, name: str) -> Any:
         """Return a node by its name for people."""
@@ -87,7 +99,7 @@ class Nodes:
             self.signal(node, signal.SIGCONT)
         self.nodes = []
         self.cluster.shutdown()
-        for name in ("RAY_gcs_storage", "RAY_gcs_storage_path"):
+        for name in ("RAY_gcs_storage", "RAY_gcs_storage_path", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
             os.environ.pop(name, None)
 
     def pids(self, node: Any) -> list[int]:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_node_that_stops_and_comes_back_finishes_nothing_twice(trio: Setup) ->
     trio.nodes.add()
 
 
-def node_name(node: object) -> str:
+def node_name(node: Any) -> str:
     return f"127.0.0.1-{node.node_id[:6]}"
 
 

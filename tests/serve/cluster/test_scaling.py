@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from inweave.models import embedded
+from tests.serve.cluster.nodes import Nodes, descendants
 from tests.serve.cluster.setup import LONG, cluster
 from tests.serve.worker import SMALL, Worker
 
@@ -54,3 +56,20 @@ def test_models_and_loras_reach_a_node_that_has_neither(tmp_path: Path) -> None:
         finally:
             node.terminate()
             node.wait()
+
+
+def test_a_local_cluster_is_its_own_and_ends_with_its_worker(tmp_path: Path) -> None:
+    """Also while another one runs on this machine, which it would find."""
+    nodes = Nodes(1)
+    worker = Worker(tmp_path / "data", "--cluster", "local", "--node-cache", str(tmp_path / "cache"))
+    try:
+        worker.start()
+        (node,) = worker.http.get("/v1/queue").json()["nodes"]
+        assert node["cpus"] == (os.cpu_count() or 1)
+        assert worker.ended(worker.submit(**SMALL))["state"] == "done"
+        (bridge,) = worker.child_pids("inweave.serve.cluster.bridge")
+        processes = descendants(bridge)
+        assert processes and worker.stop() == 0
+        worker.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 30)
+    finally:
+        nodes.stop()

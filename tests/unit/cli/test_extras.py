@@ -147,3 +147,14 @@ def test_the_library_names_the_extra_too() -> None:
         assert baking == "bake bake"
         assert generating.startswith("pipeline inweave.pipeline needs ") and "torch;" not in generating
         assert training.startswith("train inweave.train needs ") and "torch;" not in training
+
+
+def test_a_cluster_names_its_extra_and_a_worker_without_one_never_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ray", None)
+        result = CliRunner().invoke(app, ["serve", "--cluster", "--port", "0"])
+    assert result.exit_code == 2
+    assert result.output == 'error: this command needs ray; install with: pip install "inweave[cluster]"\n'
+    program = "import sys, inweave.serve.run, inweave.cli.app; print('ray' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

@@ -89,8 +89,7 @@ def test_nvfp4_weights_have_two_values_in_a_byte(tmp_path: Path) -> None:
     path = write_sparse(tmp_path / "flux.safetensors", shapes)
     assert open_base(path).base == "flux1-dev"
     assert inweave.check(read(LORA), path, values="none").ok
-    with pytest.raises(ConfigError, match="quantized and packed"):
-        open_weights(path)
+    assert open_weights(path).components == open_base(path).components
 
 
 def nf4(module: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
@@ -107,11 +106,21 @@ def nf4(module: str, shape: tuple[int, ...]) -> dict[str, Tensor]:
 def test_bitsandbytes_weights_have_the_shape_that_their_state_names(tmp_path: Path) -> None:
     path = write(tmp_path / "base.safetensors", nf4("single_transformer_blocks.3.attn.to_q", (3072, 3072)))
     assert inweave.check(read(LORA), path, values="none").ok
-    with pytest.raises(ConfigError, match="quantized and packed"):
-        open_weights(path)
+    assert open_weights(path).components == open_base(path).components
     wrong = nf4("a", (64, 64)) | {"a.weight": Tensor("U8", (7, 1), bytes(7))}
     with pytest.raises(FormatError, match="cannot be packed"):
         open_base(write(tmp_path / "wrong.safetensors", wrong))
+
+
+def test_torchao_is_refused_by_name(tmp_path: Path) -> None:
+    """In the layout of its `flatten_tensor_state_dict`."""
+    names = {"transformer_blocks.0.attn.to_q._weight_qdata": ("F8_E4M3", (64, 64)),
+             "transformer_blocks.0.attn.to_q._weight_scale": ("F32", (64, 1))}  # fmt: skip
+    path = write_sparse(tmp_path / "ao.safetensors", names)
+    with pytest.raises(FormatError, match=r"torchao.*use the model in bf16"):
+        inweave.check(read(LORA), path, values="none")
+    with pytest.raises(FormatError, match="a model quantized by torchao"):
+        inweave.load(path)
 
 
 def test_svdquant_is_refused_by_name(tmp_path: Path) -> None:

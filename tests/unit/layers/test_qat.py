@@ -101,15 +101,15 @@ def test_memory_of_a_step_holds_no_rounded_weight() -> None:
     model = adapted(rank=2)
     x = torch.randn(2, 128, requires_grad=True)
     fake_quantize([layer_of(model)], "int8")
-    kept: list[int] = []
+    sizes: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor.numel())
+        sizes.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model[0](x)
-    assert sum(kept) < 128 * 96
+    assert sum(sizes) < 128 * 96
 
 
 def test_convolutions_compute_by_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,8 +170,8 @@ def test_the_device_to_wait_for_is_the_best_of_all(seed: int) -> None:
     for _ in range(20):
         scheduler, devices = Scheduler(costs, clock), []
         for number in range(randomness.randrange(1, 9)):
-            held = [name for name in names if randomness.random() < 0.4]
-            each = device(str(number), models=[m for m in ("m", "n") if randomness.random() < 0.7], adapters=held)
+            loaded = [name for name in names if randomness.random() < 0.4]
+            each = device(str(number), models=[m for m in ("m", "n") if randomness.random() < 0.7], adapters=loaded)
             each.ready, each.role = randomness.random() < 0.9, randomness.choice(list(TrainingRole))
             if randomness.random() < 0.5:
                 kind: Kind = "train" if randomness.random() < 0.3 else "image_generation"

@@ -22,11 +22,14 @@ from inweave.models.model import load_model
 from inweave.ops.quantized import PACKED_FORMATS, QuantizedLayer, dequantizing, relative_error, requantized
 from inweave.ops.quantized.bitsandbytes import Bnb4Weight
 from inweave.ops.quantized.gguf import SIZES
+from inweave.ops.quantized.gguf_encoding import ENCODERS
+from inweave.targets.index import component_from_names
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import check, train
 from inweave.weights.build import build
 from inweave.weights.hold import held_summary, hold_weights
 from inweave.weights.packed import open_source
+from inweave.weights.source import DictSource, Renamed, Stacked
 from tests.support import lora_pair
 from tests.unit.training.image_sets import make_set
 from tests.unit.weights.test_packed import four_bits, gguf, scaled, text, weight
@@ -59,11 +62,10 @@ def safetensors(parts: dict[str, torch.Tensor]) -> Write:
 
 def ggml(kind: str) -> Write:
     def write(folder: Path) -> Path:
-        blocks = PACKED_FORMATS[f"gguf-{kind}"].weights.of(weight(OUT, INTO, 5))
-        if blocks is None:  # no encoder: any bytes, with small scales
+        if kind in ENCODERS:
+            raw = PACKED_FORMATS[f"gguf-{kind}"].weights.of(weight(OUT, INTO, 5)).blocks
+        else:  # any bytes, with small scales
             raw = torch.randint(0, 60, (OUT * INTO // 256, TYPES[kind][1]), dtype=torch.uint8)
-        else:
-            raw = blocks.blocks
         tensors = {"a.weight": (kind, (OUT, INTO), raw.numpy().tobytes())}
         plain = {name: ("F32", tuple(t.shape), t.numpy().tobytes()) for name, t in REST.items()}
         return gguf(folder / "a.gguf", {**tensors, **plain})
@@ -208,7 +210,10 @@ def test_a_model_generates_the_same_image_with_its_weights_unpacked_or_not(kind:
         models.append(model)
         images.append(Pipeline(model)("a red apple", seed=7, steps=2).images[0])
     assert images[0].tobytes() == images[1].tobytes()
-    assert models[0].quantization == "" and "stay quantized" in models[1].quantization
+    assert (
+        "quantized weights were unpacked to float32" in models[0].quantization
+        and "stay quantized" in models[1].quantization
+    )
     formats = {type(m).__name__ for each in models[1].networks.values() for m in each.modules()}
     assert formats & {"ScaledLinear", "Int8Linear", "Bnb4Linear"}
 
@@ -251,3 +256,88 @@ def test_a_plain_base_cannot_stay_quantized(tmp_path: Path) -> None:
     make_set(tmp_path / "set", {"one": "a cat"})
     config = TrainConfig.of(dataset=str(tmp_path / "set"), output=str(tmp_path / "out"), device="cpu", quantize="keep")
     assert any("no weight of the denoiser is quantized in its file" in each for each in check(config)[2]["problems"])
+
+
+def small_flux() -> Any:
+    from diffusers import FluxTransformer2DModel
+
+    model: Any = FluxTransformer2DModel(
+        patch_size=1, in_channels=32, num_layers=1, num_single_layers=1, attention_head_dim=32, num_attention_heads=4,
+        joint_attention_dim=64, pooled_projection_dim=32, axes_dims_rope=[8, 12, 12],
+    )  # fmt: skip
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "Q8_0", "Q5_1"])
+def test_an_original_checkpoint_with_fused_weights_stays_quantized_under_other_names(kind: str, tmp_path: Path) -> None:
+    """Rows of its fused projections, and swapped halves, are parts of the stored bits."""
+    torch.manual_seed(0)
+    state = small_flux().state_dict()
+    component = component_from_names("unet", {name: tuple(tensor.shape) for name, tensor in state.items()})
+    original = Stacked(DictSource(state), component)
+    tensors = {name: original.get(name) for name in original.names()}
+    path = tmp_path / "flux"
+    if kind == "fp8":
+        narrow = {name: t.to(torch.float8_e4m3fn) if t.dim() == 2 else t.clone() for name, t in tensors.items()}
+        save_file(narrow, path)
+    else:
+        of = PACKED_FORMATS[f"gguf-{kind}"].weights.of
+        rows = {
+            name: (kind, tuple(t.shape), of(t).blocks.numpy().tobytes()) if t.dim() == 2 else
+            ("F32", tuple(t.shape), t.numpy().tobytes()) for name, t in tensors.items()
+        }  # fmt: skip
+        gguf(path, rows)
+    source = open_source(path)
+    shapes = {name: source.spec(name).shape for name in source.names()}
+    renamed = Renamed(source, component_from_names("unet", shapes))
+    models = []
+    for quantized in ("off", "keep"):
+        with torch.device("meta"):
+            blank = small_flux()
+        models.append(build(blank, renamed, dtype=torch.float32, quantized=quantized))  # type: ignore[arg-type]
+    plain, same = models
+    linear = [name for name, module in plain.named_modules() if isinstance(module, nn.Linear)]
+    assert all(isinstance(same.get_submodule(name), QuantizedLayer) for name in linear) and len(linear) > 20
+    for name in linear:
+        assert torch.equal(same.get_submodule(name).weight, plain.get_submodule(name).weight), name  # type: ignore[arg-type]
+    inputs = {
+        "hidden_states": torch.randn(1, 6, 32), "encoder_hidden_states": torch.randn(1, 3, 64),
+        "pooled_projections": torch.randn(1, 32), "timestep": torch.tensor([0.5]), "img_ids": torch.zeros(6, 3),
+        "txt_ids": torch.zeros(3, 3), "return_dict": False,
+    }  # fmt: skip
+    with torch.no_grad():
+        assert torch.equal(plain(**inputs)[0], same(**inputs)[0])
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 64, 1)
+        self.grouped = nn.Conv2d(64, 64, 3, groups=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.grouped(self.b(self.a(x)))
+        return y
+
+
+def test_convolutions_of_a_file_stay_quantized(tmp_path: Path) -> None:
+    """Also those that a converter to GGUF flattened, as every weight of more than two axes."""
+    torch.manual_seed(0)
+    model = Convolutions()
+    fp8 = {n: t.to(torch.float8_e4m3fn) if t.dim() == 4 else t.clone() for n, t in model.state_dict().items()}
+    save_file(fp8, tmp_path / "a.safetensors")
+    of = PACKED_FORMATS["gguf-Q8_0"].weights.of
+    rows = {
+        n: ("Q8_0", (t.numel() // 32, 32), of(t.reshape(-1, 32)).blocks.numpy().tobytes()) if t.dim() == 4 else
+        ("F32", tuple(t.shape), t.numpy().tobytes()) for n, t in model.state_dict().items()
+    }  # fmt: skip
+    shapes = {n: tuple(t.shape) for n, t in model.state_dict().items() if t.dim() == 4}
+    x = torch.randn(1, 64, 5, 5)
+    for path in (tmp_path / "a.safetensors", gguf(tmp_path / "a.gguf", rows, original=shapes)):
+        source = open_source(path)
+        with torch.device("meta"):
+            blanks = [Convolutions() for _ in range(2)]
+        plain, same = (build(b, source, quantized=q) for b, q in zip(blanks, ("off", "keep"), strict=True))  # type: ignore[arg-type]
+        kinds = [isinstance(module, QuantizedLayer) for module in same.children()]
+        assert kinds == [True, True, False], "groups stay plain"
+        assert torch.equal(plain(x), same(x))

@@ -91,6 +91,7 @@ def network(depth: int = 5, *, recompute: bool = False, quantize: str = "off", f
     torch.manual_seed(0)
     model = Network(depth, recompute).requires_grad_(False)
     if quantize != "off":
+        block: Any
         for block in model.blocks:
             FORMATS[quantize].quantize(block.first)
             FORMATS[quantize].quantize(block.modulation, block.shift)
@@ -101,6 +102,10 @@ def network(depth: int = 5, *, recompute: bool = False, quantize: str = "off", f
             torch.manual_seed(number)
             parameter.data.normal_(std=0.1)
     return model
+
+
+def broken(*arguments: Any) -> Any:
+    return 1 / 0
 
 
 def inputs() -> list[torch.Tensor]:
@@ -190,11 +195,11 @@ def test_a_pass_that_fails_leaves_nothing_behind() -> None:
     model = network()
     expected = results(deepcopy(model))
     streamed(model, 2, Late())
-    handle = model.blocks[3].second.register_forward_hook(lambda *_: 1 / 0)
+    handle = model.blocks[3].second.register_forward_hook(broken)
     with pytest.raises(ZeroDivisionError):
         model(*inputs())
     handle.remove()
-    handle = model.blocks[2].register_full_backward_pre_hook(lambda *_: 1 / 0)
+    handle = model.blocks[2].register_full_backward_pre_hook(broken)
     with pytest.raises(ZeroDivisionError):
         model(*inputs()).mean().backward()
     handle.remove()
@@ -204,6 +209,7 @@ def test_a_pass_that_fails_leaves_nothing_behind() -> None:
 def test_memory_that_is_shared_stays_shared() -> None:
     """Views of one matrix move together; what two blocks or the rest of the network read stays on the device."""
     model = network(quantize="int8")
+    block: Any
     joint = torch.empty(2 * WIDTH, 2 * WIDTH)
     for block, part in zip(model.blocks, torch.split(joint, WIDTH), strict=False):
         block.second.weight.data = part.copy_(block.second.weight)
@@ -211,7 +217,8 @@ def test_memory_that_is_shared_stays_shared() -> None:
         torch.randn(WIDTH, 2 * WIDTH), requires_grad=False
     )
     memories, rest = divide(model, listed_blocks(model), aliases=[joint])
-    pairs = [(block.modulation.base, block.shift.base) for block in model.blocks]
+    every: Any = model.blocks
+    pairs = [(each.modulation.base, each.shift.base) for each in every]
     assert all(joint_weight(pair) is not None for pair in pairs)
     sizes = [memory.size for memory in memories]
     assert sizes[0] == sizes[1] == sizes[2] < sizes[3] == sizes[4] and rest.size > joint.nbytes

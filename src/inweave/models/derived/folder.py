@@ -3,7 +3,7 @@
     model_index.json   "_class_name": a pipeline of the installed diffusers, never code of the folder
     networks           models of diffusers and transformers, with configurations as data and weights as safetensors
 
-To derive, the text encoders are loaded and run on one caption. Afterwards their weights are dropped: placeholders repeat
+To derive, the text encoders are loaded and run on one caption. Then their weights are dropped: placeholders repeat
 what they answered. The denoiser and the autoencoder have no weights here at all.
 """
 

@@ -14,6 +14,7 @@ from inweave.ops.quantized.base import (
     QuantizedWeight,
     Rows,
     format_of,
+    has_encoder,
     joint_weight,
     matrix_of,
     relative_error,
@@ -25,5 +26,5 @@ from inweave.ops.quantized.registry import FORMATS, PACKED_FORMATS
 
 __all__ = [
     "FORMATS", "PACKED_FORMATS", "QuantizedLayer", "QuantizedLinear", "QuantizedWeight", "Rows", "format_of",
-    "joint_weight", "matrix_of", "relative_error", "requantized", "restore_weight", "weight_like",
+    "has_encoder", "joint_weight", "matrix_of", "relative_error", "requantized", "restore_weight", "weight_like",
 ]  # fmt: skip

@@ -256,15 +256,19 @@ def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:
     return weight
 
 
+def has_encoder(weight: QuantizedWeight) -> bool:
+    """Return whether `requantized` can put other numbers into the layout of a weight."""
+    return bool(getattr(weight, "encodes", True))
+
+
 def requantized(weight: QuantizedWeight, matrix: Tensor, label: str) -> QuantizedWeight:
     """Return other numbers in the layout of a weight, with new scales; raise TargetError if it has no encoder."""
-    encode = getattr(weight, "like", type(weight).of)
-    result: QuantizedWeight | None = encode(matrix)
-    if result is None:
+    if not has_encoder(weight):
         raise TargetError(
             f"{label}: stored as {weight.format()}, to which inweave does not quantize a sum; leave the adapter "
             "unmerged, or load the model unpacked"
         )
+    result: QuantizedWeight = getattr(weight, "like", type(weight).of)(matrix)
     return result
 
 

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 
-def encoded_blocks(type: str, blocks: Tensor) -> Tensor | None:
-    """Return (blocks, bytes of one) for (blocks, numbers of one); None for a type without an encoder."""
-    encode = _TYPES.get(type)
-    return None if encode is None else encode(blocks)
+def encoded_blocks(type: str, blocks: Tensor) -> Tensor:
+    """Return (blocks, bytes of one) for (blocks, numbers of one)."""
+    return ENCODERS[type](blocks)
 
 
 def _bytes_of(*floats: Tensor) -> Tensor:
@@ -132,7 +131,7 @@ def _q6_k(numbers: Tensor) -> Tensor:
     return torch.cat([_halves(codes & 15, 64), high, scales, d], 1)
 
 
-_TYPES: dict[str, Callable[[Tensor], Tensor]] = {
+ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }  # fmt: skip

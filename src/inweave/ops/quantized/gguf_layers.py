@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inweave.ops.quantized.dequantizing import Dequantizing, PackedLinear, in_pieces
 from inweave.ops.quantized.gguf import SIZES, dequantized_blocks
-from inweave.ops.quantized.gguf_encoding import encoded_blocks
+from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_blocks
 
 _PREFIX = "gguf-"
 
@@ -26,6 +26,7 @@ class GgufWeight(Dequantizing, _Tensors):
 
     __slots__ = ()
     type: ClassVar[str]
+    encodes: ClassVar[bool]
 
     def format(self) -> str:
         """Return the format's name."""
@@ -42,16 +43,16 @@ class GgufWeight(Dequantizing, _Tensors):
         return in_pieces((len(blocks), into), dtype, blocks.device, rows)
 
     @classmethod
-    def of(cls, weight: Tensor) -> GgufWeight | None:
-        """Quantize a matrix whose rows are whole blocks; None for a type without an encoder."""
-        blocks = encoded_blocks(cls.type, weight.float().reshape(-1, SIZES[cls.type][0]))
-        return None if blocks is None else cls(blocks.view(len(weight), -1))
+    def of(cls, weight: Tensor) -> GgufWeight:
+        """Quantize a matrix whose rows are whole blocks, to a type with an encoder."""
+        return cls(encoded_blocks(cls.type, weight.float().reshape(-1, SIZES[cls.type][0])).view(len(weight), -1))
 
 
 def _layer_of(type_: str) -> type[PackedLinear]:
     """Return the layer of a type of ggml."""
     name, (count, size) = f"Gguf{type_.replace('_', '')}", SIZES[type_]
-    weights = type(f"{name}Weight", (GgufWeight,), {"type": type_, "__slots__": (), "__module__": __name__})
+    facts = {"type": type_, "encodes": type_ in ENCODERS}
+    weights = type(f"{name}Weight", (GgufWeight,), {**facts, "__slots__": (), "__module__": __name__})
     members = {"weights": weights, "bytes_per_parameter": size / count, "__module__": __name__}
     return type(f"{name}Linear", (PackedLinear,), members)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Request
 from pydantic import Field
 
+from inweave.serve.jobs.accounts import CURRENT
 from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.training_runs import run_of
 from inweave.serve.service import Service
@@ -37,7 +38,13 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the caller of a request."""
+    """Return the caller of a request; the callers of one account have its name before their own."""
+    caller = _caller_of(request)
+    account = CURRENT.get()
+    return caller if account is None else Caller(f"{account.name}: {caller.name}", caller.identified)
+
+
+def _caller_of(request: Request) -> Caller:
     if name := request.headers.get("x-client-id", ""):
         return Caller(name[:200], True)
     if user := _user_name(request.headers.get("authorization", "")):

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from inweave.errors import BusyError, ConfigError, InweaveError, Problem
 from inweave.serve.http.limits import BodyTooLarge, BodyTooSlow
-from inweave.serve.jobs.errors import NotReadyError, StorageError
+from inweave.serve.jobs.errors import NotReadyError, QuotaError, StorageError
 from inweave.serve.jobs.failures import failure_of, status_of
 from inweave.serve.jobs.job import Failure
 from inweave.serve.jobs.private_paths import public
@@ -101,7 +101,8 @@ class ErrorHandlers:
             more["problems"] = [public(str(problem)) for problem in error.problems]
         if isinstance(error, MismatchError):
             more["report"] = error.report
-        headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, BusyError | NotReadyError) else {}
+        seconds = error.seconds if isinstance(error, QuotaError) else RETRY_AFTER
+        headers = {"Retry-After": str(seconds)} if isinstance(error, BusyError | NotReadyError) else {}
         return self._response(request, status_of(error), failure_of(error), more, headers)
 
     async def _invalid(self, request: Request, error: Exception) -> JSONResponse:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from inweave.serve.cluster.files import CHUNK, Hashes, Key
 from inweave.serve.cluster.host import RunnerHost
 from inweave.serve.engine.rpc_loop import message_pipes
-from inweave.serve.engine.wire import Message, WireError, read_message
+from inweave.serve.engine.wire import Message, WireError, receive_message
 
 NAMESPACE = "inweave"
 #: seconds after which a head that does not answer ends this process
@@ -41,14 +41,16 @@ def connect(address: str) -> Any:
     if loopback:  # nodes of one machine that others cannot reach
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     if address == LOCAL:
+        if "RAY_AUTH_MODE" not in os.environ:  # other users of this machine can reach the ports
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray gives its processes the lowest priority but four
     import ray
 
     options: dict[str, Any] = {"_node_ip_address": "127.0.0.1"} if loopback else {}
     if address == LOCAL:
         options["include_dashboard"] = False
-    else:
-        options["address"] = address
+    # "local" has to be said: without an address, Ray joins a cluster that somebody else runs on this machine
+    options["address"] = address
     ray.init(namespace=NAMESPACE, logging_level="ERROR", log_to_driver=False, configure_logging=False, **options)
     return ray
 
@@ -58,15 +60,12 @@ class Bridge:
 
     def __init__(self, ray: Any, answers: BinaryIO) -> None:
         self._ray, self._answers = ray, answers
-        self._write = threading.Lock()
         self._actors: dict[str, Any] = {}
         self._hashes = Hashes()
 
     def send(self, message: Message) -> None:
-        content = message.encode()
-        with self._write:
-            self._answers.write(content)
-            self._answers.flush()
+        self._answers.write(message.encode())
+        self._answers.flush()
 
     async def answer(self, call: Message) -> None:
         """Answer one call."""
@@ -85,7 +84,7 @@ class Bridge:
             elif not isinstance(error, ray.exceptions.RayTaskError):
                 kind = "unreachable"
             message = Message("error", {"id": number, "kind": kind, "text": _reason(error)})
-        await asyncio.to_thread(self.send, message)
+        self.send(message)  # a thread would cost more than the web process takes to read it
 
     async def call_place(
         self, session: str, host: list[Any], cpus: float, gpus: float, memory: int | None
@@ -191,7 +190,9 @@ def _reason(error: Exception) -> str:
 
 async def serve(commands: BinaryIO, answers: BinaryIO) -> None:
     """Answer calls until the input ends."""
-    settings = await asyncio.to_thread(read_message, commands.read)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), commands)
+    settings = await receive_message(reader)
     try:
         ray = connect(settings.data["address"])
     except Exception as error:
@@ -199,15 +200,17 @@ async def serve(commands: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
         return
     bridge = Bridge(ray, answers)
-    await asyncio.to_thread(bridge.send, Message("connected", {"id": 0}))
+    bridge.send(Message("connected", {"id": 0}))
     running = {asyncio.create_task(bridge.watch_head())}
     with contextlib.suppress(WireError, OSError):
         while True:
-            call = await asyncio.to_thread(read_message, commands.read)
+            call = await receive_message(reader)
             task = asyncio.create_task(bridge.answer(call))
             running.add(task)
             task.add_done_callback(running.discard)
     await bridge.close()
+    if settings.data["address"] == LOCAL:
+        await asyncio.to_thread(ray.shutdown)  # the cluster of this process
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
@@ -37,6 +38,7 @@ from inweave.serve.jobs.failures import error_of, failure_of
 from inweave.serve.jobs.job import Failure
 from inweave.version import __version__
 
+log = logging.getLogger("inweave.serve")
 #: seconds between two tries of a call that had no answer
 RETRY = 0.2
 
@@ -66,6 +68,7 @@ class RayEndpoint:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._end: WireError | None = None
+        self._problem = ""  # with the last placement
         self.node = ""
         self.shares = False  # whether it sees the folder of training
         self.placed = False
@@ -77,7 +80,7 @@ class RayEndpoint:
     @property
     def reason(self) -> str:
         """Why there is no actor so far."""
-        return self._client.reason or "no device of the cluster is free so far"
+        return self._client.reason or self._problem or "no device of the cluster is free so far"
 
     async def start(self, settings: RunnerSettings) -> None:
         self._session, self._end, self.placed = f"inweave-{secrets.token_hex(8)}", None, False
@@ -90,11 +93,15 @@ class RayEndpoint:
                     "place", session=session, host=host, cpus=where.cpus, gpus=where.gpus, memory=where.memory
                 )
             )
-        except UnreachableError as error:
+            if facts["version"] != __version__:
+                raise WireError(f"{facts['host']} has inweave {facts['version']}, this worker {__version__}")
+        except (UnreachableError, WireError) as error:
+            if self._session is not None:
+                self._problem = f"no runner could be placed: {error}"
+                log.error(self._problem)
             raise RunnerLostError(str(error)) from None
-        if facts["version"] != __version__:
-            raise WireError(f"{facts['host']} has inweave {facts['version']}, this worker {__version__}")
         self.node, self.shares, self.placed = node_name(facts["address"], facts["node"]), facts["shares"], True
+        self._problem = ""
         self._on_placed()
         self._begin(self._exchange(session))
 

@@ -46,6 +46,7 @@ from inweave.serve.jobs.failures import failure_of
 from inweave.version import __version__
 
 HOLD = 1.0
+GATHER = 0.05  # seconds that an event of a job may wait for others
 MAX_REPORTS = 256  # of one answer
 WATCH_SECONDS = 0.2
 
@@ -96,11 +97,12 @@ class RunnerHost:
         if self._ended is None:
             await self._send(Lease(self._until))
         self._reports = [each for each in self._reports if each[0] > after]
-        if not self._reports and self._ended is None:
-            self._changed.clear()
+        if self._ended is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(HOLD):
                     await self._changed.wait()
+        if len(self._reports) <= MAX_REPORTS:
+            self._changed.clear()
         answer = max(self._answers, default=turn) + 1
         self._answers[answer] = time.monotonic()
         return {"answer": answer, "reports": self._reports[:MAX_REPORTS], "ended": self._ended}
@@ -161,7 +163,10 @@ class RunnerHost:
                 self._files.release()
             number += 1
             self._reports.append((number, message.encode()))
-            self._changed.set()
+            if message.type == "event":  # of quick steps several go together: each answer takes time from the job
+                asyncio.get_running_loop().call_later(GATHER, self._changed.set)
+            else:
+                self._changed.set()
         self._ended = await self._process.stop(now=True) or 0
         self._changed.set()
 

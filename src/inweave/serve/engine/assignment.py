@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from inweave.serve.engine.contract import Residency
-from inweave.serve.jobs.candidate import Candidate, candidate_of
+from inweave.serve.jobs.candidate import Candidate, adapter_keys, candidate_of
 from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.scheduler.device import DeviceView, TrainingRole
@@ -93,7 +93,7 @@ class DeviceSlot:
     def record_request(self, job: Job, model: str, adapters: dict[str, str]) -> None:
         """Remember which model and adapters the paths of a job belong to; ``adapters`` maps references to paths."""
         self._models[model] = job.model
-        ids = job.request.get("loras", {})
+        ids = adapter_keys(job)
         self._adapters |= {path: ids[label] for label, path in adapters.items() if label in ids}
 
     def record_residency(self, residency: Residency) -> None:

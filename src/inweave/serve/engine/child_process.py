@@ -13,10 +13,12 @@ import sys
 from typing import Any
 
 from inweave.serve.engine.contract import Command, Report, RunnerSettings, decode, encode
-from inweave.serve.engine.wire import Message, WireError, parse_header, parse_length
+from inweave.serve.engine.wire import Message, WireError, receive_message
 from inweave.serve.jobs.failures import error_of
 from inweave.serve.jobs.job import Failure
 
+#: variables of the web process alone: the others open files of strangers
+SECRETS = ("INWEAVE_STORE", "INWEAVE_TOKEN", "PGPASSWORD")
 #: seconds a process gets to end by itself
 GRACE = 5.0
 
@@ -39,7 +41,7 @@ class ChildProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", self._module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            env={name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONSAFEPATH": "1"},
         )  # fmt: skip
         await self.send(settings)
 
@@ -58,12 +60,7 @@ class ChildProcess:
         """Return the next message; raise WireError if the process is gone."""
         if self._process is None or self._process.stdout is None:
             raise WireError("the process is not running")
-        try:
-            read = self._process.stdout.readexactly
-            header = parse_header(await read(parse_length(await read(4))))
-            return header.message([await read(length) for _, length in header.blobs])
-        except (asyncio.IncompleteReadError, ConnectionError):
-            raise WireError("the process is gone") from None
+        return await receive_message(self._process.stdout)
 
     async def stop(self, *, now: bool = False) -> int | None:
         """End the process, by closing its input first unless ``now``; return its exit code."""

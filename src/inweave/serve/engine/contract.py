@@ -67,6 +67,7 @@ class RunnerSettings:
     folders: tuple[str, ...] = ()  # the library: links that lead out of these folders are not followed
     private: tuple[str, ...] = ()  # other folders whose paths clients must not see
     threads: int | None = None  # of the CPU, which runners on one machine share
+    quantize: str = "off"  # an argument of `inweave.pipeline`
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ It ends when its standard input ends, so it never outlives the process that star
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 LEASE_OVER = 75
-#: seconds to read a lease that has arrived while a library held the interpreter
+#: seconds to read a lease that has arrived while the process had no time
 LEASE_GRACE = 0.2
 
 
@@ -97,12 +98,14 @@ class ModelProcess:
 
     def _end_with_lease(self) -> None:
         """End the process when the lease is over: another runner may have this job by now."""
-        over = 0
-        while over < 2:
-            rest = (self._until or 0.0) - time.monotonic()
-            over = over + 1 if rest <= 0 else 0
-            time.sleep(max(rest, LEASE_GRACE if over == 1 else 0.0))
-        os._exit(LEASE_OVER)
+        while True:
+            if (rest := (self._until or 0.0) - time.monotonic()) > 0:
+                time.sleep(min(rest, 1.0))
+                continue
+            time.sleep(LEASE_GRACE)
+            unread = bool(select.select([self._commands], [], [], 0)[0])
+            if not unread and (self._until or 0.0) <= time.monotonic():
+                os._exit(LEASE_OVER)
 
     def _load(self, runner: Runner, command: Load) -> Loaded:
         try:

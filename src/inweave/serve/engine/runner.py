@@ -98,8 +98,9 @@ class Runner:
                 emit(Event("loading", {"model": model}))
             self._make_room(self._sizes.get(model) or 2 * stored_bytes(model))
             pipe = pipeline(
-                model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model)
-            )
+                model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model),
+                quantize=self.settings.quantize,  # type: ignore[arg-type]
+            )  # fmt: skip
             self._sizes[model] = model_bytes(pipe)
             self._refuse_too_large(model)
             self._make_room(self._sizes[model])

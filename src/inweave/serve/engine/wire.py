@@ -10,6 +10,7 @@ the limits ends the connection, like a closed pipe.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import Callable, Iterable
@@ -96,6 +97,15 @@ def read_message(read: Callable[[int], bytes]) -> Message:
 
     header = parse_header(exactly(parse_length(exactly(4))))
     return header.message([exactly(length) for _, length in header.blobs])
+
+
+async def receive_message(stream: asyncio.StreamReader) -> Message:
+    """Return the next message from a stream; raise WireError at its end."""
+    try:
+        header = parse_header(await stream.readexactly(parse_length(await stream.readexactly(4))))
+        return header.message([await stream.readexactly(length) for _, length in header.blobs])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        raise WireError("the process is gone") from None
 
 
 def _without_blobs(value: Any, path: BlobPath, blobs: list[tuple[BlobPath, bytes]]) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 
 from starlette.types import Message, Receive
+
+from inweave.serve.jobs.errors import QuotaError
 
 #: how long a body may pause between two pieces
 BODY_SECONDS = 30.0
@@ -26,17 +29,23 @@ class BodyTooSlow(Exception):
 
 
 class LimitedBody:
-    """A body that ends with an error once it is too long, or too slow."""
+    """A body that ends with an error once it is too long, too slow or beyond a quota.
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self.limit, self._length, self._waited = receive, limit, 0, 0.0
+    ``count`` is called with the bytes of each piece; it raises QuotaError.
+    """
+
+    def __init__(self, receive: Receive, limit: int, count: Callable[[int], None] = lambda _: None) -> None:
+        self._receive, self.limit, self.length, self._waited, self._count = receive, limit, 0, 0.0, count
         self.exceeded = self.late = self._complete = False
+        self.quota: QuotaError | None = None
 
     @property
     def refusal(self) -> tuple[int, str, str] | None:
         """(status, code, message), if the body was refused."""
         if self.late:
             return 408, "too_slow", TOO_SLOW
+        if self.quota is not None:
+            return 429, "quota", str(self.quota)
         return (413, "too_large", f"the body is longer than {self.limit:,} bytes") if self.exceeded else None
 
     def declare(self, length: str | None) -> None:
@@ -55,10 +64,16 @@ class LimitedBody:
         self._waited += time.monotonic() - started
         if message["type"] == "http.request":
             self._complete = not message.get("more_body", False)
-            self._length += len(message.get("body", b""))
-            if self._length > self.limit:
+            size = len(message.get("body", b""))
+            if self.length + size > self.limit:
                 self.exceeded = True
                 raise BodyTooLarge
+            try:
+                self._count(size)
+            except QuotaError as error:
+                self.quota = error
+                raise BodyTooLarge from None
+            self.length += size
         return message
 
     async def discard(self) -> None:
@@ -71,4 +86,4 @@ class LimitedBody:
 
     def _patience(self) -> float:
         """Return the seconds until the next piece must arrive: one pause, but not one after the other."""
-        return max(0.0, min(BODY_SECONDS, BODY_SECONDS + self._length / BODY_RATE - self._waited))
+        return max(0.0, min(BODY_SECONDS, BODY_SECONDS + self.length / BODY_RATE - self._waited))

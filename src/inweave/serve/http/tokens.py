@@ -1,4 +1,4 @@
-"""Tokens: who may call.
+"""Tokens: who may call, and with which account.
 
     Authorization: Bearer TOKEN, or Basic with TOKEN as the password, or the cookie that a browser got for it
 
@@ -14,25 +14,36 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 
 from starlette.types import Scope
 
 from inweave.serve.http import page_files
+from inweave.serve.jobs.accounts import Account
 from inweave.serve.settings import ServeSettings
 
 #: for load balancers, and for the page that asks its user for a token
 OPEN_PATHS = ("/health", "/ready", "/v1/ready", "/")
 
 
-def authorized(settings: ServeSettings, scope: Scope, headers: Mapping[bytes, str]) -> bool:
-    """Return whether a request carries the token or its cookie, or needs none."""
-    if settings.token is None or scope["path"] in OPEN_PATHS or scope["path"].startswith(page_files.PREFIX):
-        return True
-    return _header_matches(settings.token, headers.get(b"authorization", "")) or _cookie_matches(
-        settings.token, cookie_name(settings), headers.get(b"cookie", "")
-    )
+class Tokens:
+    """The tokens of a worker: the one of its settings, which has no quotas, and those of accounts."""
+
+    def __init__(self, settings: ServeSettings, accounts: Sequence[Account] = ()) -> None:
+        self._cookie, self._needed = cookie_name(settings), settings.needs_token
+        unlimited = [] if settings.token is None else [(settings.token, None)]
+        self._owners: list[tuple[str, Account | None]] = [*unlimited, *((each.token, each) for each in accounts)]
+
+    def identify(self, scope: Scope, headers: Mapping[bytes, str]) -> tuple[bool, str | None, Account | None]:
+        """Return (whether a request may pass, its token, its account); the latter None if it has none."""
+        sent, cookie = headers.get(b"authorization", ""), headers.get(b"cookie", "")
+        if sent or cookie:
+            for token, account in self._owners:
+                if _header_matches(token, sent) or _cookie_matches(token, self._cookie, cookie):
+                    return True, token, account
+        is_open = scope["path"] in OPEN_PATHS or scope["path"].startswith(page_files.PREFIX)
+        return is_open or not self._needed, None, None
 
 
 def challenge(headers: Mapping[bytes, str]) -> bytes:

@@ -14,6 +14,7 @@ The name of a process is in its data folder: after a restart it knows at once wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -264,6 +265,11 @@ class JobAttempts(JobQueries):
     def listen(self, receive: Callable[[str], None]) -> None:
         """Call ``receive`` with the id of every job that changes in another process, with WORK, and with ""."""
         self._db.listen(receive)
+
+    def announce(self, text: str) -> None:
+        """Send a signal to every process that listens; without a database that answers, they notice later."""
+        with contextlib.suppress(DatabaseLost):
+            self._db.notify(text)
 
     def take_turn(self, work: str, seconds: float) -> bool:
         """Return whether this process does a periodic work that one of them does every ``seconds``."""

@@ -9,7 +9,7 @@ from inweave.serve.jobs.job import Job, Kind
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job with the model and the adapters (ids of the library) that its device has to hold."""
+    """A job with the model and the adapters (see `adapter_keys`) that its device has to hold."""
 
     id: str
     number: int
@@ -22,5 +22,11 @@ class Candidate:
 
 def candidate_of(job: Job) -> Candidate:
     """Return what the scheduler needs to know of a job."""
-    adapters = () if job.kind == "train" else tuple(sorted(set(job.request.get("loras", {}).values())))
+    adapters = () if job.kind == "train" else tuple(sorted(set(adapter_keys(job).values())))
     return Candidate(job.id, job.number, job.kind, job.model, job.priority, job.client, adapters)
+
+
+def adapter_keys(job: Job) -> dict[str, str]:
+    """Return what identifies the adapter of each reference at every worker: its content, else its id in a library."""
+    files = job.request.get("lora_files", {})
+    return {label: files.get(label, {}).get("sample") or entry for label, entry in job.request.get("loras", {}).items()}

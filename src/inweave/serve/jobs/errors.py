@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from inweave.errors import InweaveError, RequestError
+from inweave.errors import BusyError, InweaveError, Problem, RequestError
+
+
+class QuotaError(BusyError):
+    """A request is beyond a quota of its account, which may have room again after ``seconds``."""
+
+    def __init__(self, problem: Problem, seconds: int) -> None:
+        super().__init__(problem)
+        self.seconds = seconds
 
 
 class GoneError(RequestError):

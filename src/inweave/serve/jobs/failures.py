@@ -8,6 +8,7 @@ gone              410     GoneError
 unsupported_media_type    415  MediaTypeError
 unreadable_file   422     FormatError
 lora_mismatch     422     TargetError
+quota             429     QuotaError
 busy              429     BusyError
 not_ready         503     NotReadyError
 out_of_memory     500     MemoryBudgetError, out-of-memory errors of the device
@@ -31,7 +32,7 @@ from inweave.errors import (
     RequestError,
     TargetError,
 )
-from inweave.serve.jobs.errors import GoneError, MediaTypeError, NotReadyError, StorageError
+from inweave.serve.jobs.errors import GoneError, MediaTypeError, NotReadyError, QuotaError, StorageError
 from inweave.serve.jobs.job import Failure
 from inweave.serve.jobs.private_paths import public
 
@@ -41,6 +42,7 @@ _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
     (MediaTypeError, "unsupported_media_type", 415),
     (MissingError, "not_found", 404),
     (ConflictError, "conflict", 409),
+    (QuotaError, "quota", 429),
     (BusyError, "busy", 429),
     (MergeStateError, "conflict", 409),
     (ConfigError, "invalid_request", 400),

@@ -3,6 +3,7 @@
     inweave_job_wait_seconds{operation}            from submission to the first start
     inweave_job_run_seconds{operation,state}       from the last start to the end
     inweave_http_requests_total{method,route,status}, inweave_http_request_seconds{route}
+    inweave_quota_refusals_total{account,quota}
 
 Routes are those of the application, never paths: a client cannot make up new series.
 """
@@ -42,6 +43,14 @@ class Figures:
             "inweave_http_request_seconds", "From the head of a request to the end of its answer", ["route"],
             buckets=_HTTP_BUCKETS, registry=self.registry,
         )  # fmt: skip
+        self._refusals = Counter(
+            "inweave_quota_refusals", "Requests that were beyond a quota of their account", ["account", "quota"],
+            registry=self.registry,
+        )  # fmt: skip
+
+    def refused(self, account: str, quota: str) -> None:
+        """Count a request that was beyond a quota."""
+        self._refusals.labels(account, quota).inc()
 
     def started(self, job: Job) -> None:
         """Count a job that begins to run."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import time
@@ -62,8 +63,9 @@ class JobFiles:
     def remove_all_but(self, jobs: Collection[str], older_than: float = 0.0) -> None:
         """Remove the files of all other jobs, which a dead process left behind ``older_than`` seconds ago."""
         for folder in self.root.iterdir():
-            if folder.name not in jobs and time.time() - folder.stat().st_mtime >= older_than:
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another process removes the same
+                if folder.name not in jobs and time.time() - folder.stat().st_mtime >= older_than:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_folder(folder: Path) -> BinaryIO:

@@ -54,8 +54,9 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         try:
             self._options = _OPTIONS | conninfo_to_dict(url)
-        except psycopg.Error as error:
-            raise ConfigError(f"--store: not the address of a PostgreSQL database: {_line(error)}") from None
+        except psycopg.Error:  # its message may quote the password
+            expected = "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters as %20"
+            raise ConfigError(f"--store: not the address of a PostgreSQL database; {expected}") from None
         self._idle: list[Connection] = []
         self._guard = threading.Lock()
         self._thread = threading.local()

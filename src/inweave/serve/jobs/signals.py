@@ -13,6 +13,8 @@ from collections import defaultdict
 
 #: what is sent to other processes when a job may be waiting; otherwise it is the id of a job that changed
 WORK = "work"
+#: the same when a LoRA was added or removed
+LIBRARY = "library"
 
 
 class JobSignals:

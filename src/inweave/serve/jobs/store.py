@@ -15,12 +15,15 @@ expired job says so, without events, request or files.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from inweave.errors import BusyError, ConflictError, MissingError
+from inweave.files.paths import printable_path
+from inweave.files.writing import write_atomic
 from inweave.serve.jobs.attempts import LEASE_SECONDS, JobAttempts
-from inweave.serve.jobs.errors import DatabaseLost
+from inweave.serve.jobs.errors import DatabaseLost, StorageError
 from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.job import FINAL, Event, Job, Submission, new_id
 from inweave.serve.jobs.ordering import priorities_after_move
@@ -28,6 +31,8 @@ from inweave.serve.jobs.signals import WORK
 from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.training_runs import resumed_request
 
+#: a file that tells the folders of queues apart
+FOLDER_NAME = ".inweave-queue"
 #: rows of expired jobs; beyond this number, the oldest are deleted
 TOMBSTONES = 100_000
 
@@ -51,6 +56,28 @@ class JobStore(JobAttempts):
         self.queue_limit = queue_limit
         self.keep_seconds = keep_seconds
         self.keep_bytes = keep_bytes
+
+    def ensure_same_folder(self, option: str, folder: Path) -> None:
+        """Raise ConflictError if the other processes of this queue use another folder; ``option`` sets it.
+
+        A file in it has a random name for the folder, and so has the database: paths may differ between machines.
+        """
+        if not self.shared:
+            return
+        marker, name = folder / FOLDER_NAME, f"folder:{option}"
+        with self._transaction(queue=True):
+            row = self._db.execute("SELECT value FROM settings WHERE name = ?", name).first()
+            if row is None and not marker.is_file():
+                folder.mkdir(parents=True, exist_ok=True)
+                write_atomic(marker, [secrets.token_hex(16).encode()], error=StorageError)
+            here = marker.read_text() if marker.is_file() else None
+            if row is None:
+                self._db.execute("INSERT INTO settings VALUES (?, ?)", name, here)
+            elif row[0] != here:
+                raise ConflictError(
+                    f"{option} {printable_path(folder)}: the workers of this queue use another folder; give all of "
+                    "them the same one, and make sure that it is mounted"
+                )
 
     # submitting
 

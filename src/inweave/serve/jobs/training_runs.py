@@ -90,6 +90,20 @@ class TrainingRuns:
         write_atomic(folder / "lease", [(job.lease or "").encode()])
         return folder
 
+    def take_over(self, job: Job) -> None:
+        """Free the folder of a run from a process on a machine that was lost, which may still have it open.
+
+        A machine that was stopped keeps its locks, and would append to the log when it comes back. So the files that
+        are open there get new ones in their place.
+        """
+        folder = self.folder(job)
+        for lock in folder.rglob(".lock"):
+            lock.unlink(missing_ok=True)
+        for log in folder.glob("*.jsonl"):
+            copy = log.with_name(f".{log.name}.part")
+            shutil.copyfile(log, copy)
+            copy.replace(log)
+
     def checkpoints(self, job: Job) -> list[Checkpoint]:
         """Return the adapters of a job's run; none if they have expired."""
         return checkpoints_in(self.folder(job), job.request["config"]["name"])

@@ -36,7 +36,7 @@ class _Runner:
     """A runner: what the scheduler sees, its LoRAs in the order of their last use, and its job."""
 
     view: DeviceView
-    held: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
     arrival: Arrival | None = None
     since: float = 0.0  # when its job was started
     start: float = 0.0  # seconds until its job could run
@@ -115,7 +115,7 @@ class Simulation:
         for name in names:
             runner = self._runners[name]
             runner.alive, runner.turn = False, runner.turn + 1
-            runner.held.clear()
+            runner.adapters.clear()
             self._free.pop(name, None)
             if runner.arrival is None:
                 runner.view.ready = False  # the connection of a free runner ends at once
@@ -144,10 +144,12 @@ class Simulation:
 
     def _assign(self, first: str | None) -> None:
         """Have free runners ask for work, ``first`` before the others, until all that is left has to wait."""
-        asked: set[str] = set()
-        named: Sequence[str] = () if first is None else (first,)
+        visited: set[str] = set()
+        preferred: Sequence[str] = () if first is None else (first,)
         while self._waiting:
-            name = next((each for each in chain(named, self._free) if each in self._free and each not in asked), None)
+            name = next(
+                (each for each in chain(preferred, self._free) if each in self._free and each not in visited), None
+            )
             if name is None:
                 return
             runner = self._runners[name]
@@ -155,11 +157,11 @@ class Simulation:
             choice = self.scheduler.choose(candidates, runner.view, self._views)
             if choice.job is not None:
                 self._start(name, runner, choice.job)
-                named = ()
+                preferred = ()
                 continue
-            asked.add(name)
-            named = choice.devices
-            if not any(each in self._free and each not in asked for each in named):
+            visited.add(name)
+            preferred = choice.devices
+            if not any(each in self._free and each not in visited for each in preferred):
                 self._ask_again(choice.seconds)
                 return
 
@@ -182,11 +184,11 @@ class Simulation:
             self.outcome.hits += hit
             self.outcome.waits.append(self.now - arrival.at)
         for adapter in job.adapters:
-            runner.held[adapter] = None
-            runner.held.move_to_end(adapter)
-        while len(runner.held) > case.capacity:
-            runner.held.popitem(last=False)
-        runner.view.adapters, runner.view.models = frozenset(runner.held), frozenset([MODEL])
+            runner.adapters[adapter] = None
+            runner.adapters.move_to_end(adapter)
+        while len(runner.adapters) > case.capacity:
+            runner.adapters.popitem(last=False)
+        runner.view.adapters, runner.view.models = frozenset(runner.adapters), frozenset([MODEL])
         runner.arrival, runner.since, runner.turn = arrival, self.now, runner.turn + 1
         runner.view.job = job
         runner.view.free_at = self.now + self.scheduler.costs.run_seconds(job)

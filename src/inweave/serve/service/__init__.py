@@ -32,7 +32,7 @@ from inweave.models.samplers import ensure_schedule
 from inweave.serve.cluster.fleet import Fleet, Node
 from inweave.serve.cluster.storage import witness_file
 from inweave.serve.engine.assignment import Assignments, DeviceSlot
-from inweave.serve.engine.contract import DeviceMemory, RunnerEndpoint, RunnerSettings
+from inweave.serve.engine.contract import LEASE, DeviceMemory, RunnerEndpoint, RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.figures import Figures
@@ -40,10 +40,11 @@ from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.private_paths import PATHS
-from inweave.serve.jobs.signals import JobSignals
+from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
 from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
+from inweave.serve.jobs.usage import Usage
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
@@ -100,6 +101,8 @@ class Service:
         )  # fmt: skip
         witness = None if settings.cluster is None else witness_file(settings)
         shared = settings.shared_folder() if witness is None else witness.parent
+        self.store.ensure_same_folder("--blobs", settings.blobs_folder())
+        self.store.ensure_same_folder("--shared", shared)
         incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
@@ -114,8 +117,11 @@ class Service:
         self.figures = Figures()
         self._sandbox = SandboxClient(folders=self.library.folders, private=private)
         self.models = Models(settings.model_table())
-        self.jobs = Jobs(self.store, signals)
+        self.usage = Usage(data, self.store.job, self.figures.refused)
+        self.jobs = Jobs(self.store, signals, self.usage)
         self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
+        self.loras.on_change = lambda: self.store.announce(LIBRARY)
+        self._library_changed = asyncio.Event()
         self.images = Images(settings, self._uploads, self._sandbox)
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
@@ -130,7 +136,7 @@ class Service:
                 DispatchSettings(
                     RunnerSettings(
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
-                        private=private,
+                        private=private, quantize=settings.quantize,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
@@ -172,7 +178,7 @@ class Service:
 
         def receive(text: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._signals.receive, text)
+                loop.call_soon_threadsafe(self._receive, text)
 
         self.store.listen(receive)
         self.store.begin_to_keep_alive()
@@ -197,16 +203,24 @@ class Service:
                 log.error("a part of the worker had failed: %s", ended)
         await self._sandbox.close()
         await self.training.close()
-        for part in (self.library, self._uploads, self.store):
+        for part in (self.library, self._uploads, self.usage, self.store):
             try:
                 part.close()
             except (sqlite3.Error, OSError) as error:  # a full disk: what was committed is there at the next start
                 log.error("%s could not be closed: %s", type(part).__name__, error)
 
+    def _receive(self, text: str) -> None:
+        if text == LIBRARY:
+            self._library_changed.set()
+        else:
+            self._signals.receive(text)
+
     async def _sweep(self) -> None:
         while True:
             try:
                 await asyncio.to_thread(self.loras.expire)
+                if self.store.shared:
+                    self._dataset_store.recount()
                 if await asyncio.to_thread(self.store.take_turn, "sweep", 0.9 * SWEEP_SECONDS):
                     await asyncio.to_thread(self._expire)
             except Exception:
@@ -228,7 +242,8 @@ class Service:
                 await self.loras.scan(examine=True)
             except (sqlite3.Error, OSError) as error:
                 log.error("the library could not be scanned: %s", error)
-            await asyncio.sleep(SWEEP_SECONDS)
+            await wait_seconds(self._library_changed, SWEEP_SECONDS)
+            self._library_changed.clear()
 
     @property
     def devices(self) -> list[DeviceState]:
@@ -282,6 +297,7 @@ class Service:
         warnings = await self.loras.ensure_fit(loras.values(), model, request.on_mismatch)
         body = {
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
+            "lora_files": await asyncio.to_thread(self.loras.identities, loras),
             "preview_every": request.preview_every, "preview_first": request.preview_first,
             "on_mismatch": request.on_mismatch, "warnings": warnings,
         }  # fmt: skip
@@ -317,12 +333,20 @@ class Service:
 
     def _resolve(self, job: Job) -> Resolved:
         """Return the files that a job needs when it starts: they may have moved since it was submitted."""
-        loras = {label: self.loras.file(label, entry) for label, entry in job.request.get("loras", {}).items()}
+        files = job.request.get("lora_files", {})
+        loras = {
+            label: self.loras.file(label, entry, files.get(label))
+            for label, entry in job.request.get("loras", {}).items()
+        }
         model = self.models.location(job.model)
         paths = {}
         if job.kind == "train":
             if not self.store.holds(job.id, job.lease):
                 raise ConflictError(f"job {job.id} runs elsewhere")
+            if self._fleet is not None and (self.store.shared or job.attempts > 1 or self._assignments.losses[job.id]):
+                # a runner of the last web process ends with its lease
+                time.sleep(max(0.0, self.started_at + LEASE - time.monotonic()))
+                self._runs.take_over(job)
             paths = {
                 "dataset": str(self._dataset_store.folder(job.request["dataset"])),
                 "output": str(self._runs.take(job)),

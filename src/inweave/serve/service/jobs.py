@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from inweave.errors import InweaveError
+from inweave.serve.jobs.accounts import CURRENT
 from inweave.serve.jobs.errors import DatabaseLost, GoneError
 from inweave.serve.jobs.job import FINAL, Job, State, StoredEvent, Submission
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
+from inweave.serve.jobs.usage import Usage
 
 Answer = TypeVar("Answer")
 
@@ -21,16 +23,26 @@ Answer = TypeVar("Answer")
 class Jobs:
     """The jobs of a worker: submit, read, wait for, reorder, cancel, forget."""
 
-    def __init__(self, store: JobStore, signals: JobSignals) -> None:
-        self._store, self._signals = store, signals
+    def __init__(self, store: JobStore, signals: JobSignals, usage: Usage) -> None:
+        self._store, self._signals, self._usage = store, signals, usage
         self.limit = store.queue_limit
 
     async def submit(self, submission: Submission) -> tuple[Job, bool]:
         """Queue a job; return it, and whether it is new."""
-        job, new = await asyncio.to_thread(self._store.submit, submission)
+        job, new = await asyncio.to_thread(self._queue, submission)
         if new:
             self._signals.work()
         return job, new
+
+    def _queue(self, submission: Submission) -> tuple[Job, bool]:
+        """Queue a job within the quotas of the caller's account."""
+        key = submission.idempotency_key
+        if key is not None and (known := self._store.submitted(key, submission.fingerprint)) is not None:
+            return known, False
+        with self._usage.queueing(CURRENT.get(), submission) as count:
+            job, new = self._store.submit(submission)
+            count(job, new)
+            return job, new
 
     async def submitted(self, key: str | None, fingerprint: str) -> Job | None:
         """Return the job of an idempotency key; raise ConflictError if it was another request."""

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class Loras:
         self._conversions = ConversionStore(data / "converted", sandbox)
         self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
         self._names = threading.Lock()
+        #: called in a thread when a file was added or removed here
+        self.on_change: Callable[[], None] = lambda: None
         self.indexed = True  # False from the start of a worker until it has looked at all folders
 
     # reading
@@ -114,11 +116,22 @@ class Loras:
     def _removable(self, entry: LibraryEntry) -> bool:
         return entry.root == str(self._own.resolve())
 
-    def file(self, label: str, entry: str) -> str:
-        """Return the path of an entry, by its id."""
+    def identities(self, entries: Mapping[str, LibraryEntry]) -> dict[str, dict[str, Any]]:
+        """Return by what other workers of the queue recognize the files of these references."""
+        return {label: self._library.identity(entry) for label, entry in entries.items()}
+
+    def file(self, label: str, entry: str, identity: Mapping[str, Any] | None = None) -> str:
+        """Return the path of an entry, by its id; of another worker's library, by the identity of its file."""
         try:
             return str(self._library.get(entry).file)
         except MissingError:
+            if identity is not None:
+                known = self._library.recognize(**identity)
+                if known is None:
+                    self._library.scan()  # it may have been added a moment ago
+                    known = self._library.recognize(**identity)
+                if known is not None:
+                    return str(known.file)
             raise MissingError(
                 f"LoRA {label}: its file was replaced or removed since the job was submitted; submit it again"
             ) from None
@@ -151,6 +164,7 @@ class Loras:
 
     def _added(self, path: Path) -> LibraryEntry:
         self._library.scan()
+        self.on_change()
         return self._library.find(str(path.resolve()))
 
     async def remove(self, reference: str) -> str:
@@ -160,6 +174,7 @@ class Loras:
             raise ConflictError(f"LoRA {entry.name} was not added through this worker; remove it from its folder")
         await asyncio.to_thread(entry.file.unlink)
         await asyncio.to_thread(self._library.scan)
+        await asyncio.to_thread(self.on_change)
         return entry.id
 
     async def scan(self, *, examine: bool = False) -> None:

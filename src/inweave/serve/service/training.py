@@ -69,9 +69,14 @@ class Training:
         """Check a run and queue it."""
         model = self._models.name(model)
         await self._datasets.ensure_captions(dataset, settings.get("caption"))
-        loras = {} if start_from is None else {"start_from": (await self._loras.find(start_from)).id}
+        entries = {} if start_from is None else {"start_from": await self._loras.find(start_from)}
+        loras = {label: entry.id for label, entry in entries.items()}
+        files = await asyncio.to_thread(self._loras.identities, entries)
         TrainConfig(**checked_settings(settings), dataset="-", name=name)  # raises everything that is wrong
-        stored = {"config": {**settings, "name": name}, "dataset": dataset, "loras": loras, "warnings": []}
+        stored = {
+            "config": {**settings, "name": name}, "dataset": dataset, "loras": loras, "lora_files": files,
+            "warnings": [],
+        }  # fmt: skip
         return await self._queue(Submission("train", model, stored, {}, priority, client, key, fingerprint))
 
     async def _queue(self, submission: Submission) -> Job:

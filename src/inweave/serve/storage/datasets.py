@@ -187,6 +187,11 @@ class DatasetStore:
     def _thumbnail(self, dataset: str, name: str) -> Path:
         return self._folder / dataset / "thumbnails" / f"{name.removesuffix('.png')}.webp"
 
+    def recount(self) -> None:
+        """Count the bytes of all images anew when they are next needed: other workers may have changed datasets."""
+        with self._lock:
+            self._bytes = None
+
     def _used(self) -> int:
         if self._bytes is None:
             self._bytes = sum(path.stat().st_size for path in self._folder.glob("*/files/*.png"))

@@ -89,9 +89,7 @@ class TrainSettings(CheckedModel):
     conv_alpha: PositiveFloat | None = _adapter(None, "alpha of convolutions; none: their rank")
     tucker: bool = _adapter(False, "a Tucker core in convolutions wider than 1x1: LyCORIS' use_tucker")
     dropout: FractionBelowOne = _adapter(0.0, "dropout probability of the adapter's inputs")
-    hidden_dropout: FractionBelowOne = _adapter(
-        0.0, "dropout probability between LoRA's factors: kohya's network_dropout"
-    )
+    hidden_dropout: FractionBelowOne = _adapter(0.0, "dropout between LoRA's factors: kohya's network_dropout")
     rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, of LoHa's and LoKr's outputs")
     module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's adapter, per example")
     train_norm: bool = _adapter(
@@ -118,7 +116,7 @@ class TrainSettings(CheckedModel):
     steps: PositiveInt | None = _optimization(None, "optimizer steps; or set epochs")
     epochs: PositiveInt | None = _optimization(None, "passes over the dataset; or set steps")
     epoch_steps: Literal["exact", "whole"] = _optimization("exact", "whole: epochs end with a full step, as in kohya")
-    batch_size: PositiveInt = _optimization(1, "examples per micro-batch")
+    batch_size: NonNegativeInt = _optimization(1, "examples per micro-batch; auto (0): as many as fit into the memory")
     drop_incomplete: bool = _optimization(
         False, "leave out the images of a bucket that do not fill a batch, others in each epoch", task="image"
     )
@@ -144,9 +142,7 @@ class TrainSettings(CheckedModel):
         "learning rate); or a class of torch.optim, such as RAdam",
     )  # fmt: skip
     optimizer_args: dict[str, Any] = _optimization({}, "further options of the optimizer")
-    weight_decay: NonNegativeFloat = _optimization(
-        0.01, "weight decay: decoupled, or as a class of torch.optim defines it"
-    )
+    weight_decay: NonNegativeFloat = _optimization(0.01, "weight decay: decoupled, or as torch.optim's class has it")
     betas: tuple[FractionBelowOne, FractionBelowOne] = _optimization((0.9, 0.999), "Adam betas")
     epsilon: PositiveFloat = _optimization(1e-8, "Adam epsilon")
     lr_scheduler: Literal[
@@ -182,9 +178,7 @@ class TrainSettings(CheckedModel):
     bucket_step: PixelSide = _images(64, "bucket sides are multiples of this")
     min_bucket: PixelSide = _images(256, "shortest bucket side")
     max_bucket: PixelSide | None = _images(None, "longest bucket side; none: twice the resolution")
-    bucket_rule: Literal["inweave", "kohya", "musubi"] = _images(
-        "inweave", "whose rule chooses the buckets: that trainer's"
-    )
+    bucket_rule: Literal["inweave", "kohya", "musubi"] = _images("inweave", "the trainer whose rule chooses buckets")
     upscale: bool = _images(False, "enlarge images that are smaller than their bucket")
     flip: bool = _images(False, "flip images horizontally at random")
     crop: Literal["center", "random"] = _images("center", "how images are cropped to their bucket: center or random")
@@ -193,9 +187,7 @@ class TrainSettings(CheckedModel):
         (".txt", ".caption"), "extensions of caption files next to images, in order of preference"
     )
     caption: str | None = _captions(None, "one caption for all images that have none, which may be empty")
-    caption_dropout: Fraction = _captions(
-        0.0, "probability of an empty caption, which keeps classifier-free guidance working"
-    )
+    caption_dropout: Fraction = _captions(0.0, "probability of an empty caption, which keeps guidance working")
     shuffle_tags: bool = _captions(False, "shuffle the tags of captions")
     keep_tokens: NonNegativeInt = _captions(0, "number of leading tags that stay in place")
     tag_separator: str = _captions(",", "separator between tags", min_length=1)
@@ -234,9 +226,7 @@ class TrainSettings(CheckedModel):
     )
     multires_noise_discount: Fraction = _loss(0.3, "multi-resolution noise: factor of each coarser resolution")
     debiased_estimation: bool = _loss(False, "debiased estimation loss weighting; not for flow models")
-    min_timestep: NonNegativeInt | None = _loss(
-        None, "first timestep to train, 0 is almost clean; none: the schedule's first"
-    )
+    min_timestep: NonNegativeInt | None = _loss(None, "first timestep to train, 0: almost clean; none: all")
     max_timestep: PositiveInt | None = _loss(
         None, "timesteps below this are trained, 1000 is pure noise; none: to the schedule's last"
     )
@@ -249,9 +239,7 @@ class TrainSettings(CheckedModel):
     logit_mean: float = _loss(0.0, "mean of logit-normal timesteps")
     logit_std: PositiveFloat = _loss(1.0, "standard deviation of logit-normal timesteps")
     masked_loss: bool = _loss(False, "compute the loss only where masks are white")
-    mask_average: Literal["mask", "image"] = _loss(
-        "mask", "masked_loss: its mean is over the mask, or the image as in kohya"
-    )
+    mask_average: Literal["mask", "image"] = _loss("mask", "masked_loss: its mean is over mask, or image as in kohya")
     prior_loss_weight: NonNegativeFloat = _loss(1.0, "loss weight of regularization images")
     prior_prediction: bool = _loss(
         False, "train regularization images toward the base model's own prediction: OneTrainer's prior prediction"
@@ -270,8 +258,7 @@ class TrainSettings(CheckedModel):
     )
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
-        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if possible, and it saves the run "
-        "more time than it takes)",
+        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if it is possible and saves time)",
     )
     deterministic: bool = _memory(
         False,
@@ -279,15 +266,16 @@ class TrainSettings(CheckedModel):
         "inweave[deterministic]: the fastest attention kernels add gradients in any order, and attention with a mask "
         "takes more memory",
     )
-    quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+    quantize: Literal["off", "auto", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = _memory(
         "off",
         "store the denoiser's frozen weights in fewer bits: int8, int8-hadamard (rotated: closer where weights have "
-        "outliers) or nf4 (4 bits) on any device; fp8 also multiplies in 8 bits, faster on a GPU that can, less exact; "
-        "keep: a base whose file is quantized (fp8, int8, bitsandbytes, GGUF) stays so, off unpacks it",
+        "outliers), nf4 (4 bits) or nf4-hadamard (4.5 bits, rotated) on any device; fp8 also multiplies in 8 bits, "
+        "faster on a GPU that can, less exact; keep: a base whose file is quantized (fp8, int8, bitsandbytes, GGUF) "
+        "stays so, off unpacks it; auto: the plan for vram chooses",
         task="image",
         resume="same",
     )
-    qat: Literal["off", "fp8", "int8", "int8-hadamard", "nf4"] = _memory(
+    qat: Literal["off", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = _memory(
         "off", "quantization-aware training: for an adapter to be merged into a base in this format; slower",
         task="image", resume="same",
     )  # fmt: skip
@@ -296,6 +284,13 @@ class TrainSettings(CheckedModel):
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
+    ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
+    offload: Literal["off", "auto", "blocks"] = _memory(
+        "auto",
+        "keep the denoiser's frozen blocks in host memory and copy them while they are needed; the results are the "
+        "same: off, blocks, or auto (only if the run would not fit into vram otherwise)",
+        task="image",
+    )
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
     save_every_epochs: NonNegativeInt = _checkpoints(0, "epochs between checkpoints; 0: none")
@@ -342,12 +337,8 @@ class TrainSettings(CheckedModel):
         resume="free",
     )
     wandb_project: str = _validation("inweave", "project at Weights & Biases", resume="free", min_length=1)
-    wandb_run_name: str | None = _validation(
-        None, "name of the run at Weights & Biases; none: that of the adapter", resume="free"
-    )
-    skip_unreadable: bool = _validation(
-        False, "leave out images that cannot be read instead of stopping", task="image", resume="free"
-    )
+    wandb_run_name: str | None = _validation(None, "name of the run there; none: that of the adapter", resume="free")
+    skip_unreadable: bool = _validation(False, "leave out images that cannot be read", task="image", resume="free")
     log_every: PositiveInt = _validation(10, "steps between lines of the log", resume="free")
 
     @field_validator("*", mode="before")

@@ -12,6 +12,8 @@ from inweave.training.config.presets import TARGETS
 
 def normalize_setting(name: str, value: Any, annotation: Any) -> Any:
     """Return the value of a setting in the form that its type expects; raises ValueError with what is wrong."""
+    if name == "batch_size" and value == "auto":
+        return 0
     if name == "resume" and isinstance(value, bool):
         return "auto" if value else "never"
     if name == "optimizer" and isinstance(value, str):

@@ -226,6 +226,16 @@ class TrainConfig(TrainSettings):
         """Memory limit in bytes; None without one, or if the free memory decides."""
         return None if self.vram in (None, "auto") else memory_bytes(str(self.vram))
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether settings are chosen to fit a memory limit: `vram`, or the free memory."""
+        return self.vram is not None or not self.batch_size or self.quantize == "auto"
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """Host memory limit in bytes; None without one, or if the free memory decides."""
+        return None if self.ram in (None, "auto") else memory_bytes(str(self.ram))
+
     def warmup_steps(self, steps: int) -> int:
         """Return the length of the warmup.
 

@@ -85,7 +85,7 @@ def ensure_consistent(config: TrainSettings) -> None:
         "shard: the memory of a sharded base model is not estimated; leave vram out",
     )  # fmt: skip
     reject_if(
-        c.qat != "off" and c.quantize not in ("off", c.qat), "qat quantize",
+        c.qat != "off" and c.quantize not in ("off", "keep", c.qat), "qat quantize",
         f'qat: the base is quantize = "{c.quantize}", and the adapter would be merged into a base in "{c.qat}"; use '
         "the same format for both, or leave quantize out",
     )  # fmt: skip
@@ -100,6 +100,15 @@ def ensure_consistent(config: TrainSettings) -> None:
             f"qat: rounds weights of the denoiser, which {'is in parts' if c.shard else 'is not trained'} with "
             f"{name} = {str(getattr(c, name)).lower()}",
         )  # fmt: skip
+    reject_if(
+        c.shard and c.offload == "blocks", "shard offload",
+        'shard: each process gathers the blocks of the others, from the device; set offload = "off", or shard = false',
+    )  # fmt: skip
+    reject_if(
+        c.compile == "on" and c.offload == "blocks", "compile offload",
+        'compile: blocks that are copied from host memory run eagerly or as CUDA graphs; set compile = "auto", or '
+        'offload = "off"',
+    )  # fmt: skip
     reject_if(
         c.shard and not c.train_denoiser, "shard train_denoiser",
         "shard: shards the denoiser, which has to be trained; set train_denoiser = true, or shard = false",
@@ -148,11 +157,12 @@ def ensure_consistent(config: TrainSettings) -> None:
         reject_if(True, "optimizer_args", f"optimizer_args: {name} is a setting of its own, {own}")
     for pattern in () if c.targets in TARGETS else (c.targets,) if isinstance(c.targets, str) else c.targets:
         reject_if(bool(problem := regex_problem(pattern)), "targets", f"targets: {problem}")
-    if c.vram not in (None, "auto"):
-        try:
-            memory_bytes(str(c.vram))
-        except ConfigError as error:
-            reject_if(True, "vram", f"vram: {error}")
+    for name in ("vram", "ram"):
+        if (limit := getattr(c, name)) not in (None, "auto"):
+            try:
+                memory_bytes(str(limit))
+            except ConfigError as error:
+                reject_if(True, name, f"{name}: {error}")
     if pairs:
         raise Contradictions(pairs)
 
@@ -182,6 +192,8 @@ def run_problems(config: TrainSettings) -> list[str]:
             'text_encoder_stop: optimizer = "schedulefree" saves an average of the weights, which goes on changing; '
             "leave it out, or choose another optimizer"
         )
+    if c.ram is not None and c.vram is None and c.batch_size and c.quantize != "auto":
+        problems.append("ram: limits runs that are planned, and this one is not; set vram, or leave ram out")
     if c.min_timestep is not None and c.max_timestep is not None and c.min_timestep >= c.max_timestep:
         problems.append(f"max_timestep: {c.max_timestep} is not above min_timestep, {c.min_timestep}")
     return problems

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -30,10 +30,11 @@ def network_digests(network: nn.Module) -> Digests:
     """Return a digest of every tensor of a network: of its type, its shape and all of its values."""
     tensors = network.state_dict()
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return dict(zip(tensors, pool.map(_digest, tensors.values()), strict=True))
+        return dict(zip(tensors, pool.map(tensor_digest, tensors.values()), strict=True))
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Return a digest of one tensor: of its type, its shape and all of its values."""
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)} ".encode(), digest_size=16)
     bits = _bits(tensor)
     for start in range(0, bits.numel(), _PIECE):
@@ -65,15 +66,26 @@ def encoder_digests(model: Model, digests: Mapping[str, Digests]) -> dict[str, s
     return identities
 
 
-def sampled_digest(networks: Mapping[str, nn.Module]) -> str:
-    """Return a digest of about 64 values of each tensor, as checkpoints of earlier versions have it."""
+def sampled_digest(networks: Mapping[str, nn.Module], known: Mapping[str, Sequence[str]] | None = None) -> str:
+    """Return a digest of about 64 values of each tensor, as checkpoints of earlier versions have it.
+
+    ``known``: the samples of networks whose weights are not there any more, in the order of their state dict.
+    """
     digest = hashlib.sha256()
     for folder, network in sorted(networks.items()):
-        for key, value in network.state_dict().items():
-            bits = _bits(value)
-            sample: list[int] = bits[:: max(bits.numel() // 64, 1)].tolist()
-            digest.update(str((folder, key, str(value.dtype), tuple(value.shape), sample)).encode())
+        samples = (known or {}).get(folder)
+        if samples is None:
+            samples = [sample_of(folder, key, value) for key, value in network.state_dict().items()]
+        for sample in samples:
+            digest.update(sample.encode())
     return digest.hexdigest()
+
+
+def sample_of(folder: str, name: str, tensor: torch.Tensor) -> str:
+    """Return about 64 values of a tensor of a network, with its name, type and shape."""
+    bits = _bits(tensor)
+    sample: list[int] = bits[:: max(bits.numel() // 64, 1)].tolist()
+    return str((folder, name, str(tensor.dtype), tuple(tensor.shape), sample))
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

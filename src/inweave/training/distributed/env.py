@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+#: exit code of a process that stopped because another one did
+LOST = 4
 #: the variables of torchrun and MPI implementations for the world size and the rank
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")

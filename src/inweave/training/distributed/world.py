@@ -111,8 +111,19 @@ def _add_in_order(tensor: torch.Tensor, size: int) -> None:
     total, *others = own_part.view(size, length)
     for other in others:
         total += other
-    torch.distributed.all_gather_into_tensor(buffer, total)
+    torch.distributed.all_gather(list(buffer.view(size, length)), total)
     tensor.copy_(buffer[: tensor.numel()].view_as(tensor))
+
+
+@contextmanager
+def failed_collectives() -> Iterator[None]:
+    """Turn failed collectives inside of a library, such as those of FSDP, into a LostPeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if any(name in str(error) for name in ("gloo", "NCCL", "ProcessGroup")):
+            raise _lost(error) from None
+        raise
 
 
 @contextmanager
@@ -121,10 +132,14 @@ def _peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        reason = " ".join(str(error).split())
-        raise LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})") from None
+        raise _lost(error) from None
+
+
+def _lost(error: RuntimeError) -> Exception:
+    if out_of_memory(error):
+        return error
+    reason = " ".join(str(error).split())
+    return LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})")
 
 
 def join(device: str | None = None) -> World:

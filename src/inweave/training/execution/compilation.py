@@ -49,6 +49,8 @@ def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, dev
         problems.append(f"{type(networks[DENOISER]).__name__} lists no repeated blocks")
     if config.shard:
         problems.append("shard: the base is gathered by hooks on the host")
+    if config.offload == "blocks":
+        problems.append("offload: blocks are copied by hooks on the host")
     if config.prior_prediction:
         problems.append("prior_prediction: adapters are switched off and on within a step")
     if config.qat != "off":

@@ -25,8 +25,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 #: operation that selective checkpointing stores -> the index of its weight, if it has one
 _STORED = {
     "mm": 1, "addmm": 2, "fp8_linear": 1, "fp8_product": 2, "quantized_linear": 1, "lora_linear": 1,
-    "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
-    "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
+    "bmm": None, "baddbmm": None, "convolution": 1, "quantized_conv2d": None,
+    "_scaled_dot_product_flash_attention": None, "_scaled_dot_product_efficient_attention": None,
+    "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip
 

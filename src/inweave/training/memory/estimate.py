@@ -11,6 +11,9 @@
     total       = the larger of the two + the memory that CUDA and its libraries reserve
 
     staged      the networks are on the device one after the other: VAE, text encoders, then the denoiser
+    streamed    of a network whose blocks are streamed (`offload`), the device holds its other tensors, the blocks that
+                stay, and SLOTS times the largest of the others
+    host        = all weights, if staged or streamed, + HOST; else HOST, since loading needs a few buffers
 
 The activation memory of one example is measured on the meta device (`inweave.training.memory.meta`).
 """
@@ -33,12 +36,15 @@ from inweave.ops.attention import MAX_WORKSPACE, frontend_version
 from inweave.ops.tensors.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.meta import Measured, MetaAttention, measure
-from inweave.training.memory.speed import KERNELS, PASSES
+from inweave.training.memory.meta import Measured, MetaAttention, measure, quantized_instead
+from inweave.training.memory.speed import CONVERSION, KERNELS, OTHER_CONVERSION, PASSES, PRODUCTS
+from inweave.weights.streaming.stream import SLOTS, streamed_blocks
 
 CONTEXT = 768 << 20  # CUDA's memory outside of the allocator: context and kernels; 758 MiB on an H200
 RESERVE = CONTEXT + (256 << 20)  # and inside of it: workspaces of cuBLAS and cuDNN
 GIB = 1 << 30
+#: host memory of the process without weights: Python, the libraries, CUDA's own (an allowance, not measured)
+HOST = 3 * GIB
 
 #: optimizer -> bytes of its state per trained parameter; 8 for the others
 _STATE_BYTES = {
@@ -71,23 +77,36 @@ class Measurements:
 
     ``side``: of the largest images, if the dataset overrides the resolution of the configuration.
     ``chunks``: the text encoder's chunks of the longest caption.
+    ``device``: to plan for, in place of the one of the configuration.
     """
 
-    def __init__(self, model: Measurable, config: TrainConfig, side: int | None = None, chunks: int = 1) -> None:
+    def __init__(
+        self,
+        model: Measurable,
+        config: TrainConfig,
+        side: int | None = None,
+        chunks: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or choose_device(config.device)
         self._language = model if isinstance(model, LanguageModelSpec) else None
         self.blueprint: Blueprint | None = model if isinstance(model, Blueprint) else getattr(model, "blueprint", None)
         self.own: torch.dtype = getattr(model, "dtype", None) or DTYPES.get(config.precision, torch.bfloat16)
         self._config, self._side, self._chunks = config, side, chunks
-        self._cache: dict[tuple[torch.dtype, str], Measured] = {}
+        self._cache: dict[tuple[torch.dtype, str, str], Measured] = {}
 
     def dtype(self, config: TrainConfig) -> torch.dtype:
         """Return the precision as loaded, unless a plan changed it."""
         return self.own if config.precision == self._config.precision else DTYPES[config.precision]
 
     def at(self, config: TrainConfig) -> Measured:
-        key = self.dtype(config), config.gradient_checkpointing
-        if key not in self._cache:
-            self._cache[key] = self._measure(config, *key)
+        key = self.dtype(config), config.gradient_checkpointing, config.quantize
+        if key not in self._cache and self._config.quantize == "auto" and config.quantize not in ("auto", "off"):
+            assert self.blueprint is not None
+            plain = self.at(config.model_copy(update={"quantize": "off"}))  # activations are the same
+            self._cache[key] = quantized_instead(plain, self.blueprint, config.quantize, key[0])
+        elif key not in self._cache:
+            self._cache[key] = self._measure(config, *key[:2])
         return self._cache[key]
 
     def _measure(self, config: TrainConfig, dtype: torch.dtype, mode: str) -> Measured:
@@ -97,14 +116,24 @@ class Measurements:
         assert self.blueprint is not None
         at_size = config if self._side is None else config.model_copy(update={"resolution": self._side})
         backward = mode != "off"  # recomputing needs memory too
-        fused = choose_device(config.device).type == "cuda" and not config.shard
+        fused = self.device.type == "cuda" and not config.shard
         return measure(self.blueprint, at_size, dtype, checkpoint, backward=backward, chunks=self._chunks, fused=fused)
 
 
-def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> dict[str, Any]:
-    """Return bytes by kind and their sum for one configuration."""
+def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, resident: int = 0) -> dict[str, Any]:
+    """Return bytes by kind and their sum for one configuration; ``resident``: blocks that stay on the device."""
     measured = measurements.at(config)
     weights, parameters = measured.weights, measured.parameters
+    host, copied = (sum(weights.values()) if staged else 0), 0
+    denoiser = measurements.blueprint.denoiser.folder if measurements.blueprint is not None else ""
+    if config.offload == "blocks" and staged:  # of text encoders while they encode, of the denoiser always
+        blocks = {folder: measured.blocks.get(folder, ()) for folder in (denoiser, *ENCODERS)}
+        slots = {folder: SLOTS * max(sizes, default=0) for folder, sizes in blocks.items()}
+        moving = streamed_blocks(len(blocks[denoiser]), resident)
+        slots[denoiser] = SLOTS * max((blocks[denoiser][number] for number in moving), default=0)
+        copied = sum(blocks[denoiser][number] for number in moving)
+        away = {folder: sum(sizes) for folder, sizes in blocks.items()} | {denoiser: copied}
+        weights = {folder: size - away.get(folder, 0) + slots.get(folder, 0) for folder, size in weights.items()}
     encoders = sum(weights.get(folder, 0) for folder in ENCODERS)
     working = sum(weights.values())
     if staged:
@@ -113,8 +142,8 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
         needed = 0 if config.cache_text else encoders
         needed = encoders - frozen if config.train_text_encoders else needed
         needed += 0 if config.cache_latents else weights["vae"]
-        working = weights[measurements.blueprint.denoiser.folder] + needed
-    copies = choose_device(config.device).type in DEVICES and measurements.dtype(config).itemsize == 2
+        working = weights[denoiser] + needed
+    copies = measurements.device.type in DEVICES and measurements.dtype(config).itemsize == 2
     per_parameter = 8 + _STATE_BYTES.get(config.optimizer, 8.0) + (4 if config.ema_decay else 0) + (2 if copies else 0)
     trained = int(parameters * per_parameter)
     activations = measured.activations * config.batch_size + measured.scratch
@@ -125,6 +154,7 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
     caching = max(vae, encoders if staged else 0)
     training = working + trained + activations + (0 if config.cache_latents else measured.encoding)
     mode, micro_batches = config.gradient_checkpointing, config.gradient_accumulation
+    dequantized = measured.quantized * PRODUCTS[mode] * micro_batches
     return {
         "weights_bytes": working,
         "trained_parameters": parameters,
@@ -134,5 +164,8 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
         "reserved_bytes": RESERVE,
         "operations_per_step": int(measured.operations * PASSES[mode] * config.batch_size * micro_batches),
         "launches_per_step": int(measured.launches * KERNELS[mode] * micro_batches),
+        "converted_per_step": int(dequantized * CONVERSION.get(config.quantize, OTHER_CONVERSION)),
+        "copied_per_step": 2 * copied * micro_batches,
+        "host_bytes": host + HOST,
         "total_bytes": max(training, caching) + RESERVE,
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from inweave.layers.norms import NormLayer
 from inweave.layers.qat import QuantizationAware
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
+from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model, on_meta
 from inweave.models.naming import under_names_of
 from inweave.models.quantization import quantize_layers, quantized_names
@@ -45,7 +46,9 @@ class Measured:
 
     ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
     make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example;
-    ``scratch``: in which the largest quantized weight is dequantized, or the largest trained one rounded.
+    ``scratch``: in which the largest quantized weight is dequantized, or the largest trained one rounded;
+    ``quantized``: the parameters of all quantized weights; ``blocks``: the bytes of each block, in their order, of
+    networks whose blocks may be streamed.
     """
 
     weights: Mapping[str, int]
@@ -56,6 +59,8 @@ class Measured:
     launches: int = 0
     scores: frozenset[int] = frozenset()
     scratch: int = 0
+    quantized: int = 0
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def measure(
@@ -72,16 +77,10 @@ def measure(
 
     ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU.
     """
-    model = blank(blueprint, dtype, quantized=config.quantize == "keep")
-    scratch = 0
-    if config.quantize == "keep":
-        scratch = max(map(_scratch, model.networks.values()))
-    elif config.quantize != "off":
-        quantize_layers(model.denoiser, config.quantize, _META)
-        scratch = _scratch(model.denoiser)
-    weights = {folder: _bytes(network) for folder, network in model.networks.items()}
+    model, stored = _stored(blueprint, config.quantize, dtype)
     trained = trained_networks(model, config)
     parameters = _attach(trained, config, checkpoint)
+    scratch = stored.scratch
     if config.qat != "off":
         scratch = max(scratch, _rounding(trained[DENOISER], config.qat, dtype))
     if fused:
@@ -94,10 +93,33 @@ def measure(
     encoding = _peak(lambda: _encode(model, side), everything)
     counter = WorkCounter()
     activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
-    return Measured(
-        weights, parameters, activations, encoding, counter.operations, counter.launches, frozenset(counter.scores),
-        scratch,
+    return replace(
+        stored, parameters=parameters, activations=activations, encoding=encoding, operations=counter.operations,
+        launches=counter.launches, scores=frozenset(counter.scores), scratch=scratch,
     )  # fmt: skip
+
+
+def quantized_instead(measured: Measured, blueprint: Blueprint, format: str, dtype: torch.dtype) -> Measured:
+    """Return a measurement as it would be with the denoiser in this format, whose activations are the same."""
+    _, stored = _stored(blueprint, format, dtype)
+    fields = ("weights", "scratch", "quantized", "blocks")
+    return replace(measured, **{name: getattr(stored, name) for name in fields})
+
+
+def _stored(blueprint: Blueprint, format: str, dtype: torch.dtype) -> tuple[Model, Measured]:
+    """Return a model without weights, its denoiser quantized, and the bytes of its weights."""
+    model = blank(blueprint, dtype, quantized=format == "keep")
+    if format not in ("off", "keep"):
+        quantize_layers(model.denoiser, format, _META)
+    scratch = max(map(_scratch, model.networks.values()))
+    quantized = _quantized_parameters(model.denoiser)
+    blocks = {
+        folder: tuple(map(_bytes, model.family.blocks(network)))
+        for folder, network in model.networks.items()
+        if folder in (*ENCODERS, blueprint.denoiser.folder)
+    }
+    weights = {folder: _bytes(network) for folder, network in model.networks.items()}
+    return model, Measured(weights, 0, 0, 0, scratch=scratch, quantized=quantized, blocks=blocks)
 
 
 def measure_network(
@@ -127,6 +149,10 @@ def _bytes(network: nn.Module) -> int:
     quantized = (module for module in network.modules() if isinstance(module, QuantizedLayer))
     packed = sum(tensor.nbytes for module in quantized for tensor in module.quantized)
     return packed + sum(parameter.nbytes for parameter in network.parameters())
+
+
+def _quantized_parameters(network: nn.Module) -> int:
+    return sum(math.prod(module.shape) for module in network.modules() if isinstance(module, QuantizedLayer))
 
 
 def _scratch(network: nn.Module) -> int:

@@ -2,14 +2,16 @@
 
 A run that fits is not changed. Otherwise encoders leave the device, and of all combinations of splitting batches and
 gradient checkpointing that fit, the fastest is chosen (`inweave.training.memory.speed`): few large parts that
-recompute, or many small ones that do not. Of those within 3 % of the fastest, the one that changes least is chosen. The
-precision comes last: it is the only change to results beyond rounding. If nothing fits, the error says what would help.
+recompute, or many small ones that do not. If none fits, the denoiser's blocks are streamed from host memory, as few of
+them as must be. Of those within 3 % of the fastest, the one that changes least is chosen. AdamW's state in 8 bits and
+the precision come last: they change results beyond rounding, as does a format of weights, which is chosen only for
+`quantize = "auto"`. If nothing fits, the error says what would help.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +19,10 @@ import torch
 
 from inweave.errors import MemoryBudgetError
 from inweave.training.config.schema import TrainConfig
-from inweave.training.memory.estimate import CONTEXT, GIB, RESERVE, Measurements, sum_up
+from inweave.training.memory.candidates import SIZES, Candidate, candidates, fits
+from inweave.training.memory.estimate import CONTEXT, GIB, HOST, RESERVE, Measurements
 from inweave.training.memory.speed import Speed
 
-MODES = ("off", "selective", "full")
 SAME_TIME = 1.03  # predictions within this ratio are considered equal
 
 
@@ -28,7 +30,8 @@ SAME_TIME = 1.03  # predictions within this ratio are considered equal
 class MemoryPlan:
     """``config`` with ``changes`` applied, the reasons for them, and the estimate of its memory.
 
-    ``split``: the number of parts each batch is split into; ``staged``: networks take turns on the device.
+    ``split``: the number of parts each batch is split into; ``staged``: networks take turns on the device;
+    ``resident``: blocks that stay there while the others are streamed.
     """
 
     config: TrainConfig
@@ -38,6 +41,7 @@ class MemoryPlan:
     staged: bool
     limit: int
     split: int = 1
+    resident: int = 0
 
 
 def plan_run(
@@ -47,57 +51,112 @@ def plan_run(
     speed: Speed,
     resumed: Mapping[str, Any] | None,
     processes: int,
+    examples: int = SIZES[-1],
 ) -> MemoryPlan:
     """Plan a new run, or one that resumes a run of the settings ``resumed``: those that affect results are kept.
 
-    ``limit``, ``speed``: the same on all processes, so that they plan alike.
+    ``limit``, ``speed``: the same on all processes, so that they plan alike. ``examples``: of the dataset, of which no
+    batch holds more.
     """
-    settings = {name: resumed[name] for name in ("batch_size", "precision") if resumed and name in resumed}
+    settings = {name: resumed[name] for name in _kept_settings(config) if resumed and name in resumed}
     if resumed and "gradient_accumulation" in resumed:  # a checkpoint counts that of all processes
         settings["gradient_accumulation"] = max(resumed["gradient_accumulation"] // processes, 1)
     split = None if resumed is None else resumed.get("split", 1)
-    planned = plan_memory(measurements, config.model_copy(update=settings), limit, speed, split=split)
+    planned = plan_memory(
+        measurements, config.model_copy(update=settings), limit, speed, split=split, examples=examples
+    )
     unchanged = [f"{n} stays {v}, as the run was started" for n, v in settings.items() if v != getattr(config, n)]
     if resumed and planned.split > 1:
         unchanged.append(f"batches stay split into {planned.split} parts, as the run was started")
     return replace(planned, reasons=(*unchanged, *planned.reasons))
 
 
+def _kept_settings(config: TrainConfig) -> Iterator[str]:
+    """Yield the settings that a plan may have chosen for the run that is resumed."""
+    yield from ("batch_size", "precision")
+    if config.quantize == "auto":
+        yield "quantize"
+    if "optimizer" not in config.explicit_fields:
+        yield "optimizer"
+
+
 def plan_memory(
-    measurements: Measurements, config: TrainConfig, limit_bytes: int, speed: Speed, *, split: int | None = None
+    measurements: Measurements,
+    config: TrainConfig,
+    limit_bytes: int,
+    speed: Speed,
+    *,
+    split: int | None = None,
+    examples: int = SIZES[-1],
 ) -> MemoryPlan:
     """Return the fastest configuration that stays within a limit.
 
-    ``split``: of the resumed run; then nothing may change results, not even by rounding.
+    ``split``: of the resumed run; then nothing may change results, not even by rounding. With batch size 0 it is also
+    the fastest per example, of all batch sizes up to ``examples``.
     """
-    original = sum_up(measurements, config, staged=False)
+    if config.batch_size:
+        return _plan_size(measurements, config, limit_bytes, speed, split)
+    best: MemoryPlan | None = None
+    for size in (size for size in SIZES if size <= examples):
+        try:
+            of_size = config.model_copy(update={"batch_size": size})
+            plan = _plan_size(measurements, of_size, limit_bytes, speed, None, [size])
+        except MemoryBudgetError:
+            if best is None:
+                raise
+            break
+        if best is not None and _per_example(plan, speed) > SAME_TIME * _per_example(best, speed):
+            break  # what makes this size fit costs more than it brings
+        best = plan
+    assert best is not None
+    text = f"batch_size {best.config.batch_size}: as many examples as fit without making each of them slower"
+    return replace(best, changes={**best.changes, "batch_size": best.config.batch_size}, reasons=(text, *best.reasons))
+
+
+def _per_example(plan: MemoryPlan, speed: Speed) -> float:
+    return speed.seconds(plan.estimate) / plan.config.batch_size
+
+
+def _plan_size(
+    measurements: Measurements,
+    config: TrainConfig,
+    limit: int,
+    speed: Speed,
+    split: int | None,
+    sizes: Sequence[int] | None = None,
+) -> MemoryPlan:
+    original: Mapping[str, Any] | None = None
     least: Mapping[str, Any] | None = None
-    for group in _candidates(measurements, config, split):
-        fitting: list[tuple[float, TrainConfig, bool, int, dict[str, Any]]] = []
-        for chosen, staged, size in group:
-            parts = -(-config.batch_size // size)
-            as_computed = {"batch_size": size, "gradient_accumulation": config.gradient_accumulation * parts}
-            needs = sum_up(measurements, chosen.model_copy(update=as_computed), staged=staged)
-            if needs["total_bytes"] <= limit_bytes:
-                fitting.append((speed.seconds(needs), chosen, staged, size, needs))
-                if size == config.batch_size and chosen.gradient_checkpointing == config.gradient_checkpointing:
+    ram = config.ram_bytes
+    for group in candidates(measurements, config, split, sizes):
+        fitting: list[tuple[float, Candidate, dict[str, Any]]] = []
+        for candidate in group:
+            seconds, best, needs = candidate.evaluated(measurements, speed, limit)
+            original = original or needs
+            if fits(needs, limit, ram):
+                fitting.append((seconds, best, needs))
+                chosen = best.config
+                same = chosen.gradient_checkpointing == config.gradient_checkpointing and chosen.offload != "blocks"
+                if same and best.parts == 1 and chosen.quantize == config.quantize:
                     break  # nothing is faster, and the others need not be measured
             least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
         if fitting:
             fastest = min(seconds for seconds, *_ in fitting)
-            _, chosen, staged, size, needs = next(each for each in fitting if each[0] <= SAME_TIME * fastest)
+            _, best, needs = next(each for each in fitting if each[0] <= SAME_TIME * fastest)
+            chosen = best.config
             changes = {
                 n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
             }
-            reasons = tuple(_reasons(config, chosen, original, needs, limit_bytes, staged, size))
-            return MemoryPlan(chosen, changes, reasons, needs, staged, limit_bytes, -(-config.batch_size // size))
+            assert original is not None
+            reasons = tuple(_reasons(config, best, original, needs, limit))
+            return MemoryPlan(chosen, changes, reasons, needs, best.staged, limit, best.parts, best.resident)
     assert least is not None
-    raise MemoryBudgetError(_refusal(config, least, limit_bytes, images=measurements.blueprint is not None))
+    raise MemoryBudgetError(_refusal(config, least, limit, images=measurements.blueprint is not None))
 
 
 def limit_for(config: TrainConfig, device: torch.device) -> int | None:
-    """Return the bytes a run may use: `vram`, the free memory if that is "auto", or None without a limit."""
-    if config.vram != "auto":
+    """Return the bytes a run may use: `vram`, the free memory if a setting is "auto", or None without a limit."""
+    if config.vram_bytes is not None or not config.is_planned:
         return config.vram_bytes
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
 
@@ -123,58 +182,38 @@ def _device_number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _candidates(
-    measurements: Measurements, config: TrainConfig, split: int | None
-) -> Iterator[list[tuple[TrainConfig, bool, int]]]:
-    """Yield groups of (configuration, staged, examples at a time), each from the least change to the smallest need.
-
-    A group is tried only if nothing in the groups before it fits.
-    """
-    whole = config.batch_size
-    sizes = [size for size in range(whole, 0, -1) if whole % size == 0] if split is None else [-(-whole // split)]
-    yield [(config, False, sizes[0])]
-    staged = measurements.blueprint is not None  # a language model has nothing to offload
-    cached: dict[str, Any] = {"cache_latents": True} if staged else {}
-    if staged and not config.train_text_encoders:
-        cached["cache_text"] = True
-    precisions = [config.precision]
-    if measurements.own == torch.float32 and split is None:
-        precisions.append("bf16")
-    for precision in precisions:
-        modes = MODES[MODES.index(config.gradient_checkpointing) :]
-        if config.compile == "on" and config.gradient_checkpointing != "selective":  # the two do not go together
-            modes = tuple(mode for mode in modes if mode != "selective")
-        changes = [cached | {"gradient_checkpointing": mode, "precision": precision} for mode in modes]
-        yield [(config.model_copy(update=each), staged, size) for each in changes for size in sizes]
-
-
 def _reasons(
-    before: TrainConfig,
-    after: TrainConfig,
-    original: Mapping[str, Any],
-    needs: Mapping[str, Any],
-    limit: int,
-    staged: bool,
-    size: int,
+    before: TrainConfig, best: Candidate, original: Mapping[str, Any], needs: Mapping[str, Any], limit: int
 ) -> Iterator[str]:
     """Yield one line per decision, for the log."""
-    if not staged and after == before and size == before.batch_size:
+    after, staged = best.config, best.staged
+    if not staged and after == before and best.parts == 1:
         yield f"nothing has to change: the run needs {_gib(needs['total_bytes'])} of {_gib(limit)}"
         return
     yield f"as configured the run would need {_gib(original['total_bytes'])}, and the limit is {_gib(limit)}"
-    if staged:
+    streams = after.offload == "blocks"
+    if staged and not streams and (less := original["weights_bytes"] - needs["weights_bytes"]) > 0:
+        first = "images and captions are encoded first, and their encoders leave the device"
+        yield f"{first}: {_gib(less)} less of weights"
+    if streams and before.offload != "blocks":
+        copied, host = needs["copied_per_step"], needs["host_bytes"] - HOST
+        staying = f", {best.resident} blocks stay on the device" if best.resident else ""
         yield (
-            "images and captions are encoded first, and their encoders leave the device: "
-            f"{_gib(original['weights_bytes'] - needs['weights_bytes'])} less of weights"
+            f'offload "blocks": the base is in host memory, {_gib(host)} with the encoders; a step copies '
+            f"{_gib(copied)} to the device{staying}"
         )
-    if size != before.batch_size:
-        yield f"batches of {before.batch_size} are computed {size} at a time: the same update, but for rounding"
+    if best.parts > 1:
+        yield f"batches of {before.batch_size} are computed {best.size} at a time: the same update, but for rounding"
     if after.gradient_checkpointing != before.gradient_checkpointing:
         memory = _gib(needs["activation_bytes"])
         yield (
             f'gradient_checkpointing "{after.gradient_checkpointing}": the activation memory of a step is {memory}, '
             "and it takes longer"
         )
+    if after.quantize != before.quantize and after.quantize != "off":
+        yield f"quantize {after.quantize}: the frozen weights are stored in fewer bits; this changes results slightly"
+    if after.optimizer != before.optimizer:
+        yield f"optimizer {after.optimizer}: AdamW with its state in 8 bits; this changes results slightly"
     if after.precision != before.precision:
         yield f"precision {after.precision}: half the bytes per number; this changes results slightly"
     yield f"the run then needs {_gib(needs['total_bytes'])}"
@@ -184,6 +223,11 @@ def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int, *, image
     parts = {name: least[f"{name}_bytes"] for name in ("weights", "trained", "activation")}
     listed = ", ".join(f"{name} {_gib(size)}" for name, size in {**parts, "CUDA and its libraries": RESERVE}.items())
     advice = []
+    if config.ram_bytes is not None and least["total_bytes"] <= limit:
+        return (
+            f"ram: {_gib(config.ram_bytes)} is not enough; the run fits into {_gib(limit)} of the device only with "
+            f'{_gib(least["host_bytes"])} of host memory; raise ram, raise vram, or set quantize = "auto"'
+        )
     if limit <= RESERVE:
         advice.append("CUDA and its libraries alone take more; raise the limit (vram)")
     elif parts["weights"] + RESERVE > limit:

@@ -19,9 +19,7 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
     keep = config.quantize == "keep"
     problems = [] if keep else format_problems(denoiser, config.quantize, device)
     if keep and not any(isinstance(module, QuantizedLayer) for module in denoiser.modules()):
-        problems.append(
-            "no weight of the denoiser is quantized in its file; set int8, int8-hadamard, nf4 or fp8 to quantize it"
-        )
+        problems.append("no weight of the denoiser is quantized in its file; set int8 or another format to quantize it")
     if not keep and config.precision not in FORMATS[config.quantize].precisions:
         problems.append(
             f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'

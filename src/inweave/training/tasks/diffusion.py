@@ -45,6 +45,7 @@ from inweave.training.execution.oom import oom_hint
 from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
 from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
 from inweave.training.tasks.offload import Offloader
+from inweave.weights.streaming.stream import BlockStream
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
 
@@ -88,11 +89,12 @@ class DiffusionTask:
         self._masked = [uses_mask(config, example) for example in self.examples]
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
         self._token_ids: dict[tuple[str, int], Tensors] = {}
+        self.stream: BlockStream | None = None  # of the denoiser's blocks
         encoders = [folder for folder in ("vae", *ENCODERS) if folder in model.networks]
         self.digests = {folder: network_digests(model.networks[folder]) for folder in encoders}
         self.sampled_digest: str | None = None
         self._identity = encoder_digests(model, self.digests)
-        self.offloader = Offloader(model.networks, model.device)
+        self.offloader = self._offloader()
 
     # data
 
@@ -270,6 +272,14 @@ class DiffusionTask:
             encoders = set()
         vae = set() if self.config.cache_latents else {"vae"}
         return trained | encoders | vae | {self.model.blueprint.denoiser.folder}
+
+    def _offloader(self) -> Offloader:
+        networks, device, family = self.model.networks, self.device, self.model.family
+        if self.config.offload != "blocks":
+            return Offloader(networks, device)
+        encoders = {folder for folder in ENCODERS if folder in networks} - self.needed
+        blocks = {folder: family.blocks(networks[folder]) for folder in encoders}
+        return Offloader(networks, device, blocks, left=[self.model.blueprint.denoiser.folder])
 
     def offload_unused(self) -> None:
         """Move networks that no step needs to the host; `prepare` must have filled the caches."""

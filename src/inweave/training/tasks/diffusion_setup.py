@@ -21,7 +21,6 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
-from inweave.models.quantization import quantize_denoiser
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import dialect_for
@@ -31,7 +30,7 @@ from inweave.training.data import caption_lengths
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache
-from inweave.training.data.digests import network_digests, sampled_digest
+from inweave.training.data.digests import sampled_digest
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
@@ -44,10 +43,13 @@ from inweave.training.memory.meta import blank
 from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
+from inweave.training.tasks.arrivals import Arrivals
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
+from inweave.training.tasks.offload import stream_denoiser
 from inweave.weights.hold import Quantized
+from inweave.weights.streaming.stream import streamed_blocks
 
 
 class DiffusionSetup:
@@ -63,7 +65,7 @@ class DiffusionSetup:
         )
         self.config = with_defaults(config, self._blueprint, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
-        if sizes and config.vram is not None:
+        if sizes and config.is_planned:
             raise ConfigError(
                 f"vram: the dataset file sets batch_size {sizes[0]}, which cannot be changed to fit; remove it there, "
                 "and set batch_size in the configuration"
@@ -73,6 +75,11 @@ class DiffusionSetup:
     def measurements(self) -> Measurements:
         side = largest_side(self.config, self._blueprint, self.dataset)
         return Measurements(self._blueprint, self.config, side, chunks=max(self._captions[0]))
+
+    @property
+    def example_count(self) -> int:
+        """The number of images."""
+        return max(len(self.dataset.examples), 1)
 
     def validate(self, config: TrainConfig) -> None:
         """Raise ConfigError for problems that need no weights: targets, rules, masks, sample prompts."""
@@ -109,36 +116,32 @@ class DiffusionSetup:
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedDiffusionModel:
         """Read the weights and build the task; ``staged``: keep networks in host memory until they are needed."""
         blueprint = self._blueprint
+        # a base is known by the weights of its file, not by those that it is quantized to here
+        quantizes = config.quantize not in ("off", "keep")
+        own = config.quantize == "off" and config.offload == "blocks"  # in memory of its own, and not mapped
+        arrivals = Arrivals(self._blank(config), config, self.device, staged=staged or config.shard)
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
-            where = "cpu" if staged or config.shard or config.quantize not in ("off", "keep") else self.device
+            where = "cpu" if staged or config.shard or quantizes else self.device
             keep: Quantized = "keep" if config.quantize == "keep" else "off"
             assistants = [(load(config.assistant), 1.0)] if config.assistant else []
             model = load_model(
-                blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep
-            )
+                blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep,
+                arrived=arrivals if quantizes or own else None,
+            )  # fmt: skip
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
-        # a base is known by the weights of its file, not by those that it is quantized to here
-        quantizes = config.quantize not in ("off", "keep")
-        sampled = sampled_digest(model.networks) if quantizes else None
-        digests = {blueprint.denoiser.folder: network_digests(model.denoiser)} if quantizes else {}
-        quantized = model.quantization if keep == "keep" else ""
-        if quantizes:
-            quantized = self._quantize(model, config, staged=staged or config.shard)
+        quantized = arrivals.note() if quantizes else model.quantization if keep == "keep" else ""
+        if quantizes and not (staged or config.shard):
+            with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
+                for network in model.networks.values():
+                    network.to(self.device)
+        digests = {blueprint.denoiser.folder: arrivals.digests} if quantizes else {}
+        sampled = sampled_digest(model.networks, {blueprint.denoiser.folder: arrivals.samples}) if quantizes else None
         sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(cache_folder(config)))
         task.digests, task.sampled_digest = task.digests | digests, sampled
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged, quantized)
-
-    def _quantize(self, model: Model, config: TrainConfig, *, staged: bool) -> str:
-        """Quantize the denoiser; move all networks to the device, or keep them (``staged``). Returns a note."""
-        store = None if staged else self.device
-        with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
-            note = quantize_denoiser(model, config.quantize, self.device, store)
-            for network in model.networks.values() if not staged else ():
-                network.to(self.device)
-        return note
 
     @cached_property
     def _captions(self) -> tuple[list[int], list[str]]:
@@ -174,14 +177,14 @@ class LoadedDiffusionModel:
         return path if is_file(path) else None
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
-        """Encode in the first process; the others read its caches."""
+        """Encode in the first process of each machine; the others read its caches, or those on a disk they share."""
         offload = self._staged or self.task.config.shard
         frozen = not self.task.config.train_text_encoders
         encode_prompts = self._sampler.encode if self._sampler is not None and self._staged and frozen else None
-        if world.first:
+        if world.local_rank == 0:
             self.task.prepare(on_progress, staged=offload, with_encoders=encode_prompts)
         world.wait()
-        if offload and not world.first:
+        if offload and world.local_rank:
             self.task.offload_unused()
 
     def shard(self, world: World) -> str:
@@ -196,7 +199,17 @@ class LoadedDiffusionModel:
         self.model.release_weaver()  # it would write to the old memory of convolution weights
         for network in self.task.networks.values():
             fuse_blocks(network)
-            stack_siblings(network)
+            stack_siblings(network, across=self.task.config.offload != "blocks")
+
+    def stream_blocks(self, resident: int) -> str:
+        """Stream the denoiser's blocks, but for ``resident`` of them, from now on; returns a note for the log."""
+        every = self.model.family.blocks(self.model.denoiser)
+        blocks = [every[number] for number in streamed_blocks(len(every), resident)]
+        stream = stream_denoiser(self.model.denoiser, blocks, self.task.device)
+        self.task.stream = stream
+        total, slots = (f"{size / 2**30:.2f} GiB" for size in (stream.streamed_bytes, stream.slot_bytes))
+        count = f"{len(blocks)} of {len(every)} blocks" if resident else f"{len(blocks)} blocks"
+        return f"{count} ({total}) are in host memory; {slots} on the device hold those that run next"
 
     def notes(self) -> list[str]:
         """Return notes for the log about the dataset."""
@@ -257,7 +270,7 @@ def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, Buc
 def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
     """Return the side of a square with the area of the largest bucket, which decides memory; None without images."""
     model = blank(blueprint, DTYPES[config.precision])
-    places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size)
+    places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size or 1)
     areas = [place.bucket.width * place.bucket.height for place in places if place is not None]
     return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
 

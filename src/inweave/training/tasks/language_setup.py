@@ -75,6 +75,11 @@ class LanguageSetup:
 
         return Measurements(LanguageModelSpec(DTYPES[self.config.precision], measure), self.config)
 
+    @property
+    def example_count(self) -> int:
+        """The number of texts, or of their parts."""
+        return max(len(self._task.examples), 1)
+
     def validate(self, config: TrainConfig) -> None:
         check_selection(self._task.networks, config)
 
@@ -106,7 +111,8 @@ class LanguageSetup:
         return LoadedLanguageModel(task, network, index)
 
     def _blank_task(self, config: TrainConfig) -> LanguageTask:
-        return LanguageTask(self._network, self._tokenizer, self._texts, config, self.device)
+        sized = config if config.batch_size else config.model_copy(update={"batch_size": 1})
+        return LanguageTask(self._network, self._tokenizer, self._texts, sized, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,9 @@ class LoadedLanguageModel:
 
     def fuse_blocks(self) -> None:
         """Do nothing: these blocks do little besides products and attention."""
+
+    def stream_blocks(self, resident: int) -> str:
+        raise ConfigError("offload: the blocks of a language model are not streamed; leave it out")
 
     def notes(self) -> list[str]:
         return [text] if (text := self.task.cuts.text()) else []

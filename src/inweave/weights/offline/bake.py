@@ -7,8 +7,10 @@
 The header comes first, then one tensor at a time. Base files are read in pieces and never mapped, so memory does not
 grow with the checkpoint: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as
 float32) that receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since
-the order of a matrix product depends on its size. A file or folder appears under its name when it is whole, until
-then under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
+the order of a matrix product depends on its size. A weight that is stored quantized is unpacked to float32, and the sum
+quantized again, in the same form (`requantize`), or rounded to the dtype that is given. A file or folder appears under
+its name when it is whole, until then under a hidden one. Metadata is kept, less hashes of the old contents;
+`inweave.merged` lists the adapters.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from inweave.files.paths import exists, is_file, is_folder
 from inweave.files.reading import open_regular
 from inweave.files.writing import make_folder, new_folder, remove_folder, write_atomic
 from inweave.formats.gate import parse_header
+from inweave.formats.packed import Packed
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
@@ -39,6 +42,9 @@ from inweave.weights.blocks import block_names
 from inweave.weights.checkpoint_files import PIECE, NetworkFiles, Pieces, network_at, networks_in
 from inweave.weights.merge import is_product, refuse_overflow
 from inweave.weights.merged import MergedSource
+from inweave.weights.offline.requantize import requantized_parts
+from inweave.weights.packed import PackedSource, unpack, unpacked_weight
+from inweave.weights.source import TensorSpec
 from inweave.weights.stack import Item, Strength, items_by_tensor
 
 LARGE = 512 * 1024**2  #: bytes of one tensor as float32, above which it is merged in runs of rows
@@ -62,6 +68,7 @@ class BakeItem:
 class Baked:
     """The files that `bake` wrote; ``left_out``: weights of the base folder that were not merged and so not copied.
 
+    ``rounding_loss``: the fraction of the change that rounding lost, for each merged weight that is stored quantized.
     ``base``: the name of the base model, if it has one; ``loras``: the adapters as recorded in the metadata.
     """
 
@@ -74,6 +81,7 @@ class Baked:
     base: str | None = None
     loras: list[dict[str, object]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    rounding_loss: dict[str, float] = field(default_factory=dict)
 
 
 def record(name: str, sha256: str, strength: Strength) -> dict[str, object]:
@@ -96,41 +104,72 @@ class _Job:
         pairs = [(item.plan, item.strength) for item in stack]
         self.network, self.stack, self.dtype = network, stack, dtype
         self.base = Pieces(network, opened)
-        self.source = MergedSource(self.base, pairs, component=network.component, index=index)
+        self.weights = unpack(self.base, network.files[0], dtype=torch.float32)
+        self.source = MergedSource(self.weights, pairs, component=network.component, index=index)
         self.items: dict[str, list[Item]] = {}
         for (component, tensor), items in items_by_tensor(pairs, block_names(index)).items():
             if network.component in (None, component):
                 self.items.setdefault(tensor, []).extend(items)
-        known = self.base.names()
+        known = self.weights.names()
         for name in self.items.keys() & known:
             self._refuse_unfit(name)
+        self.roles: dict[
+            str, tuple[str, str]
+        ] = {}  # stored tensor -> the packed weight that changes, and its role in it
+        self.rounding_loss: dict[str, float] = {}
+        self._parts: tuple[str, dict[str, torch.Tensor]] = "", {}
+        if dtype is None:
+            for name in self.items:
+                if (packed := self._packed(name)) is not None:
+                    self.roles |= {stored: (name, role) for role, stored in packed.parts.items()}
         self.created = [name for name in self.items if name not in known]
         self.layout = {path: self._names(path) for path in network.files}
         self.bytes = sum(self._bytes(name) for names in self.layout.values() for name in names)
 
     def _refuse_unfit(self, name: str) -> None:
-        spec, placement, names = self.base.spec(name), self.items[name][0].placement, self.base.names()
+        spec, placement = self.weights.spec(name), self.items[name][0].placement
         if not placement.creates and spec.shape != placement.shape:
             raise TargetError(f"{name}: the plan expects {list(placement.shape)}, the file has {list(spec.shape)}")
-        scales = ("scaled_fp8", f"{name}_scale", f"{name.removesuffix('weight')}scale_weight")
-        if not spec.dtype.is_floating_point or (spec.dtype.itemsize == 1 and any(each in names for each in scales)):
+        if placement.widen and self._packed(name) is not None:
             raise TargetError(
-                f"{name}: stored quantized ({DTYPE_NAMES[spec.dtype]}); merge into the unquantized checkpoint"
+                f"{name}: stored quantized, and the adapter widens it; merge into the unquantized checkpoint"
             )
+        if not spec.dtype.is_floating_point:
+            raise TargetError(
+                f"{name}: stored quantized ({DTYPE_NAMES[spec.dtype]}) in a way that inweave does not know; merge into "
+                "the unquantized checkpoint"
+            )
+
+    def _packed(self, name: str) -> Packed | None:
+        return self.weights.packed(name) if isinstance(self.weights, PackedSource) else None
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether weights that are stored quantized are written in another dtype."""
+        return self.dtype is not None and isinstance(self.weights, PackedSource)
+
+    def _spec(self, name: str) -> TensorSpec:
+        """Return shape and dtype of a tensor to write: of a stored one, unless packed weights are unpacked."""
+        stored = not self.unpacks and name in self.base.names() and name not in self.items
+        return self.base.spec(name) if stored or name in self.roles else self.source.spec(name)
 
     def _names(self, path: Path) -> list[str]:
         """Return the names in the base's order, but the widest dtypes first, so that every tensor is aligned."""
         spans = self.base.headers[path].spans
-        names = [*spans, *(self.created if path == self.network.files[-1] else [])]
+        known = self.weights.names()
+        names = [
+            *(name for name in spans if not self.unpacks or name in known),
+            *(self.created if path == self.network.files[-1] else []),
+        ]
         return sorted(names, key=lambda n: (-self._dtype(n).itemsize, spans[n].begin if n in spans else 0))
 
     def _dtype(self, name: str) -> torch.dtype:
-        stored = self.source.spec(name).dtype
+        stored = self._spec(name).dtype
         fixed = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers and quantization scales
         return stored if self.dtype is None or fixed else self.dtype
 
     def _bytes(self, name: str) -> int:
-        return math.prod(self.source.spec(name).shape) * self._dtype(name).itemsize
+        return math.prod(self._spec(name).shape) * self._dtype(name).itemsize
 
     def chunks(self, path: Path, tick: Tick) -> Iterator[bytes | memoryview]:
         """Yield one file, header first."""
@@ -143,7 +182,7 @@ class _Job:
         at = 0
         for name in self.layout[path]:
             begin, at = at, at + self._bytes(name)
-            shape = list(self.source.spec(name).shape)
+            shape = list(self._spec(name).shape)
             document[name] = {"dtype": DTYPE_NAMES[self._dtype(name)], "shape": shape, "data_offsets": [begin, at]}
         raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
         raw += b" " * (-len(raw) % 8)
@@ -155,8 +194,12 @@ class _Job:
                 tick(len(piece))
 
     def _tensor(self, name: str, dtype: torch.dtype) -> Iterator[memoryview]:
-        items, shape = self.items.get(name), self.source.spec(name).shape
-        if not items:
+        items, shape = self.items.get(name), self._spec(name).shape
+        if name in self.roles:
+            yield self._requantized(name)
+        elif not items and self.unpacks and self._packed(name) is not None:
+            yield _bytes_of(name, self.weights.get(name, dtype=dtype), lambda: torch.zeros(1))
+        elif not items:
             for piece in self.base.pieces(name):
                 same = TORCH[piece.dtype] == dtype
                 copy = partial(decode, piece)
@@ -170,10 +213,25 @@ class _Job:
 
     def _merged(self, name: str, dtype: torch.dtype, rows: Rows | None) -> memoryview:
         def before() -> torch.Tensor:
-            return torch.zeros(1) if name in self.created else self.base.get(name, rows=rows)
+            return torch.zeros(1) if name in self.created else self.weights.get(name, rows=rows)
 
         result = self.source.get(name, dtype=dtype, rows=rows)
         return _bytes_of(name, result, before)
+
+    def _requantized(self, stored: str) -> memoryview:
+        """Return a stored tensor of a changed, packed weight; the parts of one weight are computed together."""
+        name, role = self.roles[stored]
+        if self._parts[0] != name:
+            packed = self._packed(name)
+            assert packed is not None and isinstance(self.weights, PackedSource)
+            before = self.weights.get(name, dtype=torch.float32)
+            total = self.source.get(name, dtype=torch.float32)
+            refuse_overflow(name, total, lambda: before)
+            self._parts = name, requantized_parts(name, packed, self.weights.parts(packed), total)
+            change = float((total - before).norm())
+            rest = float((unpacked_weight(name, packed, self._parts[1]) - total).norm())
+            self.rounding_loss[name] = rest / change if change else 0.0
+        return memoryview(self._parts[1][role].contiguous().flatten().view(torch.uint8).numpy().data)
 
     def index_document(self, index: Path) -> bytes:
         """Return the index of the shards, with created tensors and the new size."""
@@ -252,6 +310,7 @@ def write_merged(
     done.tensors = sum(len(names) for job in jobs for names in job.layout.values())
     done.merged = sum(len(job.items) for job in jobs)
     done.created = [name for job in jobs for name in job.created]
+    done.rounding_loss = {name: loss for job in jobs for name, loss in job.rounding_loss.items()}
     return done
 
 
@@ -268,7 +327,12 @@ def _write_folder(target: Path, root: Path, jobs: Sequence[_Job], copies: Sequen
                 write_atomic(at(path), job.chunks(path, tick))
             if job.network.index is not None:
                 write_atomic(at(job.network.index), [job.index_document(job.network.index)])
+        unpacked = {path.parent for job in jobs if job.unpacks for path in job.layout}
         for path in copies:
+            if path.name == "config.json" and path.parent in unpacked:
+                document = {key: value for key, value in read_json(path).items() if key != "quantization_config"}
+                write_atomic(at(path), [json.dumps(document, indent=2).encode() + b"\n"])
+                continue
             with open_regular(path) as file:
                 write_atomic(at(path), iter(lambda: file.read(PIECE), b""))
         if exists(target):

@@ -143,6 +143,11 @@ class BlockStream:
         yield block.register_forward_hook(after, with_kwargs=True)
 
 
+def streamed_blocks(count: int, resident: int) -> list[int]:
+    """Return which of ``count`` blocks are streamed if ``resident`` of them stay on the device, evenly spread."""
+    return [number for number in range(count) if (number + 1) * resident // count == number * resident // count]
+
+
 def listed_blocks(network: nn.Module) -> list[nn.Module]:
     """Return the entries of a network's outermost lists of modules, in their order: the blocks of a transformer."""
     blocks: list[nn.Module] = []

@@ -71,6 +71,8 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
     "caption_extensions": st.lists(TEXT, min_size=1, max_size=3),
     "sample_prompts": st.lists(TEXT, max_size=3),
     "vram": st.sampled_from(["auto", "12GiB"]),
+    "ram": st.sampled_from(["24GiB", "auto"]),
+    "offload": st.sampled_from(["off", "auto"]),  # "blocks" excludes others
     "network": st.sampled_from(NETWORKS), "dialect": st.sampled_from(OUTPUT_DIALECTS),
     "warmup": st.one_of(st.integers(1, 1000), st.floats(0, 0.9)),
     "resolution": st.one_of(st.none(), st.integers(16, 8192)),

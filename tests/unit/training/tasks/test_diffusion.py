@@ -154,7 +154,8 @@ def test_prior_prediction_is_the_mean_square_to_the_base(variant: str, encoders:
     for network in task.networks.values():
         inject(network, 2)
         for layer in lora_layers(network).values():
-            torch.nn.init.normal_(layer.branch("default").up, std=0.05)
+            branch: Any = layer.branch("default")
+            torch.nn.init.normal_(branch.up, std=0.05)
     prior = next(n for n, example in enumerate(task.examples) if example.regularization)
     inputs = sample_inputs(task, 0, (1 - prior, prior))
     noisy, target = task.objective.noised(inputs["latents"], inputs["noise"], inputs["times"])

@@ -142,3 +142,12 @@ def test_a_layout_is_told_from_known_numbers() -> None:
 def test_inspect_says_what_was_derived() -> None:
     evidence = "\n".join(open_model(tiny.folder("Chroma")).evidence)
     assert "ChromaPipeline" in evidence and "timestep: t / 1000" in evidence and "(h w) (c p q)" in evidence
+
+
+def test_inspect_of_a_model_folder_prints_it() -> None:
+    from typer.testing import CliRunner
+
+    from inweave.cli.app import app
+
+    printed = CliRunner().invoke(app, ["inspect", str(tiny.folder("AuraFlow")), "--json"])
+    assert printed.exit_code == 0 and "AuraFlowPipeline" in printed.stdout

@@ -52,6 +52,14 @@ def inspect(
     with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         progress.start("reading files")
         alphas = supplied_alphas(alpha, rank_alpha)
+        if len(paths) == 1 and is_file(paths[0] / "model_index.json"):
+            from inweave.models.open import open_model
+
+            model = open_model(paths[0])
+            progress.stop()
+            about = {"model": model.name, "family": model.family.name, "evidence": list(model.evidence)}
+            print_json(about) if as_json else print_lines([f"{model.name}: {model.family.name}", *model.evidence])
+            raise typer.Exit(OK)
         files = [file for path in paths for file in _adapter_files(locate(path, lora_dir))]
         if len(files) == 1:
             facts = inspect_file(files[0], keys=keys, name=name, alpha=alphas)

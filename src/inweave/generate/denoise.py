@@ -14,7 +14,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,6 +73,8 @@ def generate_image(
     model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int] = (0, 1)
 ) -> Image.Image:
     """Make one image, the first of ``number`` out of the second; raise RequestError if its values are not finite."""
+    if model.family.own_pipeline:
+        return _from_pipeline(model, task, callbacks, number)
     generator = torch.Generator("cpu").manual_seed(task.seed)
     if task.init is not None and task.strength == 0.0:
         return _decode(model, _encode(model, task.init, None), callbacks, task.loras)
@@ -124,6 +126,24 @@ def generate_image(
         _report(model, callbacks, step // order + 1, total, started, latents, number)
     _ensure_finite(model, latents, "the denoiser", task.loras)
     return _decode(model, latents, callbacks, task.loras)
+
+
+def _from_pipeline(model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int]) -> Image.Image:
+    """Return the image that the model's own pipeline makes."""
+    started = time.perf_counter()
+
+    def on_step(step: int, latents: torch.Tensor) -> None:
+        if callbacks.cancelled is not None and callbacks.cancelled():
+            raise CancelledError(f"cancelled after step {step} of {task.steps}")
+        silent = replace(callbacks, preview_every=0)  # its latents may be packed
+        _report(model, silent, min(step, task.steps), task.steps, started, latents, number)
+
+    with network_errors(model):
+        image = model.family.generate(
+            model, task.conditioning.at(0, 1), (task.width, task.height), task.steps, task.seed, on_step
+        )
+    assert isinstance(image, Image.Image)
+    return image
 
 
 def _ensure_finite(model: Model, values: torch.Tensor, source: str, loras: tuple[str, ...]) -> None:

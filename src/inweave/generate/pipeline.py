@@ -182,7 +182,9 @@ class Pipeline:
         wrong += unfit
         defaults = self.model.blueprint.variant or self.model.family
         guidance = defaults.guidance if config.guidance is None else config.guidance
-        if config.prompts[0].composed and not self.model.family.is_guided(self.model, guidance):
+        if self.model.family.own_pipeline:
+            wrong += pipeline_problems(self.model.family.pipeline, config, image)
+        elif config.prompts[0].composed and not self.model.family.is_guided(self.model, guidance):
             wrong.append(composition_problem(self.model, guidance))
         if wrong:
             raise ConfigError(wrong)
@@ -321,6 +323,16 @@ class Pipeline:
                 if image is not None
             },
         }
+
+
+def pipeline_problems(pipeline: str, config: GenerateConfig, image: Image.Image | None) -> list[Problem]:
+    """Return what a request asks for that a model which is run by its own pipeline cannot do."""
+    features = {
+        "init": image is not None, "sampler": config.sampler is not None, "schedule": config.schedule != "simple",
+        "prompt": any(each.composition is not None or each.composed for each in config.prompts),
+    }  # fmt: skip
+    reason = f"{pipeline} makes the images of this model, from a plain prompt and with its own sampler; leave it out"
+    return [Problem(name, reason) for name, present in features.items() if present]
 
 
 def _is_blank(image: Image.Image) -> bool:

@@ -28,6 +28,7 @@ class NetworkBlueprint:
     class_name: str
     config: Mapping[str, Any]
     source: WeightSource
+    library: str = ""  # the module of the class, where no family declares it
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ MAX_NESTING = 4
 MAX_TEXT = 256
 #: integers that may be larger: they bound positions or set frequencies, and nothing is allocated for them
 _UNBOUNDED = ("max_position_embeddings", "original_max_position_embeddings", "rope_theta", "sliding_window", "theta")
-_INFINITE = ("time_step_limit",)  # without an upper end
+_INFINITE = ("time_step_limit", "lambda_min_clipped")  # without an end
 _ROPE = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # of older files, now `rope_parameters`
 _QUANTIZED = ("quantization_config", "compression_config")
 _UNPACKED = ("bitsandbytes",)  # by the names of stored tensors (`inweave.weights.packed`)

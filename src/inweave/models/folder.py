@@ -58,7 +58,7 @@ def open_folder(
                 )
             config = (class_name, read_config(folder / part / "config.json"))
             if file is None:
-                networks[part] = NetworkBlueprint(part, *config, open_source(_weights(folder / part)))
+                networks[part] = NetworkBlueprint(part, *config, open_source(weights_of(folder / part)))
             else:
                 networks[part] = part_from_file(Path(file), part, config)
         elif part in TOKENIZER_FOLDERS:
@@ -95,7 +95,7 @@ def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
 
 def part_from_file(path: Path, part: str, config: Config) -> NetworkBlueprint:
     """Return one network of a separate file or folder, or of a whole checkpoint."""
-    source = open_source(_weights(path) if is_folder(path) else path)
+    source = open_source(weights_of(path) if is_folder(path) else path)
     component = "te3" if config[0] == "T5EncoderModel" else FOLDERS.get(part, part)
     names = source.names()
     prefixes = (prefix for prefix, each in SINGLE_FILE_PREFIXES if each == component)
@@ -114,7 +114,8 @@ def under_prefix(source: WeightSource, prefix: str, part: str) -> WeightSource:
     return Renamed(source, component_from_names(FOLDERS.get(part, part), inside, prefix))
 
 
-def _weights(folder: Path) -> Path:
+def weights_of(folder: Path) -> Path:
+    """Return the safetensors file, or the index of its shards, in the folder of a network."""
     path = network_file(folder)
     if path is None:
         pickles = [pickle.name for pattern in ("*.bin", "*.ckpt", "*.pt") for pickle in folder.glob(pattern)]

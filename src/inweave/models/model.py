@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,11 +25,10 @@ from torch import nn
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import MergeStateError
-from inweave.models.blueprint import Blueprint, NetworkBlueprint
-from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
-from inweave.models.families import network_classes
+from inweave.models.blueprint import Blueprint
+from inweave.models.configuration import library_errors
+from inweave.models.construct import on_meta as on_meta
 from inweave.models.families.base import ENCODERS, Family
-from inweave.models.lazy_imports import defer_imports
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.quantization import Quantize, Quantizer, join_groups, refuse_format
@@ -325,24 +323,6 @@ def blueprint_index(blueprint: Blueprint) -> ModelIndex:
         components[FOLDERS[folder]] = component_from_names(FOLDERS[folder], shapes)
     base = blueprint.variant.tensors if blueprint.variant is not None else None
     return ModelIndex(components, base, blueprint.name)
-
-
-def on_meta(part: NetworkBlueprint) -> nn.Module:
-    """Build a network on the meta device, without weights."""
-    declared = network_classes()[part.class_name]
-    label = f"{part.folder}: its configuration cannot be used for a {part.class_name}"
-    with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label), defer_imports():
-        library = import_module(declared.library)
-        kind = getattr(library, part.class_name)
-        if hasattr(kind, "config_class"):  # a model of transformers
-            config = transformers_config(part.folder, kind.config_class, part.config)
-            if declared.text_model:
-                kind, config = getattr(library, declared.text_model), config.get_text_config()
-            network = kind(config)
-        else:
-            network = kind.from_config(diffusers_config(part.folder, kind, part.config))
-    assert isinstance(network, nn.Module)
-    return network
 
 
 def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIndex:

@@ -11,6 +11,8 @@ from inweave.errors import ConfigError, RequestError
 from inweave.files.paths import expand_home, is_file, is_folder
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
+from inweave.models.configuration import read_config
+from inweave.models.derived.folder import is_unknown_pipeline, open_pipeline
 from inweave.models.families.base import Variant
 from inweave.models.folder import PartFiles, open_folder
 from inweave.models.single import open_single
@@ -43,9 +45,15 @@ def open_model(
     if text == embedded.NAME:
         return open_folder(embedded.folder(), name=embedded.NAME, variant=embedded.VARIANT, parts=parts)
     if is_folder(path):
+        index_file = path / "model_index.json"
+        if not parts and is_file(index_file) and is_unknown_pipeline(path, index := read_config(index_file)):
+            return open_pipeline(path, path.name, index)
         return open_folder(path, variant=chosen, parts=parts)
     known, repo = find_variant(text), hub_id(text)
-    return open_folder(hub_folder(repo, allow_download), name=repo, variant=chosen or known, parts=parts)
+    folder = hub_folder(repo, allow_download)
+    if not parts and is_unknown_pipeline(folder, index := read_config(folder / "model_index.json")):
+        return open_pipeline(folder, repo, index)
+    return open_folder(folder, name=repo, variant=chosen or known, parts=parts)
 
 
 def hub_id(text: str) -> str:

@@ -43,6 +43,9 @@ class LatentSpace:
             factor = tuple((1.0 / torch.tensor(config["latents_std"])).tolist())
             scale = 2 ** len(config["temperal_downsample"])  # spelled so in the files
             space = LatentSpace(config["z_dim"], scale, tuple(config["latents_mean"]), factor, frames=True)
+        elif "encoder_block_out_channels" in config:  # AutoencoderDC, which has no distribution
+            scale = 2 ** (len(config["encoder_block_out_channels"]) - 1)
+            space = LatentSpace(config["latent_channels"], scale, factor=(config["scaling_factor"],))
         else:
             scale = 2 ** (len(config["block_out_channels"]) - 1)
             shift = config.get("shift_factor") or 0.0
@@ -109,7 +112,25 @@ def decode(vae: Any, latents: Tensor, warn: Callable[[str], object] | None = Non
 
 def _distribution(vae: Any, image: Tensor) -> Any:
     image = image.to(vae.device, vae.dtype)
-    return vae.encode(image[:, :, None] if LatentSpace.of(vae.config).frames else image).latent_dist
+    encoded = vae.encode(image[:, :, None] if LatentSpace.of(vae.config).frames else image)
+    return encoded.latent_dist if hasattr(encoded, "latent_dist") else _Exact(encoded.latent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exact:
+    """The latents of an autoencoder without a distribution, as one."""
+
+    mean: Tensor
+
+    @property
+    def std(self) -> Tensor:
+        return torch.zeros_like(self.mean)
+
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self.mean
 
 
 def _without_frames(tensor: Tensor, space: LatentSpace) -> Tensor:

@@ -36,7 +36,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from inweave.models.families.declared import Network as Network
+from inweave.models.families.declared import Variant as Variant
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
 
     from inweave.models.vae import LatentSpace
 
-Prediction = Literal["epsilon", "v_prediction", "flow"]
 Shape = tuple[int, ...]
 Tensors = dict[str, "Tensor"]
 #: (text, weight) in order; a piece with the text BREAK starts a new chunk
@@ -57,44 +59,6 @@ IMAGE_PRESET: Mapping[str, Any] = {
     "rank": 16, "learning_rate": 1e-4, "precision": "bf16", "max_grad_norm": 1.0, "targets": "attention-mlp",
     "steps": 2000,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """One network of a family: its folder in diffusers' layout, and the class it is built as."""
-
-    folder: str
-    class_name: str
-    library: str = "diffusers"  # the module of the class: diffusers, transformers, or one of the family's package
-    required: bool = True
-    text_model: str = ""  # the language model inside of it, where that is built alone
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A published model of a family, and the settings of a request that sets none.
-
-    Finer than a base of `inweave.targets.bases`: SDXL and SDXL Turbo have the same tensors, SD 2.1 and SD 2.1-base too,
-    yet they need another schedule, size or number of steps.
-    """
-
-    name: str
-    family: str
-    repo: str  # where its diffusers folder is published
-    size: int  # pixels per side
-    steps: int
-    guidance: float  # 0: none is used
-    prediction: Prediction = "epsilon"
-    inpaint: bool = False
-    zero_terminal_snr: bool = False  # trained on a schedule whose last step is pure noise
-    base: str = ""  # the base whose tensors it has, where that has another name
-    mark: str = ""  # the word in a file's metadata that tells it from its base
-    aliases: tuple[str, ...] = ()  # those `inweave.targets.bases` does not know, or knows as the base's
-
-    @property
-    def tensors(self) -> str:
-        """The base of `inweave.targets.bases` that lists this variant's tensors."""
-        return self.base or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +177,8 @@ class Family(ABC):
 
     pipeline: ClassVar[str]  # diffusers' class for text to image
     inpaint_pipeline: ClassVar[str] = ""
+    #: whether the pipeline itself makes images (`generate`), and not the loop of `inweave.generate.denoise`
+    own_pipeline: ClassVar[bool] = False
     index_options: ClassVar[Mapping[str, Any]] = {}  # what else its model_index.json says
     inpaint_index_options: ClassVar[Mapping[str, Any]] = {}
 
@@ -339,6 +305,18 @@ class Family(ABC):
     def pad_text(self, text: Tensors, chunks: int) -> Tensors:
         """Pad the encoded text of rows to ``chunks``; only families with `masks_padding` do, others pad token ids."""
         return text
+
+    def join_text(self, rows: Sequence[Tensors]) -> Tensors:
+        """Return the encoded texts of rows as one batch."""
+        import torch
+
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def generate(
+        self, model: ModelView, conditioning: Conditioning, size: tuple[int, int], steps: int, seed: int, on_step: Any
+    ) -> Any:
+        """Return the image that the pipeline makes, where it makes them; ``on_step`` gets (step, latents)."""
+        raise NotImplementedError
 
     def frozen_folders(self, model: ModelView) -> list[str]:
         """Return the frozen encoders that this model has."""

@@ -20,12 +20,12 @@ from inweave.models.families.base import (
     BlueprintView,
     ModelView,
     Network,
-    Prediction,
     Shape,
     Tensors,
     Variant,
 )
 from inweave.models.families.clip import CLIP_TOKENIZERS, ClipFamily
+from inweave.models.families.declared import Prediction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final, Literal
 
+from inweave.models.derived.family import FLOW, PRESETS
 from inweave.models.families import families
 
 _LANGUAGE_MODEL: Final[dict[str, Any]] = {
@@ -41,10 +42,12 @@ TARGETS: Final = ("attention", "attention-mlp", "all")
 def presets() -> dict[str, dict[str, Any]]:
     """Return all presets by name."""
     of_images = {name: dict(preset) for family in families() for name, preset in family.presets.items()}
-    return {**of_images, "llm": _LANGUAGE_MODEL}
+    return {**of_images, **{name: dict(preset) for name, preset in PRESETS.items()}, "llm": _LANGUAGE_MODEL}
 
 
 def preset_objective(preset: str) -> Literal["noise", "flow"] | None:
     """Return what the denoiser of a preset's family predicts, noise or the direction of a flow; None for `llm`."""
+    if preset in PRESETS:
+        return "flow" if preset == FLOW else "noise"
     family = next((family for family in families() if preset in family.presets), None)
     return None if family is None else "flow" if family.flow else "noise"

@@ -161,7 +161,7 @@ class DiffusionTask:
             inputs["prior"] = prior
         longest = max(self._lengths[number] for number in batch)
         rows = [self._text(text, longest) for text in texts]
-        return inputs | {f"text.{name}": torch.cat([row[name] for row in rows]) for name in rows[0]}
+        return inputs | {f"text.{name}": value for name, value in self.model.family.join_text(rows).items()}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
         """Return the loss of the denoiser's prediction against the objective's target, or the base's prediction."""

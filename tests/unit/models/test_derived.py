@@ -1,0 +1,153 @@
+"""Pipelines that no family knows: the derived call is the pipeline's own, and everything works on it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+pytest.importorskip("diffusers")
+
+import diffusers
+
+import inweave
+from inweave.errors import FormatError
+from inweave.models.derived.arguments import classify
+from inweave.models.derived.layout import find, order_of
+from inweave.models.model import Model, load_model
+from inweave.models.open import open_model
+from tests.peers import tiny_pipelines as tiny
+
+SIZES = ((64, 96), (128, 64))
+TEXTS = ("a red apple", "two dogs in the snow, oil on canvas")
+
+
+def own_call(name: str, texts: tuple[str, ...], size: tuple[int, int]) -> tuple[Any, dict[str, Any], Any, torch.Tensor]:
+    """(the pipeline of diffusers, the arguments of its first call, the time, what its scheduler received)."""
+    pipe = getattr(diffusers, type(tiny.pipeline(name)).__name__).from_pretrained(tiny.folder(name))
+    pipe.set_progress_bar_config(disable=True)
+    calls: list[dict[str, Any]] = []
+    received: list[Any] = []
+    step = pipe.scheduler.step
+    pipe.transformer.register_forward_pre_hook(
+        lambda network, args, options: calls.append(bound(network, args, options)), with_kwargs=True
+    )
+
+    def recorded(prediction: torch.Tensor, t: Any, *args: Any, **options: Any) -> Any:
+        received.append((t, prediction.clone()))
+        return step(prediction, t, *args, **options)
+
+    pipe.scheduler.step = recorded
+    binning = {"use_resolution_binning": False} if name.startswith(("Sana", "PixArt")) else {}
+    pipe(
+        list(texts), width=size[0], height=size[1], num_inference_steps=2, guidance_scale=1.0, **binning,
+        generator=torch.Generator().manual_seed(3),
+    )  # fmt: skip
+    return pipe, calls[0], *received[0]
+
+
+def bound(network: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    arguments = dict(inspect.signature(type(network).forward).bind(network, *args, **options).arguments)
+    del arguments["self"]
+    return arguments
+
+
+def derived(model: Model, texts: tuple[str, ...], latents: torch.Tensor, t: Any) -> torch.Tensor:
+    family: Any = model.family
+    with torch.no_grad():
+        text = family.join_text([family.encode(model, family.token_ids(model, text), None) for text in texts])
+    sizes = torch.zeros(len(texts), 6)
+    return family.denoise(model, latents, t, family.batch_inputs(model, text, sizes, latents.shape, 1.0))
+
+
+@pytest.mark.parametrize("name", tiny.names())
+def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name: str) -> None:
+    model = load_model(tiny.folder(name), device="cpu")
+    model.release_weaver()
+    model.denoiser.requires_grad_(True)
+    for size in SIZES:
+        pipe, call, t, received = own_call(name, TEXTS[:1], size)
+        shape = model.latent_space.shape(*size)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        noise = model.scheduler.scale_model_input(noise, t) if hasattr(model.scheduler, "scale_model_input") else noise
+        prediction = derived(model, TEXTS[:1], noise, t)
+        assert torch.equal(prediction.flatten().sort().values, (received.flatten()).sort().values)
+        prediction.square().mean().backward()
+        call["return_dict"] = False
+        own = pipe.transformer(**call)[0]
+        own = own.chunk(2, 1)[0] if own.numel() == 2 * prediction.numel() else own
+        own.square().mean().backward()
+        gradients = {n: p.grad for n, p in pipe.transformer.named_parameters() if p.grad is not None}
+        ours = {n: p.grad for n, p in model.denoiser.named_parameters() if p.grad is not None}
+        assert ours.keys() == gradients.keys() and len(ours) > 10
+        for key, gradient in gradients.items():
+            torch.testing.assert_close(ours[key], gradient, rtol=1e-5, atol=1e-7)
+        model.denoiser.zero_grad()
+    _, _, t, received = own_call(name, (TEXTS[0], TEXTS[0]), SIZES[0])  # rows of one length fit every pipeline
+    rows = torch.randn(model.latent_space.shape(*SIZES[0], 2), generator=torch.Generator().manual_seed(3))
+    prediction = derived(model, (TEXTS[0], TEXTS[0]), rows, t)
+    torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("AuraFlow", "Chroma") else pytest.param(n, marks=pytest.mark.full) for n in tiny.names()]
+)
+def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
+    folder = tiny.folder(name)
+    request: dict[str, Any] = {"seed": 3, "steps": 2, "width": 64, "height": 96, "guidance": 3.0}
+    ours = inweave.pipeline(str(folder), device="cpu")("a red apple", **request).images[0]
+    pipe = getattr(diffusers, type(tiny.pipeline(name)).__name__).from_pretrained(folder)
+    binning = {"use_resolution_binning": False} if name.startswith(("Sana", "PixArt")) else {}
+    generator = torch.Generator().manual_seed(3)
+    options: dict[str, Any] = {"num_inference_steps": 2, "width": 64, "height": 96, "guidance_scale": 3.0}
+    image = pipe("a red apple", generator=generator, **options, **binning).images[0]
+    assert ours.tobytes() == image.tobytes()
+    config = inweave.TrainConfig(
+        dataset="inweave/pixel", model=str(folder), steps=3, resolution=64, rank=2, output=str(tmp_path / "out"),
+        cache_dir=str(tmp_path / "cache"), precision="fp32", learning_rate=0.1,
+    )  # fmt: skip
+    inweave.train(config)
+    file = tmp_path / "out" / "lora.safetensors"
+    with safe_open(file, "pt") as tensors:
+        assert all(key.startswith("transformer.") for key in tensors.keys())  # noqa: SIM118
+    assert inweave.pipeline(str(folder), loras=[str(file)], device="cpu")("a red apple", **request).images[0] != ours
+    if hasattr(pipe, "load_lora_weights"):
+        pipe.load_lora_weights(str(file))
+        assert pipe.get_active_adapters()
+
+
+def test_what_cannot_be_derived_is_refused_by_name(tmp_path: Path) -> None:
+    mixed = torch.arange(4.0)
+    with pytest.raises(FormatError, match="states depends on the text and on the size"):
+        classify("states", mixed, mixed + 1, mixed + 2, mixed, None)
+    numbers = torch.randn(2, 4, 4)
+    assert order_of(numbers, numbers.square()) is None
+    assert find(torch.randperm(32, generator=torch.Generator().manual_seed(0)), (2, 4, 4), (2, 4, 4)) is None
+
+
+def test_a_layout_is_told_from_known_numbers() -> None:
+    latents = torch.randn(1, 3, 4, 6)
+    packed = latents.view(1, 3, 2, 2, 3, 2).permute(0, 2, 4, 1, 3, 5).reshape(1, 6, 12)
+    index = order_of(latents[0], 2.5 * packed[0])
+    assert index is not None
+    layout = find(index, (3, 4, 6), (6, 12))
+    assert layout is not None and str(layout) == "c (h p) (w q), p = q = 2 -> (h w) (c p q)"
+    assert torch.equal(layout.pack(latents), packed) and torch.equal(layout.unpack(packed, (3, 4, 6)), latents)
+
+
+def test_inspect_says_what_was_derived() -> None:
+    evidence = "\n".join(open_model(tiny.folder("Chroma")).evidence)
+    assert "ChromaPipeline" in evidence and "timestep: t / 1000" in evidence and "(h w) (c p q)" in evidence
+
+
+def test_inspect_of_a_model_folder_prints_it() -> None:
+    from typer.testing import CliRunner
+
+    from inweave.cli.app import app
+
+    printed = CliRunner().invoke(app, ["inspect", str(tiny.folder("AuraFlow")), "--json"])
+    assert printed.exit_code == 0 and "AuraFlowPipeline" in printed.stdout

@@ -40,9 +40,7 @@ _WIDENING = 4
 
 def supports_checkpointing(network: nn.Module) -> bool:
     """Return whether a network can recompute its blocks."""
-    return bool(
-        getattr(network, "_supports_gradient_checkpointing", True)
-    )  # an attribute of diffusers
+    return bool(getattr(network, "_supports_gradient_checkpointing", True))  # an attribute of diffusers
 
 
 def apply_checkpointing(

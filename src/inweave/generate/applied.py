@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from inweave.targets.plan import Plan
 from inweave.weights.stack import Strength
 
 OnMismatch = Literal["error", "warn"]
+NOTED_LOSS = 0.1  # of the change of quantized weights, above which a result says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,14 @@ def _fit(model: Model, path: Path, source: Path | Adapter, on_mismatch: OnMismat
 def stack_of(loras: Iterable[AppliedLora]) -> list[tuple[Path | Adapter | Plan, Strength]]:
     """Return the adapters with their strengths, as the weaver takes them."""
     return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
+
+
+def rounding_note(losses: Mapping[str, float]) -> str:
+    """Return how much of the LoRAs' change quantized weights could not hold; "" if they hold most of it."""
+    mean = sum(losses.values()) / max(len(losses), 1)
+    if mean < NOTED_LOSS:
+        return ""
+    return (
+        f"{min(mean, 1):.0%} of what the LoRAs change is lost on average in {len(losses)} quantized weights; a "
+        "format with more bits, or a LoRA trained with qat, keeps more"
+    )

@@ -26,7 +26,7 @@ from PIL import Image
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem, RequestError
-from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
+from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, rounding_note, stack_of
 from inweave.generate.conditioning import PromptConditioning, composition_problem
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, ImageTask, Progress, generate_image
@@ -50,7 +50,6 @@ from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
-NOTED_LOSS = 0.1  # of the change of quantized weights, above which a result says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +257,7 @@ class Pipeline:
             records: list[dict[str, Any]] = []
             warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
             warnings += [warning for parsed in config.prompts for warning in parsed.warnings]
-            warnings += filter(None, [self._rounding_note()])
+            warnings += filter(None, [rounding_note(self.model.rounding_loss)])
             callbacks = replace(callbacks, warn=warnings.append)
             for number in range(config.count):
                 seed = config.seed + number
@@ -281,17 +280,6 @@ class Pipeline:
     def _swap_in(self, request: PreparedRequest) -> None:
         """Make the weights those of the request's LoRAs."""
         self.model.swap(stack_of(request.loras))
-
-    def _rounding_note(self) -> str:
-        """Return how much of the LoRAs' change quantized weights could not hold; "" if they hold most of it."""
-        losses = self.model.rounding_loss
-        mean = sum(losses.values()) / max(len(losses), 1)
-        if mean < NOTED_LOSS:
-            return ""
-        return (
-            f"{min(mean, 1):.0%} of what the LoRAs change is lost on average in {len(losses)} quantized weights; a "
-            "format with more bits, or a LoRA trained with qat, keeps more"
-        )
 
     def _conditioning(self, request: PreparedRequest) -> PromptConditioning:
         config = request.config

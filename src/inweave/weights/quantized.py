@@ -51,14 +51,16 @@ def weight_in(layer: QuantizedLayer, memory: torch.Tensor) -> QuantizedWeight:
 
 
 def write_weight(layer: QuantizedLayer, memory: torch.Tensor, weight: QuantizedWeight) -> None:
-    """Write a weight of the layer's format and shape to such bytes."""
+    """Write a weight of the layer's format and shape to such bytes; its tensors may be views of them."""
+    place = memory.untyped_storage().data_ptr()
+    tensors = [each.clone() if each.untyped_storage().data_ptr() == place else each for each in weight]
     memory.zero_()  # between the tensors too
-    for view, tensor in zip(weight_in(layer, memory), weight, strict=True):
+    for view, tensor in zip(weight_in(layer, memory), tensors, strict=True):
         view.copy_(tensor)
 
 
 def encoded(layer: QuantizedLayer, total: torch.Tensor) -> QuantizedWeight | None:
-    """Return a sum as a weight in the layer's layout, in memory of its own; None if the format has no encoder."""
+    """Return a sum as a weight in the layer's layout, which may share its tables; None if it has no encoder."""
     return requantized(layer.quantized, total.flatten(1), "weight") if has_encoder(layer.quantized) else None
 
 

@@ -170,6 +170,9 @@ class Writer:
             raise TargetError(f"{key[1]}: stored with numbers that are not finite; use a base without them")
         layer = self.live.layers[key]
         self._forget_beside(key)
+        if torch.equal(total, before):  # factors of zeros: the numbers of some layouts would be rounded again
+            out.copy_(self.pristine[key[0]].get(key[1], self.tensor(key)))
+            return 0.0
         new = encoded(layer, total) if usable else None  # with NaN there would be no scales
         loss = math.inf if new is None else lost_share(new, total, before)
         if new is None or (loss > self._max_loss and products):

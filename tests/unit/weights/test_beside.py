@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +11,9 @@ from torch import nn
 from inweave.adapter import Adapter
 from inweave.errors import TargetError
 from inweave.formats.read import read
-from inweave.ops.quantized import FORMATS, PACKED_FORMATS
+from inweave.ops.quantized import FORMATS, PACKED_FORMATS, requantized
 from inweave.ops.quantized.gguf import SIZES
+from inweave.ops.quantized.scaled import ScaledWeight
 from inweave.ops.tensors.decode import encode
 from inweave.weights.weaver import Weaver
 from tests.unit.weights.test_quantized_weaver import bits, lora, net, same
@@ -123,6 +124,24 @@ def test_a_format_without_an_encoder_takes_lora_beside_and_nothing_else() -> Non
         weaver.apply([(adapter(diff=torch.randn(64, 256)), 1.0)])
     weaver.apply([])
     assert torch.equal(model(x), before)
+
+
+@pytest.mark.parametrize("format", ["scaled", "bitsandbytes-4bit", "gguf-Q4_K", "gguf-Q8_0"])
+def test_layouts_of_files_are_merged_into(format: str) -> None:
+    """Also those with tables, which stay; factors of zeros change no bit."""
+    torch.manual_seed(0)
+    kind, model = PACKED_FORMATS[format], nn.Sequential(nn.Linear(256, 64)).requires_grad_(False)
+    stored, layer = kind.weights.of(torch.randn(64, 256) * 0.05), cast("Any", model[0])
+    if format == "scaled":
+        stored = ScaledWeight(stored.dequantized(torch.float32).to(torch.float8_e4m3fn), torch.ones(64, 1))
+    before, stored = stored.dequantized(torch.float32), type(stored)(*(each.clone() for each in stored))
+    kind.hold(layer, stored, torch.float32)
+    base, weaver, down, up = bits(model), Weaver(model), torch.randn(4, 256) * 0.1, torch.randn(64, 4) * 0.1
+    weaver.apply([(adapter(lora_down__weight=down, lora_up__weight=up), 1.0)])
+    expected = requantized(type(stored)(*(base[f"0.{name}"] for name in stored._fields)), before + up @ down, "0")
+    torch.testing.assert_close(layer.weight, expected.dequantized(torch.float32), rtol=1e-5, atol=1e-6)
+    weaver.apply([(adapter(lora_down__weight=down, lora_up__weight=0 * up), 1.0)])
+    assert same(bits(model), base) and weaver.rounding_loss == {"unet.0.weight": 0.0}
 
 
 def test_a_convolution_takes_lora_beside() -> None:

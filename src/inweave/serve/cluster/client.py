@@ -15,6 +15,8 @@ from inweave.serve.engine.wire import Message, WireError
 log = logging.getLogger("inweave.serve")
 #: seconds until another bridge is started
 PAUSE = 1.0
+#: seconds in which a bridge ends the cluster that it has started
+END_SECONDS = 20.0
 
 
 class UnreachableError(Exception):
@@ -30,11 +32,12 @@ class ClusterClient:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._connected = asyncio.Event()
+        self._closing = False
         self.reason = "the Ray cluster is being connected"  # why it is not connected
 
     async def run(self) -> None:
         """Keep a bridge running until `close`."""
-        while True:
+        while not self._closing:
             try:
                 await self._process.start(Message("settings", {"address": self._address}))
                 await self._read()
@@ -43,7 +46,10 @@ class ClusterClient:
             finally:
                 self._connected.clear()
                 self._fail("the connection to the Ray cluster ended")
-                await asyncio.shield(self._process.stop(now=True))
+                if not self._closing:
+                    await asyncio.shield(self._process.stop(now=True))
+            if self._closing:
+                return
             log.error("%s; connecting again", self.reason)
             await asyncio.sleep(PAUSE)
 
@@ -92,8 +98,9 @@ class ClusterClient:
             self._answers.pop(number, None)
 
     async def close(self) -> None:
-        """End the bridge, and with it the actors."""
-        await self._process.stop()
+        """End the bridge, and with it the actors and a cluster of its own."""
+        self._closing = True
+        await self._process.stop(seconds=END_SECONDS)
 
 
 def _error(id: int, kind: str, text: str) -> Exception:

@@ -194,7 +194,7 @@ class Fleet:
     async def stop(self, seconds: float) -> None:
         """End every runner; running jobs have ``seconds``."""
         await asyncio.gather(*(self._remove(each, seconds) for each in [*self._members] if not each.leaving))
+        await self._client.close()  # first: a client that is cancelled kills its bridge
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.close()

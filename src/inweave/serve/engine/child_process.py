@@ -62,8 +62,8 @@ class ChildProcess:
             raise WireError("the process is not running")
         return await receive_message(self._process.stdout)
 
-    async def stop(self, *, now: bool = False) -> int | None:
-        """End the process, by closing its input first unless ``now``; return its exit code."""
+    async def stop(self, *, now: bool = False, seconds: float = GRACE) -> int | None:
+        """End the process, by closing its input ``seconds`` before unless ``now``; return its exit code."""
         process = self._process
         if process is None:
             return None
@@ -72,7 +72,7 @@ class ChildProcess:
                 assert process.stdin is not None
                 process.stdin.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with asyncio.timeout(seconds):
                     await process.wait()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -164,8 +164,8 @@ def test_rows_of_a_fused_weight_are_held(tmp_path: Path) -> None:
         source = open_source(CASES[case][1](tmp_path))
         whole: Any = source
         part = whole.quantized("a.weight", "cpu", (32, 48))
-        kept = case.startswith("gguf") or all(t.untyped_storage().nbytes() <= t.nbytes for t in part)
-        assert kept, "the rest can be freed"
+        alone = case.startswith("gguf") or all(t.untyped_storage().nbytes() <= t.nbytes for t in part)
+        assert alone, "the rest can be freed"
         assert torch.equal(part.dequantized(torch.float32), source.get("a.weight", dtype=torch.float32)[32:80])
 
 
@@ -315,10 +315,10 @@ class Convolutions(nn.Module):
         super().__init__()
         self.a, self.b = nn.Conv2d(64, 32, 3, padding=1), nn.Conv2d(32, 64, 1)
         self.grouped = nn.Conv2d(64, 64, 3, groups=2)
-        self.named = nn.Conv2d(64, 64, 3, padding="same")
+        self.same = nn.Conv2d(64, 64, 3, padding="same")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.named(self.grouped(self.b(self.a(x))))
+        y: torch.Tensor = self.same(self.grouped(self.b(self.a(x))))
         return y
 
 

@@ -161,7 +161,7 @@ def test_ray_is_imported_with_the_option_alone() -> None:
 
 @pytest.mark.full
 def test_other_users_of_the_machine_cannot_join_a_local_cluster() -> None:
-    """Whoever reaches its ports could run code in it."""
+    """A program that reaches its ports could run code in it."""
     join = "import sys, ray; ray.init(address=sys.argv[1], logging_level='ERROR'); print('joined')"
     own = f"""
 import os, subprocess, sys

@@ -43,8 +43,8 @@ def test_a_process_that_still_trains_has_time_to_end_by_itself(tmp_path: Path) -
     job, _ = store.submit(Submission("train", "m", {"config": {"name": "mine"}}))
     state = runs.folder(job) / "mine-state"
     state.mkdir(parents=True)
-    held = lock(state)
-    threading.Timer(0.5, held.close).start()
+    file = lock(state)
+    threading.Timer(0.5, file.close).start()
     begun = time.monotonic()
     runs.take_over(job, 30.0)
     assert 0.4 < time.monotonic() - begun < 10
@@ -71,10 +71,10 @@ def test_a_worker_starts_training_in_a_folder_that_a_stopped_one_holds(
     with lock(state):
         service._resolve(job)
         lock(state).close()
-    taken = (state.parent / "lease").read_text()
+    holder = (state.parent / "lease").read_text()
     service.store.put_back(job.id, lease=job.lease)
     with pytest.raises(ConflictError, match="runs elsewhere"):
         service._resolve(job)
-    assert (state.parent / "lease").read_text() == taken
+    assert (state.parent / "lease").read_text() == holder
     service.library.close()
     service.store.close()

@@ -74,8 +74,8 @@ class Usage:
         yield
         self._add(account, "images_per_day", images, self._hour())
 
-    def reserve(self, account: Account, needed: int, wanted: int = 0) -> tuple[int, int]:
-        """Count bytes of a body that will be read: as many as are needed, or as are wanted if there is room.
+    def reserve(self, account: Account, needed: int, wish: int = 0) -> tuple[int, int]:
+        """Count bytes of a body that will be read: as many as are needed, or as are wished for if there is room.
 
         Returns:
             (how many were counted, in which hour).
@@ -86,7 +86,7 @@ class Usage:
         with self._db.transaction(queue=True):  # two bodies at once, at any worker, are one after the other
             self._ensure(account, UPLOADS, needed)
             room = account.quotas[UPLOADS] - self._used(account, UPLOADS)
-            size = max(needed, min(wanted, room))
+            size = max(needed, min(wish, room))
             hour = self._hour()
             self._add(account, UPLOADS, size, hour)
         return size, hour

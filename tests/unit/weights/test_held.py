@@ -164,13 +164,8 @@ def test_rows_of_a_fused_weight_are_held(tmp_path: Path) -> None:
         source = open_source(CASES[case][1](tmp_path))
         whole: Any = source
         part = whole.quantized("a.weight", "cpu", (32, 48))
-<<<<<<< HEAD
-        small = case.startswith("gguf") or all(t.untyped_storage().nbytes() <= t.nbytes for t in part)
-        assert small, "the rest can be freed"
-=======
         trimmed_copy = case.startswith("gguf") or all(t.untyped_storage().nbytes() <= t.nbytes for t in part)
         assert trimmed_copy, "the rest can be freed"
->>>>>>> reva
         assert torch.equal(part.dequantized(torch.float32), source.get("a.weight", dtype=torch.float32)[32:80])
 
 

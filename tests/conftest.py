@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Generator
@@ -18,6 +19,9 @@ from collections.abc import Generator
 import pytest
 
 from tests.support import FULL
+
+# read once in a process; other users of this machine can reach the ports of Ray: without the token they get no answer
+os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
 
 #: what a terminal, a CI service or a cluster may have set, and what would change output or start a run among several
 CLEARED = (

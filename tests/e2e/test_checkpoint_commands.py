@@ -33,7 +33,21 @@ from tests.unit.weights.models import (
 
 TO_Q = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 LOKR = DATA / "files" / "lycoris_smart_falcon_4_lokr.safetensors"
-BAKE_FIELDS = {"ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings"}
+BAKE_FIELDS = {
+    "ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings", "rounding_loss",
+}  # fmt: skip
+    "ok",
+    "path",
+    "base",
+    "tensors",
+    "merged",
+    "bytes",
+    "created",
+    "left_out",
+    "loras",
+    "warnings",
+    "rounding_loss",
+}
 EXTRACT_FIELDS = {"ok", "path", "dialect", "base", "tensors", "rank", "energy", "notes", "modules", "left_out"}
 RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "unchanged", "notes", "modules"}
 

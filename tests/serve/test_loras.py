@@ -91,7 +91,9 @@ def test_a_lora_of_another_base_is_refused_with_a_report(worker: Worker) -> None
 
 def test_a_file_that_is_swapped_after_it_was_indexed_fails_its_job_alone(worker: Worker) -> None:
     path = worker.data / "loras" / "swapped.safetensors"
-    shutil.copy(PIXEL, path)
+    content = bytearray(PIXEL.read_bytes())
+    content[-1] ^= 1  # another file with the contents of pixel would do
+    path.write_bytes(content)
     worker.http.post("/v1/loras/refresh")
     worker.http.post("/v1/queue", json={"paused": True})
     job = worker.submit(loras=["swapped"])

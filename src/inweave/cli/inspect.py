@@ -18,6 +18,7 @@ from inweave.cli.console import (
     print_lines,
     reporting_errors,
 )
+from inweave.cli.model_folder import described_model
 from inweave.cli.options import AdapterName, Alpha, JSONList, RankAlpha, supplied_alphas
 from inweave.cli.progress import LATE, display
 from inweave.errors import amount
@@ -53,12 +54,9 @@ def inspect(
         progress.start("reading files")
         alphas = supplied_alphas(alpha, rank_alpha)
         if len(paths) == 1 and is_file(paths[0] / "model_index.json"):
-            from inweave.models.open import open_model
-
-            model = open_model(paths[0])
+            about = described_model(paths[0], as_json)
             progress.stop()
-            about = {"model": model.name, "family": model.family.name, "evidence": list(model.evidence)}
-            print_json(about) if as_json else print_lines([f"{model.name}: {model.family.name}", *model.evidence])
+            print_json(about) if as_json else print_lines([f"{about['model']}: {about['family']}", *about["evidence"]])
             raise typer.Exit(OK)
         files = [file for path in paths for file in _adapter_files(locate(path, lora_dir))]
         if len(files) == 1:

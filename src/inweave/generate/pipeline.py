@@ -43,8 +43,7 @@ from inweave.generate.images import (
 )
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
-from inweave.models.model import Model, load_model
-from inweave.models.quantization import Quantize
+from inweave.models.model import Model, Quantize, load_model
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -31,7 +31,6 @@ from inweave.models.construct import on_meta as on_meta
 from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
-from inweave.models.quantization import Quantize, Quantizer, join_groups, refuse_format
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
@@ -48,6 +47,8 @@ from inweave.weights.source import WeightSource
 from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
 
+#: how a denoiser is loaded: unpacked, as its file stores it, or in a format
+Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"]
 #: the most of an adapter's change that requantizing a weight may lose; above it, it is computed beside the weight
 MAX_LOSS = 0.25
 
@@ -214,6 +215,8 @@ def load_model(
         networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
         own = "" if quantized in ("off", "keep") else blueprint.denoiser.folder
         if own:
+            from inweave.models.quantization import Quantizer, join_groups, refuse_format  # needs `inweave.layers`
+
             refuse_format(networks[own], quantized, target, precision)
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
         index = _index(sources, blueprint)

@@ -12,7 +12,7 @@ it in 16 bits. Each weight is stored once. The adapter is relative to the quanti
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +24,6 @@ from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLayer, QuantizedLinear, joint_weight, relative_error
 from inweave.ops.tensors.device import DTYPES
 
-#: how a denoiser is loaded: unpacked, as its file stores it, or in a format
-Quantize = Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"]
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shlex
 import signal
 import socket
@@ -20,8 +19,6 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # 15 otherwise: programs beside the tests would take all the time
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
-#: Ray reads it once in a process: all clusters of the tests have the same one
-TOKEN = secrets.token_hex(32)
 STORE_BYTES = 100 * 2**20
 #: a node in a process of its own; the command `ray start` refuses a loopback address
 NODE = f"""
@@ -44,8 +41,7 @@ class Nodes:
 
     def __init__(self, count: int, state: Path | None = None) -> None:
         """Start a head and ``count`` nodes; a head that keeps its ``state`` on disk can be restarted."""
-        # other users of this machine can reach the ports: without the token they get no answer
-        os.environ.update({**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
+        os.environ.update(ENVIRONMENT)
         if state is not None:
             os.environ.update({"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(state)})
         with socket.socket() as free:
@@ -101,7 +97,7 @@ class Nodes:
             self.signal(node, signal.SIGCONT)
         self.nodes = []
         self.cluster.shutdown()
-        for name in ("RAY_gcs_storage", "RAY_gcs_storage_path", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        for name in ("RAY_gcs_storage", "RAY_gcs_storage_path"):
             os.environ.pop(name, None)
 
     def pids(self, node: Any) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -91,7 +92,7 @@ def test_the_extras_install_what_they_promise() -> None:
                 inner = name.removeprefix("inweave[").removesuffix("]").split(",")
                 result |= {each for extra in inner for each in requirements(project["optional-dependencies"][extra])}
             else:
-                result.add(name.split(">")[0].split(";")[0].strip().lower())
+                result.add(re.split(r"[\[>;]", name)[0].strip().lower())
         return result
 
     for extra, packages in PACKAGES.items():

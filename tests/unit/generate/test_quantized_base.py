@@ -15,7 +15,7 @@ import torch
 import inweave
 from inweave.errors import ConfigError
 from inweave.generate.pipeline import Pipeline
-from inweave.models.quantization import Quantize
+from inweave.models.model import Quantize
 from inweave.ops.quantized import FORMATS
 from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.runner import Runner

@@ -37,10 +37,9 @@ def plan_table(measurements: Measurements, config: TrainConfig, speed: Speed) ->
             settings = {"quantize": format, "gradient_checkpointing": mode}
             plain = config.model_copy(update=settings | {"offload": "off"})
             staged = plain.model_copy(update=cached)
-            streamed = staged.model_copy(update={"offload": "blocks"})
-            ways = [(plain, False), (staged, True), (streamed, True)] if images else [(plain, False)]
-            if config.offload == "off" or config.shard or config.compile == "on":
-                ways = ways[:2]
+            ways = [(plain, False), (staged, True)] if images else [(plain, False)]
+            if images and config.offload != "off" and not config.shard and config.compile != "on":
+                ways.append((staged.model_copy(update={"offload": "blocks"}), True))
             for size in dict.fromkeys((config.batch_size, 1)):
                 for each, stages in ways:
                     candidate = Candidate(each, stages, size)

@@ -36,18 +36,6 @@ LOKR = DATA / "files" / "lycoris_smart_falcon_4_lokr.safetensors"
 BAKE_FIELDS = {
     "ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings", "rounding_loss",
 }  # fmt: skip
-    "ok",
-    "path",
-    "base",
-    "tensors",
-    "merged",
-    "bytes",
-    "created",
-    "left_out",
-    "loras",
-    "warnings",
-    "rounding_loss",
-}
 EXTRACT_FIELDS = {"ok", "path", "dialect", "base", "tensors", "rank", "energy", "notes", "modules", "left_out"}
 RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "unchanged", "notes", "modules"}
 

@@ -52,7 +52,7 @@ def with_halves_swapped(weight: Any) -> QuantizedWeight | None:
 
 
 def stored_weight(packed: Packed, parts: Mapping[str, torch.Tensor]) -> QuantizedWeight | None:
-    """Return a weight as it is stored, as a matrix of its outputs; None for a layout that no format has."""
+    """Return the quantized weight, one row per output, without dequantizing it; None if no format has its layout."""
     numbers, shape = parts["numbers"], packed.shape
     rows, into = shape[0] if shape else 0, math.prod(shape[1:])
     if packed.kind == "bitsandbytes int8":

@@ -146,7 +146,7 @@ class PackedSource:
         return {role: self._source.get(stored, device=device, owned=True) for role, stored in packed.parts.items()}
 
     def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
-        """Return a weight as it is stored; see `quantized_weight`."""
+        """Return the quantized weight without dequantizing it; see `quantized_weight`."""
         packed = self._known(name)
         if packed is None:
             return quantized_weight(self._source, name, device, rows)
@@ -261,7 +261,7 @@ class GgufSource:
         return result if rows is None else result[rows[0] : sum(rows)].clone()
 
     def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
-        """Return a weight as it is stored; see `quantized_weight`."""
+        """Return the quantized weight without dequantizing it; see `quantized_weight`."""
         tensor = self._known(name)
         block, size = TYPES[tensor.type]
         into = math.prod(tensor.shape[1:])

@@ -1,11 +1,12 @@
 """A source under the names a live module has.
 
-Files and modules disagree in four small ways, all of them older than the code that reads them:
+Files and modules disagree in five small ways, all of them older than the code that reads them:
 
     text_model.encoder...                 transformers dropped the level in memory, files keep it (and the reverse)
     model.layers...                       the same of a language model built without its head, or out of a larger one
     mid_block.attentions.0.query          the attention of old VAE files, today `to_q` (key, value, proj_attn likewise)
     [c, c, 1, 1] for [c, c]               the same attention stored as a 1x1 convolution
+    language_model.model...               such levels in another order, where only one tensor has the rest of a name
 
 Tensors of a file that the module lacks are allowed only if they are known to be unused (`IDLE`).
 
@@ -36,6 +37,7 @@ IDLE = re.compile(
     r"|(model\.)?visual\..*"  # the image encoder of a language model whose text model alone is built
 )
 _LEVELS = ("text_model", "model", "model.language_model")
+_WRAPPERS = frozenset({"text_model", "model", "language_model"})
 _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 _ATTENTION = re.compile(r"(.*\.attentions\.\d+)\.(to_q|to_k|to_v|to_out\.0)\.(weight|bias)")
 
@@ -92,8 +94,11 @@ def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
     ours: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    cores, own_cores = _by_core(names), _by_core(expected)
     for name, shape in expected.items():
         stored = next((other for other in _spellings(name) if other in names), None)
+        if stored is None and len(own_cores[_core(name)]) == len(cores.get(_core(name), ())) == 1:
+            (stored,) = cores[_core(name)]
         if stored is None:
             continue
         ours[name] = stored
@@ -113,6 +118,18 @@ def _spellings(name: str) -> list[str]:
     if name == "shared.weight":
         spellings.append("encoder.embed_tokens.weight")
     return spellings
+
+
+def _core(name: str) -> str:
+    """Return a name without the levels that language models are wrapped in."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _by_core(names: Collection[str]) -> dict[str, list[str]]:
+    cores: dict[str, list[str]] = {}
+    for name in names:
+        cores.setdefault(_core(name), []).append(name)
+    return cores
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -116,7 +116,9 @@ def own_sampler(config: Mapping[str, Any]) -> str:
 
 def own_scheduler(config: Mapping[str, Any]) -> Any:
     """Return the model's own scheduler, as configured."""
-    name = _known_class(config)
+    name = str(config.get("_class_name"))
+    if not name.isidentifier() or not _is_scheduler(_class(name)):
+        raise ConfigError(f"a scheduler of class {for_message(name)}; the installed diffusers has none of this name")
     if name == "LMSDiscreteScheduler" and not _has_scipy():  # Euler's has the same settings and noise levels
         name = "EulerDiscreteScheduler"
     return _from_config(_class(name), config)
@@ -134,8 +136,7 @@ def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) ->
     for name in (first, *_KNOWN_SCHEDULERS):  # the first that declares a setting says what type it has
         rest = {key: value for key, value in document.items() if key not in settings}
         settings |= diffusers_config(label, _class(name), rest)
-    if not 1 <= settings.get("num_train_timesteps", 1000) <= MAX_TIMESTEPS:
-        raise FormatError(f"{label}: num_train_timesteps should be 1 to {MAX_TIMESTEPS:,}")
+    _ensure_length(label, settings)
     with library_errors(f"{label}: no scheduler can be made of these settings"):
         own_scheduler(settings)
         scheduler = make_scheduler(settings, own_sampler(settings), "simple", flow=flow)
@@ -145,6 +146,24 @@ def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) ->
     if not bool(torch.isfinite(latents).all()):
         raise FormatError(f"{label}: a scheduler of these settings gives numbers that are not finite")
     return settings
+
+
+def pipeline_scheduler(label: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a scheduler file of any class of diffusers, for a pipeline that samples with its own."""
+    from inweave.models.configuration import diffusers_config, library_errors
+
+    name = str(document.get("_class_name"))
+    kind = type(own_scheduler({"_class_name": name}))
+    settings = {"_class_name": name} | diffusers_config(label, kind, document)
+    _ensure_length(label, settings)
+    with library_errors(f"{label}: no scheduler can be made of these settings"):
+        own_scheduler(settings)
+    return settings
+
+
+def _ensure_length(label: str, settings: Mapping[str, Any]) -> None:
+    if not 1 <= settings.get("num_train_timesteps", 1000) <= MAX_TIMESTEPS:
+        raise FormatError(f"{label}: num_train_timesteps should be 1 to {MAX_TIMESTEPS:,}")
 
 
 def scaled_input(scheduler: Any, latents: torch.Tensor, time: Any) -> torch.Tensor:
@@ -303,7 +322,9 @@ class DynamicShift:
 
 def training_alphas(config: Mapping[str, Any]) -> Tensor:
     """Return the share of the image at each training timestep. Samplers change the last one; DDPM keeps it."""
-    alphas: Tensor = _from_config(_class("DDPMScheduler"), config).alphas_cumprod
+    shifted = "snr_shift_scale" in config  # by a scheduler of CogVideoX or CogView 3, whose alphas nothing else has
+    scheduler = own_scheduler(config) if shifted else _from_config(_class("DDPMScheduler"), config)
+    alphas: Tensor = scheduler.alphas_cumprod
     return alphas
 
 
@@ -323,7 +344,13 @@ def _class(name: str) -> Any:
     import diffusers
 
     with defer_imports():
-        return getattr(diffusers, name)
+        return getattr(diffusers, name, None)
+
+
+def _is_scheduler(kind: Any) -> bool:
+    import diffusers
+
+    return isinstance(kind, type) and issubclass(kind, diffusers.SchedulerMixin)
 
 
 def _from_config(kind: Any, config: Mapping[str, Any], **options: Any) -> Any:

@@ -2,9 +2,9 @@
 
     folder ──► FILES, each a regular file within its limit ──► a private folder ──► the library's class
 
-The library sees a copy that holds nothing else: no code, no chat template, no name of another file. What it makes of
-the vocabulary is checked against the text encoder (`check_tokenizer`): an id beyond its embedding would be read from
-nowhere.
+The library sees a copy that holds nothing else: no code, no name of another file, and a chat template only where a
+pipeline asks for it, which the library renders in a sandbox. What it makes of the vocabulary is checked against the
+text encoder (`check_tokenizer`): an id beyond its embedding would be read from nowhere.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ FILES = {
     "added_tokens.json": 4 * _MIB,
 }
 SETTINGS = "tokenizer_config.json"
+TEMPLATE, LONGEST_TEMPLATE = "chat_template.jinja", 256 * 1024
 _FLAGS = (
     "add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "do_lower_case", "legacy",
     "spaces_between_special_tokens", "split_special_tokens", "strip_accents", "tokenize_chinese_chars", "trim_offsets",
@@ -45,8 +46,13 @@ _TABLES = ("added_tokens_decoder",)
 _NUMBERS = {"extra_ids": 10_000, "model_max_length": 10**31}  # the largest that a library writes for "no limit" is 1e30
 
 
-def make_tokenizer(folder: Path, kind: Any, *, tokenizer_class: str | None = None, **options: Any) -> Any:
-    """Return the tokenizer of a folder, read by ``kind``; ``tokenizer_class`` is for folders that name no class."""
+def make_tokenizer(
+    folder: Path, kind: Any, *, tokenizer_class: str | None = None, chat: bool = False, **options: Any
+) -> Any:
+    """Return the tokenizer of a folder, read by ``kind``; ``tokenizer_class`` is for folders that name no class.
+
+    ``chat``: with the folder's chat template.
+    """
     with tempfile.TemporaryDirectory(prefix="inweave-tokenizer-") as name:
         copy = Path(name)
         for file, limit in FILES.items():
@@ -55,11 +61,30 @@ def make_tokenizer(folder: Path, kind: Any, *, tokenizer_class: str | None = Non
         settings = read_settings(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         if tokenizer_class is not None:
             settings.setdefault("tokenizer_class", tokenizer_class)
+        if chat and (template := read_template(folder)) is not None:
+            (copy / TEMPLATE).write_text(template, "utf-8")
         (copy / SETTINGS).write_text(json.dumps(settings), "utf-8")
         with library_errors(f"{folder}: this tokenizer cannot be read"):
             made = kind.from_pretrained(copy, local_files_only=True, **options)
     made.name_or_path = str(folder)  # not the copy, which is gone
     return made
+
+
+def read_template(folder: Path) -> str | None:
+    """Return the chat template of a tokenizer's or processor's folder; None: it has none."""
+    template: Any = None
+    if (folder / TEMPLATE).exists():
+        template = read_bytes(folder / TEMPLATE, LONGEST_TEMPLATE).decode("utf-8", "replace")
+    for name in ("chat_template.json", SETTINGS):
+        if template is None and (folder / name).exists():
+            document = read_json(folder / name)
+            template = document.get("chat_template") if isinstance(document, Mapping) else None
+    if isinstance(template, list):  # of several by name, the one that is used where none is chosen
+        by_name = {str(each.get("name")): each.get("template") for each in template if isinstance(each, Mapping)}
+        template = by_name.get("default")
+    if template is not None and (not isinstance(template, str) or len(template) > LONGEST_TEMPLATE):
+        raise FormatError(f"{folder}: chat_template should be a text of at most {LONGEST_TEMPLATE:,} characters")
+    return template
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -100,6 +125,14 @@ def _is_token(value: Any) -> bool:
 
 def check_tokenizer(label: str, tokenizer: Any, encoder: Any) -> None:
     """Refuse a tokenizer whose ids its encoder has no embedding for, or that has no end of text or padding."""
+    check_vocabulary(label, tokenizer, encoder)
+    for name in ("eos_token", "pad_token"):
+        if not isinstance(getattr(tokenizer, f"{name}_id"), int):
+            raise FormatError(f"{label}: it has no {name}; {SETTINGS} should name one that is in the vocabulary")
+
+
+def check_vocabulary(label: str, tokenizer: Any, encoder: Any) -> None:
+    """Refuse a tokenizer whose ids its encoder has no embedding for."""
     size = int(encoder.get_input_embeddings().weight.shape[0])
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= size:
@@ -107,6 +140,3 @@ def check_tokenizer(label: str, tokenizer: Any, encoder: Any) -> None:
             f"{label}: its vocabulary has the id {largest:,}, and the text encoder has {size:,} tokens; they belong to "
             "different models"
         )
-    for name in ("eos_token", "pad_token"):
-        if not isinstance(getattr(tokenizer, f"{name}_id"), int):
-            raise FormatError(f"{label}: it has no {name}; {SETTINGS} should name one that is in the vocabulary")

@@ -41,7 +41,7 @@ class LatentSpace:
         """Read the configuration of diffusers' AutoencoderKL, or of a video autoencoder such as Qwen-Image's."""
         if "latents_mean" in config and "z_dim" in config:
             factor = tuple((1.0 / torch.tensor(config["latents_std"])).tolist())
-            scale = 2 ** len(config["temperal_downsample"])  # spelled so in the files
+            scale = 2 ** len(config["temperal_downsample"]) * (config.get("patch_size") or 1)  # spelled so in the files
             space = LatentSpace(config["z_dim"], scale, tuple(config["latents_mean"]), factor, frames=True)
         elif "encoder_block_out_channels" in config:  # AutoencoderDC, which has no distribution
             scale = 2 ** (len(config["encoder_block_out_channels"]) - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,50 @@ from safetensors import safe_open
 pytest.importorskip("diffusers")
 
 import diffusers
+import numpy as np
 
 import inweave
 from inweave.errors import FormatError
 from inweave.models.derived.arguments import classify
 from inweave.models.derived.layout import find, order_of
+from inweave.models.derived.recording import denoiser_of, guidance_option
 from inweave.models.model import Model, load_model
 from inweave.models.open import open_model
 from tests.peers import tiny_pipelines as tiny
 
 SIZES = ((64, 96), (128, 64))
 TEXTS = ("a red apple", "two dogs in the snow, oil on canvas")
+#: a model with each kind of argument; all others run with `--full`
+SAMPLE = ("BriaFibo", "HunyuanDiT", "HunyuanImage", "PixArtSigma")
+
+
+def sampled(names: Iterable[str], sample: tuple[str, ...]) -> list[Any]:
+    return [name if name in sample else pytest.param(name, marks=pytest.mark.full) for name in names]
+
+
+def own_pipeline(name: str) -> Any:
+    """The pipeline of diffusers, of networks of its own."""
+    pipe = getattr(diffusers, type(tiny.pipeline(name)).__name__).from_pretrained(tiny.folder(name))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def options_of(pipe: Any, guidance: float) -> dict[str, Any]:
+    known = inspect.signature(pipe.__call__).parameters
+    options: dict[str, Any] = {"use_resolution_binning": False, "pag_scale": 0.0}
+    strength = guidance_option(known)
+    return {name: value for name, value in options.items() if name in known} | (
+        {strength: guidance} if strength else {}
+    )
 
 
 def own_call(name: str, texts: tuple[str, ...], size: tuple[int, int]) -> tuple[Any, dict[str, Any], Any, torch.Tensor]:
     """(the pipeline of diffusers, the arguments of its first call, the time, what its scheduler received)."""
-    pipe = getattr(diffusers, type(tiny.pipeline(name)).__name__).from_pretrained(tiny.folder(name))
-    pipe.set_progress_bar_config(disable=True)
+    pipe = own_pipeline(name)
     calls: list[dict[str, Any]] = []
     received: list[Any] = []
     step = pipe.scheduler.step
-    pipe.transformer.register_forward_pre_hook(
+    denoiser_of(pipe).register_forward_pre_hook(
         lambda network, args, options: calls.append(bound(network, args, options)), with_kwargs=True
     )
 
@@ -42,10 +66,10 @@ def own_call(name: str, texts: tuple[str, ...], size: tuple[int, int]) -> tuple[
         return step(prediction, t, *args, **options)
 
     pipe.scheduler.step = recorded
-    binning = {"use_resolution_binning": False} if name.startswith(("Sana", "PixArt")) else {}
+    prompt = list(texts) if len(texts) > 1 else texts[0]
     pipe(
-        list(texts), width=size[0], height=size[1], num_inference_steps=2, guidance_scale=1.0, **binning,
-        generator=torch.Generator().manual_seed(3),
+        prompt, width=size[0], height=size[1], num_inference_steps=2, generator=torch.Generator().manual_seed(3),
+        **options_of(pipe, 1.0),
     )  # fmt: skip
     return pipe, calls[0], *received[0]
 
@@ -64,7 +88,7 @@ def derived(model: Model, texts: tuple[str, ...], latents: torch.Tensor, t: Any)
     return family.denoise(model, latents, t, family.batch_inputs(model, text, sizes, latents.shape, 1.0))
 
 
-@pytest.mark.parametrize("name", tiny.names())
+@pytest.mark.parametrize("name", sampled(tiny.DERIVED, SAMPLE))
 def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name: str) -> None:
     model = load_model(tiny.folder(name), device="cpu")
     model.release_weaver()
@@ -75,17 +99,17 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
         noise = model.scheduler.scale_model_input(noise, t) if hasattr(model.scheduler, "scale_model_input") else noise
         prediction = derived(model, TEXTS[:1], noise, t)
-        assert torch.equal(prediction.flatten().sort().values, (received.flatten()).sort().values)
+        torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
         prediction.square().mean().backward()
         call["return_dict"] = False
-        own = pipe.transformer(**call)[0]
+        own = denoiser_of(pipe)(**call)[0]
         own = own.chunk(2, 1)[0] if own.numel() == 2 * prediction.numel() else own
         own.square().mean().backward()
-        gradients = {n: p.grad for n, p in pipe.transformer.named_parameters() if p.grad is not None}
+        gradients = {n: p.grad for n, p in denoiser_of(pipe).named_parameters() if p.grad is not None}
         ours = {n: p.grad for n, p in model.denoiser.named_parameters() if p.grad is not None}
         assert ours.keys() == gradients.keys() and len(ours) > 10
         for key, gradient in gradients.items():
-            torch.testing.assert_close(ours[key], gradient, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(ours[key], gradient, rtol=1e-4, atol=1e-6)
         model.denoiser.zero_grad()
     _, _, t, received = own_call(name, (TEXTS[0], TEXTS[0]), SIZES[0])  # rows of one length fit every pipeline
     rows = torch.randn(model.latent_space.shape(*SIZES[0], 2), generator=torch.Generator().manual_seed(3))
@@ -93,31 +117,39 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
     torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("AuraFlow", "Chroma") else pytest.param(n, marks=pytest.mark.full) for n in tiny.names()]
-)
+@pytest.mark.parametrize("name", sampled(tiny.DERIVED, ("BriaFibo", "Chroma")))
 def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
     folder = tiny.folder(name)
     request: dict[str, Any] = {"seed": 3, "steps": 2, "width": 64, "height": 96, "guidance": 3.0}
     ours = inweave.pipeline(str(folder), device="cpu")("a red apple", **request).images[0]
-    pipe = getattr(diffusers, type(tiny.pipeline(name)).__name__).from_pretrained(folder)
-    binning = {"use_resolution_binning": False} if name.startswith(("Sana", "PixArt")) else {}
-    generator = torch.Generator().manual_seed(3)
-    options: dict[str, Any] = {"num_inference_steps": 2, "width": 64, "height": 96, "guidance_scale": 3.0}
-    image = pipe("a red apple", generator=generator, **options, **binning).images[0]
-    assert ours.tobytes() == image.tobytes()
+    pipe = own_pipeline(name)
+    options: dict[str, Any] = {"num_inference_steps": 2, "width": 64, "height": 96}
+    options |= {option: value for option, value in options_of(pipe, 3.0).items() if option != "pag_scale"}
+    output = pipe("a red apple", generator=torch.Generator().manual_seed(3), **options)
+    (image,) = next(iter(output.values()))
+    apart = np.abs(np.asarray(ours).astype(int) - np.asarray(image).astype(int))
+    assert (
+        np.asarray(image).std() > 20 and apart.max() <= 1 and (apart > 0).mean() < 0.01
+    )  # the order of sums in memory
     config = inweave.TrainConfig(
         dataset="inweave/pixel", model=str(folder), steps=3, resolution=64, rank=2, output=str(tmp_path / "out"),
         cache_dir=str(tmp_path / "cache"), precision="fp32", learning_rate=0.1,
     )  # fmt: skip
     inweave.train(config)
     file = tmp_path / "out" / "lora.safetensors"
+    network = "transformer." if hasattr(pipe, "transformer") else "unet."
     with safe_open(file, "pt") as tensors:
-        assert all(key.startswith("transformer.") for key in tensors.keys())  # noqa: SIM118
+        assert all(key.startswith(network) for key in tensors.keys())  # noqa: SIM118
     assert inweave.pipeline(str(folder), loras=[str(file)], device="cpu")("a red apple", **request).images[0] != ours
     if hasattr(pipe, "load_lora_weights"):
         pipe.load_lora_weights(str(file))
         assert pipe.get_active_adapters()
+
+
+@pytest.mark.parametrize("name", sampled(tiny.REFUSED, ("SanaSprint",)))
+def test_a_pipeline_that_cannot_be_derived_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(FormatError, match=tiny.REFUSED[name]):
+        open_model(tiny.folder(name))
 
 
 def test_what_cannot_be_derived_is_refused_by_name(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class Argument:
     fill: float = 0.0
     value: Any = None  # of a constant; of guidance its factor; of a mask its dtype
     of: str = ""  # the text that a mask is for
+    axis: int = 0  # that of the rows
     grows: float | None = None  # of a text that has one such number for each token of the image after it
     length: int = 0  # with them, at the size at which texts are recorded
 
@@ -55,6 +56,8 @@ class Argument:
             return [each for value in values for each in value]
         if self.rows == "shared":
             return max(values, key=_length)
+        if self.axis:
+            return torch.cat(list(values), self.axis)
         rows = torch.cat(padded(values, self.side, self.fill))
         return None if self.rows == "masked" and bool(rows.all()) else rows
 
@@ -84,26 +87,37 @@ def padded(values: Sequence[Tensor], side: str, fill: float) -> list[Tensor]:
     return rows
 
 
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the arguments of a call by path: dictionaries and tuples are opened, lists are values."""
-    if isinstance(value, Mapping):
-        inside: Any = value.items()
-    elif isinstance(value, tuple) and any(torch.is_tensor(each) for each in value):
-        inside = ((str(position), each) for position, each in enumerate(value))
+def leaves(value: Any, like: Any = None, path: str = "") -> dict[str, Any]:
+    """Return the arguments of a call by path: dictionaries, tuples and lists of several tensors are opened.
+
+    ``like``: the arguments of a call for one row, which say what is opened; in a batch a list may hold its rows.
+    """
+    shape = value if like is None else like
+    if isinstance(value, Mapping) and isinstance(shape, Mapping):
+        inside: Any = [(name, each, shape.get(name)) for name, each in value.items()]
+    elif isinstance(value, list | tuple) and is_opened(shape):
+        inside = [(str(n), each, shape[n] if n < len(shape) else None) for n, each in enumerate(value)]
     else:
         return {path: value}
     values: dict[str, Any] = {}
-    for name, each in inside:
-        values |= leaves(each, f"{path}.{name}" if path else str(name))
+    for name, each, below in inside:
+        values |= leaves(each, below, f"{path}.{name}" if path else str(name))
     return values
+
+
+def is_opened(value: Any) -> bool:
+    """Return whether the entries of a sequence, in a call for one row, are arguments of their own."""
+    if isinstance(value, list):
+        return len(value) > 1 and all(torch.is_tensor(each) for each in value)
+    return isinstance(value, tuple) and any(torch.is_tensor(each) for each in value)
 
 
 def rebuilt(template: Any, values: Mapping[str, Any], path: str = "") -> Any:
     """Return arguments nested like ``template`` with ``values`` by path."""
     if isinstance(template, Mapping):
         return {k: rebuilt(v, values, f"{path}.{k}" if path else str(k)) for k, v in template.items()}
-    if isinstance(template, tuple) and any(torch.is_tensor(each) for each in template):
-        return tuple(rebuilt(each, values, f"{path}.{position}") for position, each in enumerate(template))
+    if is_opened(template):
+        return type(template)(rebuilt(each, values, f"{path}.{position}") for position, each in enumerate(template))
     return values[path]
 
 
@@ -142,8 +156,10 @@ def classify(
         for value in (first, other):
             if argument.rows == "listed" and len(value) == 1:
                 value = value[0]
-            if not torch.is_tensor(value) and type(value) is not int:
-                raise FormatError(f"the argument {name} is {type(value).__name__} that depends on the text")
+            if type(value) is not int and not (torch.is_tensor(value) and value.dim()):
+                raise FormatError(
+                    f"the argument {name} depends on the text and is {_shape(value)}, not a tensor of rows"
+                )
     return argument
 
 
@@ -191,6 +207,9 @@ def _joining(name: str, kind: Kind, first: Any, other: Any, both: Any) -> Argume
             ends = both[short].reshape(both.shape[1], -1)
             candidates += [Argument(kind, "joined", "right", float(ends[-1, 0]), value)]
             candidates += [Argument(kind, "joined", "left", float(ends[0, 0]), value)]
+    if torch.is_tensor(first):
+        axes = [axis for axis in range(1, first.dim()) if first.shape[axis] == 1]
+        candidates += [Argument(kind, "joined", value=value, axis=axis) for axis in axes]
     for candidate in candidates:
         try:
             joined = candidate.join([first, other])

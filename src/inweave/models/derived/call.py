@@ -124,7 +124,10 @@ def text_values(derivation: Derivation, recording: Recording) -> dict[str, Tenso
             if argument.rows == "masked":
                 value = torch.ones(1, values[argument.of].shape[1], dtype=argument.value)
             value = value[0] if listed else value
-            rows[name] = torch.tensor([value]) if type(value) is int else value[None] if listed else value
+            if type(value) is int:
+                rows[name] = torch.tensor([value])
+            else:  # without an axis of rows, if a list or a whole batch has it once
+                rows[name] = value[None] if listed or argument.rows == "shared" else value.movedim(argument.axis, 0)
     return rows
 
 
@@ -140,7 +143,9 @@ def joined(derivation: Derivation, rows: list[dict[str, Tensor]], guidance: floa
     values: dict[str, Any] = {}
     for name, argument in derivation.arguments.items():
         if argument.kind == "text":
-            parts: list[Any] = [row[name] for row in rows]
+            parts: list[Any] = [row[name].movedim(0, argument.axis) for row in rows]
+            if argument.rows == "shared":
+                parts = [int(part) if part.dim() == 1 else part[0] for part in parts]
             if argument.rows == "listed":  # numbers are kept as tensors of one row
                 parts = [
                     part.tolist() if part.dim() == 1 and not part.is_floating_point() else [part[0]] for part in parts

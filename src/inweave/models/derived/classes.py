@@ -1,4 +1,4 @@
-"""The classes that a model_index.json may name: pipelines, networks and tokenizers of the installed libraries."""
+"""The classes that a model_index.json may name: those of the installed libraries, never code of a folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ NETWORKS = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
 
 
 def network_class(library: Any, name: Any) -> Any:
-    """Return the network of this name; None if the library has none."""
-    return _class(library, name, NETWORKS[library]) if library in NETWORKS else None
+    """Return the network of this name in a library, or beside a pipeline of diffusers; None if there is none."""
+    if library in NETWORKS:
+        return _class(library, name, NETWORKS[library])
+    kinds = (_pipeline_part(library, name, *each) for each in NETWORKS.items())
+    return next((kind for kind in kinds if kind is not None), None)
+
+
+def network_module(library: str) -> str:
+    """Return the module that a model_index.json means by this library."""
+    return library if library in NETWORKS else f"diffusers.pipelines.{library}"
 
 
 def pipeline_class(name: Any) -> Any:
@@ -20,15 +28,44 @@ def pipeline_class(name: Any) -> Any:
     return _class("diffusers", name, "DiffusionPipeline")
 
 
-def tokenizer_class(name: Any) -> Any:
-    """Return the tokenizer of this name; None if transformers has none."""
-    return _class("transformers", name, "PreTrainedTokenizerBase")
+def scheduler_class(name: Any) -> Any:
+    """Return diffusers' scheduler of this name; None if it has none."""
+    return _class("diffusers", name, "SchedulerMixin")
 
 
-def _class(library: str, name: Any, base: str) -> Any:
+def guider_class(name: Any) -> Any:
+    """Return diffusers' guider of this name; None if it has none."""
+    return _class("diffusers", name, "BaseGuidance", "guiders")
+
+
+def tokenizer_class(library: Any, name: Any) -> Any:
+    """Return the tokenizer of this name in transformers, or beside a pipeline of diffusers; None if there is none."""
+    if library == "transformers":
+        return _class(library, name, "PreTrainedTokenizerBase")
+    return _pipeline_part(library, name, "transformers", "PreTrainedTokenizerBase")
+
+
+def processor_class(name: Any) -> Any:
+    """Return the processor of texts and images of this name; None if transformers has none."""
+    return _class("transformers", name, "ProcessorMixin")
+
+
+def _pipeline_part(folder: Any, name: Any, library: str, base: str) -> Any:
+    """Return the class of this name in a folder of diffusers' pipelines; None if it has none."""
+    if not all(isinstance(each, str) and each.isidentifier() for each in (folder, name)):
+        return None
+    with defer_imports():
+        if not hasattr(import_module("diffusers.pipelines"), folder):
+            return None
+        kind = getattr(import_module(f"diffusers.pipelines.{folder}"), name, None)
+        return kind if isinstance(kind, type) and issubclass(kind, getattr(import_module(library), base)) else None
+
+
+def _class(library: str, name: Any, base: str, module: str = "") -> Any:
     if not isinstance(name, str) or not name.isidentifier():
         return None
     with defer_imports():
-        module = import_module(library)
-        kind = getattr(module, name, None)
-        return kind if isinstance(kind, type) and issubclass(kind, getattr(module, base)) else None
+        package = import_module(library)
+        parent = getattr(import_module(f"{library}.{module}") if module else package, base)
+        kind = getattr(package, name, None)
+        return kind if isinstance(kind, type) and issubclass(kind, parent) else None

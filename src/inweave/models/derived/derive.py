@@ -43,12 +43,13 @@ def derive(pipe: Any, network: nn.Module) -> Derivation:
     space = LatentSpace.of(pipe.vae.config)
     unit = unit_size(space.scale)
     sizes = reference_size(space.scale), (unit, unit * 3), (unit * 2, unit * 2)  # of different areas
-    strength, first = _plain(pipe, shapes, sizes[0])
+    shape = space.shape(*sizes[0])[1:]
+    strength, first = _plain(pipe, shapes, sizes[0], _noise(shape))
     other = record(pipe, shapes, [TEXTS[1]], sizes[0], strength, calls=1)
     larger = record(pipe, shapes, [TEXTS[0]], sizes[1], strength, calls=1)
     both = record(pipe, shapes, TEXTS[:2], sizes[0], strength, calls=1)
-    shape = space.shape(*sizes[0])[1:]
-    values, then = leaves(first.calls[0]), leaves(first.calls[1])
+    _check_size(first, sizes[0], space)
+    values, then = leaves(first.calls[0]), leaves(first.calls[1], first.calls[0])
     latents = _latents_argument(values, shape)
     time = _time(pipe, first, values, then, latents)
     x = values[latents]
@@ -61,10 +62,10 @@ def derive(pipe: Any, network: nn.Module) -> Derivation:
         raise FormatError(f"the argument {latents} is scaled before the denoiser sees it; a flow's latents are not")
     output, sign, half = _output(first, sample, shape)
     _check_decoded(first, sample, space, shape)
-    guided = _guided(pipe, shapes, sizes[0], strength)
+    guided = _guided(pipe, shapes, sizes[0], _noise(shape), first.calls[0])
     arguments = {}
     rest = [name for name in values if name not in (latents, time.name)]
-    seen = [leaves(each.calls[0]) for each in (other, larger, both)]
+    seen = [leaves(each.calls[0], first.calls[0]) for each in (other, larger, both)]
     masks = []
     for name in rest:
         if missing := [each for each in seen if name not in each]:
@@ -95,15 +96,16 @@ def prediction_of(scheduler: Any) -> Prediction:
     raise FormatError(f"the scheduler {name} with the prediction {declared!r} is neither a flow nor a diffusion")
 
 
-def _plain(pipe: Any, shapes: Shapes, size: tuple[int, int]) -> tuple[float, Recording]:
+def _plain(pipe: Any, shapes: Shapes, size: tuple[int, int], noise: Tensor) -> tuple[float, Recording]:
     """Return the strength of guidance at which the denoiser runs once per step on one row, and that run."""
     for strength in STRENGTHS:
         recording = record(pipe, shapes, TEXTS[:1], size, strength)
-        if _is_plain(recording):
+        if _is_plain(recording, noise):
             return strength, recording
+    rows = f", each on {_rows(recording, noise)} rows for one text" if _rows(recording, noise) > 1 else ""
     raise FormatError(
-        f"{len(recording.calls)} calls of the denoiser for {len(recording.steps)} steps without guidance; one call "
-        "makes one prediction"
+        f"{len(recording.calls)} calls of the denoiser for {len(recording.steps)} steps{rows} where guidance is off; "
+        "one call on one row should make one prediction"
     )
 
 
@@ -143,6 +145,7 @@ def _time(pipe: Any, first: Recording, values: dict[str, Any], then: dict[str, A
     if not torch.is_tensor(value) or value.numel() != 1:
         raise FormatError(f"the argument {name} changes from step to step; expected a single number")
     count = int(pipe.scheduler.config.get("num_train_timesteps", 1000))
+    _check_levels(pipe.scheduler, first)
     config = denoiser_of(pipe).config
     numbers = {float(each) for each in config.values() if type(each) in (int, float) and each > 0}
     for factor in (1.0, 1000.0, *sorted(numbers - {1.0, 1000.0})):
@@ -155,6 +158,19 @@ def _time(pipe: Any, first: Recording, values: dict[str, Any], then: dict[str, A
         f"the argument {name} is {[leaves(c)[name].item() for c in first.calls]} at the times "
         f"{[float(s.t) for s in first.steps]}; known are {', '.join(TIMES)} with n = {count}, times a number"
     )
+
+
+def _check_levels(scheduler: Any, first: Recording) -> None:
+    """Raise FormatError for a flow whose noise levels are not its times, from noise to image."""
+    if prediction_of(scheduler) != "flow":
+        return
+    count = int(scheduler.config.get("num_train_timesteps", 1000))
+    times = [float(step.t) for step in first.steps]
+    levels = [float(level) for level in scheduler.sigmas[: len(times)]]
+    if sorted(times, reverse=True) != times or len(set(times)) != len(times):
+        raise FormatError(f"the times {times} of the scheduler do not fall from noise to image")
+    if any(abs(level - t / count) > 1 / count for level, t in zip(levels, times, strict=True)):
+        raise FormatError(f"the noise levels {levels} of the scheduler are not its times {times} / {count}")
 
 
 def _output(first: Recording, sample: Layout, shape: tuple[int, ...]) -> tuple[Layout, int, bool]:
@@ -178,6 +194,14 @@ def _output(first: Recording, sample: Layout, shape: tuple[int, ...]) -> tuple[L
     )
 
 
+def _check_size(first: Recording, size: tuple[int, int], space: LatentSpace) -> None:
+    """Raise FormatError for a pipeline that makes images of another size than it is asked for."""
+    assert first.decoded is not None
+    height, width = (side * space.scale for side in first.decoded.shape[-2:])
+    if (width, height) != size:
+        raise FormatError(f"it chooses its size by itself: {width}x{height} where {size[0]}x{size[1]} are asked for")
+
+
 def _check_decoded(first: Recording, sample: Layout, space: LatentSpace, shape: tuple[int, ...]) -> None:
     assert first.decoded is not None
     c, h, w = shape
@@ -192,22 +216,25 @@ def _check_decoded(first: Recording, sample: Layout, space: LatentSpace, shape: 
         )
 
 
-def _guided(pipe: Any, shapes: Shapes, size: tuple[int, int], strength: float) -> dict[str, Any] | None:
+def _guided(pipe: Any, shapes: Shapes, size: tuple[int, int], noise: Tensor, like: Any) -> dict[str, Any] | None:
     """Return the arguments with another strength of guidance; None where that takes a second prediction."""
     recording = record(pipe, shapes, TEXTS[:1], size, EMBEDDED)
-    return leaves(recording.calls[0]) if _is_plain(recording) else None
+    return leaves(recording.calls[0], like) if _is_plain(recording, noise) else None
 
 
-def _is_plain(recording: Recording) -> bool:
+def _is_plain(recording: Recording, noise: Tensor) -> bool:
     """Return whether a run for one text made one prediction per step."""
-    rows = {len(each) for each in leaves(recording.calls[0]).values() if _has_rows(each)}
-    return len(recording.calls) == len(recording.steps) and 2 not in rows
+    return len(recording.calls) == len(recording.steps) and _rows(recording, noise) < 2
 
 
-def _has_rows(value: Any) -> bool:
-    if isinstance(value, list):
-        return bool(value) and torch.is_tensor(value[0])
-    return torch.is_tensor(value) and value.dim() > 2
+def _rows(recording: Recording, noise: Tensor) -> int:
+    """Return how many rows the latents of a run for one text have in the first call; 0: they are not found."""
+    values = [value for name, value in recording.calls[0].items() if isinstance(value, list) or torch.is_tensor(value)]
+    for value in [*values, *leaves(recording.calls[0]).values()]:
+        rows: Any = value if isinstance(value, list) or (torch.is_tensor(value) and value.dim() > 2) else []
+        if len(rows) and torch.is_tensor(rows[0]) and order_of(noise, rows[0]) is not None:
+            return len(rows)
+    return 0
 
 
 def _patch(derivation: Derivation, pipe: Any, shapes: Shapes, scale: int) -> int:
@@ -216,7 +243,7 @@ def _patch(derivation: Derivation, pipe: Any, shapes: Shapes, scale: int) -> int
     for patch in (1, 2, 4, 8, 16, 32):
         width, height = least + patch, least
         try:
-            recording = record(pipe, shapes, TEXTS[:1], (width * scale, height * scale), derivation.strength, steps=1)
+            recording = record(pipe, shapes, TEXTS[:1], (width * scale, height * scale), derivation.strength, steps=2)
             x = leaves(recording.calls[0])[derivation.latents]
             count = len(x) * x[0].numel() if derivation.listed else x.numel()
             channels = recording.steps[0].sample.numel() // (width * height)

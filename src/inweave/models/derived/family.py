@@ -51,7 +51,8 @@ class DerivedFamily(Family):
     Args:
         derivation: how the denoiser is called.
         recorder: the pipeline with placeholders, and the shapes of the denoiser's output.
-        build: a function that makes the pipeline of live networks and tokenizers.
+        build: a function that makes the pipeline of live networks, with a strength for its guiders.
+        strength: that of guidance where a guider has it; None: the pipeline's call has it.
     """
 
     table = "own"
@@ -66,21 +67,29 @@ class DerivedFamily(Family):
         derivation: Derivation,
         recorder: tuple[Any, Shapes],
         networks: Sequence[Network],
-        build: Callable[[ModelView, torch.device], Any],
+        build: Callable[[ModelView, torch.device, float | None], Any],
+        strength: float | None = None,
     ) -> None:
         import inspect
+
+        from inweave.models.derived.recording import denoiser_folder, guidance_option
 
         self.derivation, self._build = derivation, build
         self._recorder, self._shapes = recorder
         self._sized: dict[tuple[int, int], dict[str, Any]] = {}
         every: Any = vars(self)  # what other families declare in their class
         known = inspect.signature(self._recorder.__call__).parameters
-        guidance = next((known[n].default for n in ("guidance_scale", "cfg_scale") if n in known), 0.0)
+        option = guidance_option(known)
+        guidance = strength if strength is not None else known[option].default if option is not None else 0.0
+        steps = known["num_inference_steps"].default
+        denoiser = denoiser_folder(self._recorder)
+        frozen = tuple(each.folder for each in networks if each.folder not in (denoiser, "vae"))
+        self._reader = (*frozen, denoiser)[0]  # the network whose input captions go by
         every |= {
             "name": derivation.pipeline.removesuffix("Pipeline"), "pipeline": derivation.pipeline,
             "networks": tuple(networks), "tokenizers": (), "flow": derivation.prediction == "flow",
-            "frozen_encoders": tuple(each.folder for each in networks if each.folder.startswith("text_encoder")),
-            "latent_patch": derivation.patch, "steps": int(known["num_inference_steps"].default),
+            "frozen_encoders": frozen, "latent_patch": derivation.patch,
+            "steps": steps if isinstance(steps, int) else 28,
             "guidance": float(guidance or 0.0), "timesteps": "shift" if derivation.prediction == "flow" else "uniform",
         }  # fmt: skip
 
@@ -109,18 +118,18 @@ class DerivedFamily(Family):
         text = " ".join(piece for piece, _ in pieces if piece != BREAK)
         weighted = any(weight != 1.0 for _, weight in pieces)
         warnings = (f"{self.name} is run by its own pipeline; weights in the prompt were ignored",) if weighted else ()
-        return PromptTokens({self.frozen_encoders[0]: _bytes(text)}, {}, 1, warnings)
+        return PromptTokens({self._reader: _bytes(text)}, {}, 1, warnings)
 
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         from inweave.models.derived.call import text_values
         from inweave.models.derived.proof import reference_size
         from inweave.models.derived.recording import record
 
-        encoder = self.frozen_encoders[0]
+        encoder = self._reader
         if encoder not in ids:
             return dict(ids)  # of `example_ids`
         device = model.networks[encoder].device
-        pipe = self._build(model, device)
+        pipe = self._build(model, device, None)
         (row,) = ids[encoder]
         size = reference_size(model.latent_space.scale)
         recording = record(pipe, self._shapes, [_text(row)], size, self.derivation.strength, calls=1)
@@ -199,8 +208,8 @@ class DerivedFamily(Family):
 
     def condition(self, model: ModelView, request: ConditioningRequest) -> Conditioning:
         tokens = self.tokenize(model, request.positive)
-        inputs = {TEXT: tokens.ids[self.frozen_encoders[0]]}
-        inputs[NEGATIVE] = self.tokenize(model, request.negative).ids[self.frozen_encoders[0]]
+        inputs = {TEXT: tokens.ids[self._reader]}
+        inputs[NEGATIVE] = self.tokenize(model, request.negative).ids[self._reader]
         warnings = (*self.prompt_warnings(model, request), *tokens.warnings)
         return Conditioning(inputs, request.guidance, False, warnings)
 
@@ -218,9 +227,9 @@ class DerivedFamily(Family):
 
         import torch
 
-        from inweave.models.derived.recording import GUIDANCE, OFF
+        from inweave.models.derived.recording import OFF, guidance_option
 
-        pipe = self._build(model, model.denoiser.device)
+        pipe = self._build(model, model.denoiser.device, conditioning.guidance)
         known = inspect.signature(pipe.__call__).parameters
         negative = _text(conditioning.inputs[NEGATIVE][0])
         settings: dict[str, Any] = {
@@ -228,7 +237,8 @@ class DerivedFamily(Family):
             "num_inference_steps": steps, "generator": torch.Generator().manual_seed(seed), "output_type": "pil",
         }  # fmt: skip
         settings |= {name: OFF[name] for name in ("use_resolution_binning",) if name in known}
-        settings |= {name: conditioning.guidance for name in GUIDANCE if name in known}
+        if (option := guidance_option(known)) is not None:
+            settings[option] = conditioning.guidance
         if negative:
             if NEGATIVE not in known:
                 raise ConfigError([f"negative_prompt: {self.pipeline} has none; leave it out"])
@@ -242,7 +252,9 @@ class DerivedFamily(Family):
             settings["callback_on_step_end"] = callback
         pipe.set_progress_bar_config(disable=True)
         with torch.no_grad():
-            return pipe(**settings).images[0]
+            output = pipe(**settings)
+        images = next(iter(output.values()))  # the first field of every pipeline's output
+        return images[0] if isinstance(images, list) else images
 
     def _record(self, width: int, height: int) -> Any:
         from inweave.models.derived.proof import TEXTS

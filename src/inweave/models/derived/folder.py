@@ -2,15 +2,19 @@
 
     model_index.json   "_class_name": a pipeline of the installed diffusers, never code of the folder
     networks           models of diffusers and transformers, with configurations as data and weights as safetensors
+    the others         tokenizers, processors (of text alone), guiders and the scheduler, by their settings
 
-To derive, the text encoders are loaded and run on one caption. Then their weights are dropped: placeholders repeat
+One network denoises (`transformer` or `unet`), `vae` encodes images, and all others are frozen. Optional parts that are
+none of these are left out, by name: safety checkers, watermarks, models that rewrite a prompt.
+
+To derive, the frozen networks are loaded and run on one caption. Then their weights are dropped: placeholders repeat
 what they answered. The denoiser and the autoencoder have no weights here at all.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -21,10 +25,18 @@ from torch import nn
 
 from inweave.errors import FormatError
 from inweave.files.paths import is_file
-from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
-from inweave.models.configuration import library_errors, read_config
+from inweave.models.blueprint import Blueprint, NetworkBlueprint
+from inweave.models.configuration import read_config
 from inweave.models.construct import on_meta
-from inweave.models.derived.classes import network_class, pipeline_class, tokenizer_class
+from inweave.models.derived.assemble import assemble, is_plain, make_guider, make_processor
+from inweave.models.derived.classes import (
+    guider_class,
+    network_class,
+    network_module,
+    pipeline_class,
+    processor_class,
+    tokenizer_class,
+)
 from inweave.models.derived.derive import derive
 from inweave.models.derived.family import DerivedFamily
 from inweave.models.derived.proof import TEXTS, reference_size
@@ -32,15 +44,15 @@ from inweave.models.derived.recording import Shapes, record
 from inweave.models.families import families, network_classes
 from inweave.models.families.base import ModelView, Network
 from inweave.models.folder import NETWORKS, weights_of
-from inweave.models.lazy_imports import defer_imports
 from inweave.models.naming import under_names_of
-from inweave.models.samplers import checked_scheduler, own_scheduler
-from inweave.models.tokenizers import make_tokenizer
+from inweave.models.samplers import own_scheduler, pipeline_scheduler
+from inweave.models.tokenizers import check_vocabulary, make_tokenizer
 from inweave.models.vae import LatentSpace
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.packed import open_source
 
 LARGE = 2 << 30  # bytes of text encoders beyond which they are loaded in half precision
+DENOISERS = ("transformer", "unet")
 _known: dict[tuple[str, float], Blueprint] = {}
 
 
@@ -49,18 +61,16 @@ def is_unknown_pipeline(folder: Path, index: Mapping[str, Any]) -> bool:
     own = {name for family in families() for name in (family.pipeline, family.inpaint_pipeline)}
     if index.get("_class_name") in own or pipeline_class(index.get("_class_name")) is None:
         return False
-    libraries: dict[str, Any] = {}
-    for part, entry in index.items():
-        if (part in NETWORKS or part.startswith("text_encoder")) and isinstance(entry, list):
-            libraries[str(entry[1])] = entry[0]
-            if part in ("transformer", "unet") and is_file(folder / part / "config.json"):
+    known, foreign = network_classes(), False
+    for part, library, name in _entries(index):
+        if part in NETWORKS or part.startswith("text_encoder"):
+            if network_class(library, name) is None:
+                return False
+            foreign = foreign or name not in known
+            if part in DENOISERS and is_file(folder / part / "config.json"):
                 config = read_config(folder / part / "config.json")
-                if not any(family.recognizes(str(entry[1]), config) for family in families()):
-                    libraries[""] = ""
-    known = network_classes()
-    if all(name in known for name in libraries):
-        return False
-    return all(network_class(library, name) is not None for name, library in libraries.items() if name)
+                foreign = foreign or not any(family.recognizes(name, config) for family in families())
+    return foreign
 
 
 def open_pipeline(folder: Path, name: str, index: Mapping[str, Any]) -> Blueprint:
@@ -76,69 +86,89 @@ def open_pipeline(folder: Path, name: str, index: Mapping[str, Any]) -> Blueprin
     return _known[key]
 
 
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a folder by how they are made; ``left_out``: those that are not."""
+
+    networks: dict[str, NetworkBlueprint] = field(default_factory=dict)
+    declared: list[Network] = field(default_factory=list)
+    makers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    guiders: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+
 def _open(folder: Path, name: str, index: Mapping[str, Any]) -> Blueprint:
     kind = _pipeline_class(folder, index)
-    networks: dict[str, NetworkBlueprint] = {}
-    makers: dict[str, Callable[[], Any]] = {}
-    declared: list[Network] = []
-    for part, library, class_name in _entries(index):
-        if part in ("transformer", "unet", "vae") or part.startswith("text_encoder"):
-            if network_class(library, class_name) is None:
-                raise FormatError(f"{folder / part}: {class_name!r:.80} is not a network of diffusers or transformers")
-            declared.append(Network(part, class_name, library))
-            config = read_config(folder / part / "config.json")
-            networks[part] = NetworkBlueprint(part, class_name, config, open_source(weights_of(folder / part)), library)
-        elif part.startswith("tokenizer"):
-            makers[part] = _tokenizer(folder / part, class_name)
-        elif part != "scheduler" and part not in kind._optional_components:
-            raise FormatError(
-                f"{folder}: {kind.__name__} needs the part {part!r} ({class_name}), which is not run here"
-            )
-    if missing := [part for part in ("vae",) if part not in networks]:
-        raise FormatError(f"{folder}: {kind.__name__} has no {missing[0]}; images are trained in its latents")
-    if len({"transformer", "unet"} & networks.keys()) != 1:
+    parts = _parts(folder, kind, index)
+    if "vae" not in parts.networks:
+        raise FormatError(f"{folder}: {kind.__name__} has no vae; images are trained in its latents")
+    denoisers = [part for part in DENOISERS if part in parts.networks]
+    if len(denoisers) != 1:
         raise FormatError(f"{folder}: {kind.__name__} has no transformer or unet, or both; one network denoises")
-    if not any(part.startswith("text_encoder") for part in networks):
-        raise FormatError(f"{folder}: {kind.__name__} has no text encoder")
+    own = parts.networks[denoisers[0]].class_name
+    if others := [part for part, each in parts.networks.items() if each.class_name == own and part not in denoisers]:
+        raise FormatError(
+            f"{folder}: {kind.__name__} denoises with {', '.join((*denoisers, *others))}; one network should"
+        )
     settings = folder / "scheduler" / "scheduler_config.json"
-    document = read_config(settings)
-    flow = str(document.get("_class_name")).startswith("FlowMatch") or bool(document.get("use_flow_sigmas"))
-    flow = flow or document.get("prediction_type") == "flow_prediction"
-    scheduler = checked_scheduler(str(settings), document, flow=flow)
-    options = {key: index[key] for key in inspect.signature(kind.__init__).parameters if _is_plain(index.get(key))}
-    family = _derived(kind, networks, makers, scheduler, options, declared)
-    evidence = (
-        f"model_index.json names {kind.__name__}; derived from diffusers' pipeline:",
-        *family.derivation.lines(),
-    )
-    blueprint = Blueprint(name, family, networks, makers, scheduler, folder, None, options, evidence)
-    check_complete(blueprint)
-    return blueprint
+    scheduler = pipeline_scheduler(str(settings), read_config(settings))
+    options = {key: index[key] for key in kind._get_signature_keys(kind)[1] if is_plain(index.get(key))}
+    family = _derived(kind, parts, scheduler, options)
+    evidence = [
+        f"model_index.json names {kind.__name__}; derived from diffusers' pipeline:", *family.derivation.lines(),
+    ]  # fmt: skip
+    if parts.left_out:
+        evidence.append(f"left out   {', '.join(parts.left_out)}")
+    # the family holds the tokenizers: what a pipeline does with them is its own
+    return Blueprint(name, family, parts.networks, {}, scheduler, folder, None, options, tuple(evidence))
 
 
-def _derived(
-    kind: Any,
-    parts: Mapping[str, NetworkBlueprint],
-    makers: Mapping[str, Callable[[], Any]],
-    scheduler: Mapping[str, Any],
-    options: Mapping[str, Any],
-    declared: list[Network],
-) -> DerivedFamily:
-    networks = {folder: on_meta(part).eval() for folder, part in parts.items()}
-    encoders = {folder: network for folder, network in networks.items() if folder.startswith("text_encoder")}
-    sources = {folder: under_names_of(network, parts[folder].source) for folder, network in encoders.items()}
+def _parts(folder: Path, kind: Any, index: Mapping[str, Any]) -> _Parts:
+    parts = _Parts()
+    for part, library, name in _entries(index):
+        optional = part in kind._optional_components and part != "vae" and part not in DENOISERS
+        if part == "scheduler":
+            continue
+        if network_class(library, name) is not None and not (optional and not part.startswith("text_encoder")):
+            module = network_module(library)
+            parts.declared.append(Network(part, name, module))
+            config = read_config(folder / part / "config.json")
+            source = open_source(weights_of(folder / part))
+            parts.networks[part] = NetworkBlueprint(part, name, config, source, module)
+        elif tokenizer_class(library, name) is not None:
+            parts.makers[part] = partial(make_tokenizer, folder / part, tokenizer_class(library, name), chat=True)
+        elif processor_class(name) is not None and library == "transformers":
+            parts.makers[part] = partial(make_processor, folder / part, processor_class(name))
+        elif guider_class(name) is not None:
+            parts.guiders[part] = partial(make_guider, folder / part, guider_class(name))
+        elif optional:
+            parts.left_out.append(part)
+        else:
+            raise FormatError(f"{folder}: {kind.__name__} needs the part {part!r} ({name}), which is not run here")
+    return parts
+
+
+def _derived(kind: Any, parts: _Parts, scheduler: Mapping[str, Any], options: Mapping[str, Any]) -> DerivedFamily:
+    networks = {folder: on_meta(part).eval() for folder, part in parts.networks.items()}
+    encoders = {folder: network for folder, network in networks.items() if folder not in (*DENOISERS, "vae")}
+    sources = {folder: under_names_of(network, parts.networks[folder].source) for folder, network in encoders.items()}
     total = sum(stored_bytes(source, each) for source in sources.values() for each in source.names())
     dtype = torch.bfloat16 if total > LARGE else torch.float32
     for folder, encoder in encoders.items():
         build(encoder, sources[folder], device="cpu", dtype=dtype)
-    tokenizers = {folder: make() for folder, make in makers.items()}
-    schedule = own_scheduler(scheduler)
+    made = {folder: make() for folder, make in parts.makers.items()}
+    for folder, tokenizer in made.items():
+        reader = encoders.get(folder.replace("tokenizer", "text_encoder"))
+        if hasattr(reader, "get_input_embeddings") and hasattr(tokenizer, "get_vocab"):
+            check_vocabulary(f"{kind.__name__}: {folder}", tokenizer, reader)
 
-    def assembled(model: ModelView, device: torch.device) -> Any:
-        parts = {**model.networks, **model.tokenizers, "scheduler": own_scheduler(scheduler)}
-        return assemble(kind, parts, options, device)
+    def assembled(model: ModelView, device: torch.device, guidance: float | None) -> Any:
+        guiders = {folder: make(guidance) for folder, make in parts.guiders.items()}
+        every = {**model.networks, **made, **guiders, "scheduler": own_scheduler(scheduler)}
+        return assemble(kind, every, options, device)
 
-    pipe = assemble(kind, {**networks, **tokenizers, "scheduler": schedule}, options, torch.device("cpu"))
+    # without guiders, which would ask for a second prediction
+    pipe = assemble(kind, {**networks, **made, "scheduler": own_scheduler(scheduler)}, options, torch.device("cpu"))
     denoiser = networks["transformer" if "transformer" in networks else "unet"]
     derivation = derive(pipe, denoiser)
     shapes = Shapes(denoiser)
@@ -147,17 +177,9 @@ def _derived(
     for encoder, outputs in zip(encoders.values(), answers, strict=True):
         _placeholder(encoder, outputs)
     record(pipe, shapes, TEXTS[:1], size, derivation.strength, calls=1)  # without them
-    return DerivedFamily(derivation, (pipe, shapes), declared, assembled)
-
-
-def assemble(kind: Any, parts: Mapping[str, Any], options: Mapping[str, Any], device: torch.device) -> Any:
-    """Return a pipeline of these parts that runs on ``device``; parts it has and nobody gave are None."""
-    expected, _ = kind._get_signature_keys(kind)
-    place = property(lambda self: device)
-    with library_errors(f"{kind.__name__}: it cannot be made of these parts"), defer_imports():
-        running = type(kind.__name__, (kind,), {"_execution_device": place, "device": place})
-        known = inspect.signature(kind.__init__).parameters
-        return running(**{part: parts.get(part) for part in expected if part in known}, **options)
+    strengths = [getattr(make(None), "guidance_scale", None) for make in parts.guiders.values()]
+    strength = next((each for each in strengths if each is not None), None)
+    return DerivedFamily(derivation, (pipe, shapes), parts.declared, assembled, strength)
 
 
 def _answers(
@@ -196,18 +218,8 @@ def _pipeline_class(folder: Path, index: Mapping[str, Any]) -> Any:
     return kind
 
 
-def _tokenizer(folder: Path, class_name: str) -> Callable[[], Any]:
-    kind = tokenizer_class(class_name)
-    if kind is None:
-        raise FormatError(f"{folder}: {class_name!r:.80} is not a tokenizer of the installed transformers")
-    return partial(make_tokenizer, folder, kind)
-
-
 def _entries(index: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (part, library, class) of a model_index.json."""
     for part, entry in index.items():
         if isinstance(entry, list) and len(entry) == 2 and all(isinstance(each, str) for each in entry):
             yield part, entry[0], entry[1]
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float | str)

@@ -52,13 +52,13 @@ def prove(
             received: dict[str, Any] = {}
 
             def denoiser(answer: Any = answer, received: dict[str, Any] = received, **arguments: Any) -> Any:
-                received.update(leaves(arguments))
+                received.update(leaves(arguments, derivation.template))
                 return answer
 
-            x = leaves(call)[derivation.latents]
+            own = leaves(call, derivation.template)
+            x = own[derivation.latents]
             latents = derivation.layout.unpack(torch.stack(x) if derivation.listed else x, (c, h, w))
             prediction = derivation.call(denoiser, latents, torch.as_tensor(step.t), values, sized)
-            own = leaves(call)
             if received.keys() != own.keys():
                 raise FormatError(f"the arguments are {sorted(own)}; derived were {sorted(received)}")
             for name, value in own.items():

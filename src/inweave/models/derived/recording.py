@@ -25,10 +25,13 @@ from inweave.models.configuration import brief
 
 SEED = 5
 STEPS = 3
-#: options that change the size or the guidance of a request behind its back
-OFF: Mapping[str, Any] = {"use_resolution_binning": False, "pag_scale": 0.0, "enable_prompt_rewrite": False}
-#: how pipelines name the strength of guidance
-GUIDANCE = ("guidance_scale", "cfg_scale")
+#: options that change the text, the size, the guidance or the calls of a request behind its back
+OFF: Mapping[str, Any] = {
+    "use_resolution_binning": False, "pag_scale": 0.0, "enable_prompt_rewrite": False, "use_pe": False,
+    "prompt_upsampling": False, "use_kv_cache": False,
+}  # fmt: skip
+#: how pipelines name the strength of guidance; where one has several, the first of these is the user's
+GUIDANCE = ("guidance_scale", "cfg_scale", "distilled_guidance_scale", "true_cfg_scale")
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ def record(
     settings |= {name: value for name, value in OFF.items() if name in known}
     if "clean_caption" in known and find_spec("bs4") is None:
         settings["clean_caption"] = False  # as it would be anyway, with a warning for each call
-    settings |= {name: guidance for name in GUIDANCE if name in known}
+    settings |= {name: guidance for name in known if name.endswith(GUIDANCE)}
     recording = Recording()
     denoiser = denoiser_of(pipe)
     signature = inspect.signature(type(denoiser).forward)
@@ -118,6 +121,10 @@ def record(
         except Exception as error:
             if isinstance(error, FormatError):
                 raise
+            if isinstance(error, NameError) and error.name and find_spec(error.name) is None:
+                raise FormatError(
+                    f"{_name(pipe)}: it needs the library {error.name}, which is not installed"
+                ) from error
             raise FormatError(f"{_name(pipe)}: it does not run from a text and a size: {brief(error)}") from error
     raise FormatError(f"{_name(pipe)}: it ended without decoding an image with `vae`")
 
@@ -182,9 +189,19 @@ def answer(shapes: Shapes, arguments: Mapping[str, Any], seed: int) -> Any:
     return tree_map(numbers, output)
 
 
+def guidance_option(known: Mapping[str, inspect.Parameter]) -> str | None:
+    """Return the option of a pipeline's call that is the strength of guidance."""
+    return next((name for name in GUIDANCE if name in known), None)
+
+
 def denoiser_of(pipe: Any) -> Any:
     """Return the network that a pipeline denoises with."""
-    return pipe.transformer if getattr(pipe, "transformer", None) is not None else pipe.unet
+    return getattr(pipe, denoiser_folder(pipe))
+
+
+def denoiser_folder(pipe: Any) -> str:
+    """Return the name of the network that a pipeline denoises with."""
+    return "transformer" if getattr(pipe, "transformer", None) is not None else "unet"
 
 
 def tree_map(change: Callable[[Any], Any], value: Any) -> Any:

@@ -110,20 +110,21 @@ def generate_image(
         options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     started = time.perf_counter()
     total = -(-(len(times) - first) // order)
-    for step, t in enumerate(times[first:]):
-        if callbacks.cancelled is not None and callbacks.cancelled():
-            raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
-        with network_errors(model):
-            rows = scaled_input(scheduler, latents, t)
-            rows = rows if channels is None else torch.cat([rows, channels], 1)
-            prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
-            latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
-            # the first half of a step of two ends at no noise level of its own
-            if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
-                following = times[first + step + 1 : first + step + 2]
-                outside = _add_noise(scheduler, original, noise, following) if len(following) else original
-                latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
-        _report(model, callbacks, step // order + 1, total, started, latents, number)
+    with model.using(model.blueprint.denoiser.folder):
+        for step, t in enumerate(times[first:]):
+            if callbacks.cancelled is not None and callbacks.cancelled():
+                raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
+            with network_errors(model):
+                rows = scaled_input(scheduler, latents, t)
+                rows = rows if channels is None else torch.cat([rows, channels], 1)
+                prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
+                latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
+                # the first half of a step of two ends at no noise level of its own
+                if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
+                    following = times[first + step + 1 : first + step + 2]
+                    outside = _add_noise(scheduler, original, noise, following) if len(following) else original
+                    latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
+            _report(model, callbacks, step // order + 1, total, started, latents, number)
     _ensure_finite(model, latents, "the denoiser", task.loras)
     return _decode(model, latents, callbacks, task.loras)
 
@@ -138,7 +139,7 @@ def _from_pipeline(model: Model, task: ImageTask, callbacks: Callbacks, number: 
         silent = replace(callbacks, preview_every=0)  # its latents may be packed
         _report(model, silent, min(step, task.steps), task.steps, started, latents, number)
 
-    with network_errors(model):
+    with network_errors(model), model.using(*model.networks):
         image = model.family.generate(
             model, task.conditioning.at(0, 1), (task.width, task.height), task.steps, task.seed, on_step
         )
@@ -181,14 +182,14 @@ def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -
 
 
 def _encode(model: Model, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    with network_errors(model):
+    with network_errors(model), model.using("vae"):
         return vae.encode(model.vae, image, generator).to(model.dtype)
 
 
 def _decode(
     model: Model, latents: torch.Tensor, callbacks: Callbacks, loras: tuple[str, ...] = (), *, preview: bool = False
 ) -> Image.Image:
-    with network_errors(model):
+    with network_errors(model), model.using("vae"):
         values = vae.decode(model.vae, latents, callbacks.warn)
         if values.shape[1] != 3:
             raise FormatError(f"{model.name}: the autoencoder gives {values.shape[1]} channels; an image has 3")

@@ -16,13 +16,13 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.models import bundled, embedded
+from inweave.models.blank import blank
 from inweave.models.blueprint import Blueprint, NetworkBlueprint
 from inweave.models.families import family_named
 from inweave.models.families.base import Tensors
 from inweave.models.model import Model, on_meta
 from inweave.models.open import open_model
 from inweave.models.variants import find_variant
-from inweave.training.memory.meta import blank
 from inweave.weights.source import DictSource
 
 _META = torch.device("meta")

@@ -13,7 +13,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.bench.models import published_blueprint
-from inweave.training.memory.meta import MetaAttention, blank
+from inweave.models.blank import blank
+from inweave.ops.tensors.peak import MetaAttention
 
 
 def forward_operations(name: str, batch: int, size: int, dtype: torch.dtype) -> float:

@@ -41,7 +41,7 @@ def measuring(name: str, context: typer.Context, device: str | None, file: str |
         with display(plain=True) as screen:
             screen.start("loading torch")
             from inweave.bench.bench import Bench
-            from inweave.training.execution.oom import oom_hint
+            from inweave.ops.tensors.oom import oom_hint
 
             bench = Bench(device, screen.start)
             with oom_hint("measure this", "lower --batch, --size or --rank, or choose a smaller --model"):

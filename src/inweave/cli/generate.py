@@ -106,6 +106,9 @@ def generate(
         "--quantize", help="Memory: int8, nf4, nf4-hadamard, int8-hadamard or fp8 quantizes the denoiser; keep: a "
         "checkpoint stored quantized (fp8, int8, bitsandbytes, GGUF) stays so; off: unpack it.",
         rich_help_panel=MODELS)] = "off",
+    offload: Annotated[str, typer.Option(
+        "--offload", help="Memory: blocks keeps the weights in host memory and copies them to the GPU block by block; "
+        "auto: only if the model would not fit; off.", rich_help_panel=MODELS)] = "off",
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
@@ -171,7 +174,7 @@ def generate(
         progress.start(f"loading {model}")
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
-            allow_download=allow_download, quantize=quantize,  # type: ignore[arg-type]
+            allow_download=allow_download, quantize=quantize, offload=offload,  # type: ignore[arg-type]
             progress=_on_part(progress, model),
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
@@ -187,6 +190,8 @@ def generate(
             _report_interrupt(saved, 1 if grid or compare else config.count, as_json)
     if pipe.model.quantization:
         done["quantization"] = pipe.model.quantization
+    if (offloader := pipe.model.offloader) is not None:
+        done["memory"] = {"offload": "blocks", **offloader.report()}
     done["warnings"] = list(dict.fromkeys((*warnings, *done["warnings"])))
     done["seconds"] = round(time.perf_counter() - started, 3)
     if as_json:
@@ -195,11 +200,19 @@ def generate(
         for image in done["images"]:
             typer.echo(printable(f"{image['path']}  (seed {image['seed']})" if "seed" in image else image["path"]))
         print_lines((f"{row['name']}: {row['modules']} modules changed" for row in done["loras"]), "bright_black")
-        print_lines(filter(None, [done.get("quantization")]), "bright_black")
+        print_lines(filter(None, [done.get("quantization"), _memory_line(done.get("memory"))]), "bright_black")
     if not as_json:
         for warning in done["warnings"]:
             print_styled(f"warning: {warning}", "yellow", err=True)
     raise typer.Exit(OK)
+
+
+def _memory_line(memory: dict[str, Any] | None) -> str:
+    """Return where the weights of an offloaded model were; "" for any other."""
+    if memory is None:
+        return ""
+    host, device = (size(memory[name]) for name in ("host_bytes", "device_bytes"))
+    return f"weights: {host} in host memory, at most {device} on the device at a time"
 
 
 def _check_ending(out: str) -> None:

@@ -61,7 +61,8 @@ class PromptConditioning:
             negative = self._spelled(negative)
         (first, weight), *others = positives
         request = ConditioningRequest(first, negative, self.guidance, *self.size, self.clip_skip, weight, tuple(others))
-        with network_errors(self.model):
+        encoders = self.model.networks.keys() - {"vae", self.model.blueprint.denoiser.folder}
+        with network_errors(self.model), self.model.using(*encoders):
             conditioning = self.model.family.condition(self.model, request)
         self.warnings += conditioning.warnings
         return conditioning

@@ -81,12 +81,14 @@ def generate_image(
     with network_errors(model):
         scheduler = make_scheduler(model.blueprint.scheduler, task.sampler, task.schedule, flow=model.flow)
         shape = model.latent_space.shape(task.width, task.height)
+        tokens = model.family.image_tokens(shape) if model.flow else None
         times = set_steps(
             scheduler,
             task.steps,
             model.device,
-            tokens=model.family.image_tokens(shape) if model.flow else None,
+            tokens=tokens,
             even_sigmas=model.family.even_sigmas,
+            mu=None if tokens is None else model.family.mu(tokens, task.steps),
         )
         first, order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part
@@ -110,20 +112,21 @@ def generate_image(
         options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     started = time.perf_counter()
     total = -(-(len(times) - first) // order)
-    for step, t in enumerate(times[first:]):
-        if callbacks.cancelled is not None and callbacks.cancelled():
-            raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
-        with network_errors(model):
-            rows = scaled_input(scheduler, latents, t)
-            rows = rows if channels is None else torch.cat([rows, channels], 1)
-            prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
-            latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
-            # the first half of a step of two ends at no noise level of its own
-            if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
-                following = times[first + step + 1 : first + step + 2]
-                outside = _add_noise(scheduler, original, noise, following) if len(following) else original
-                latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
-        _report(model, callbacks, step // order + 1, total, started, latents, number)
+    with model.using(model.blueprint.denoiser.folder):
+        for step, t in enumerate(times[first:]):
+            if callbacks.cancelled is not None and callbacks.cancelled():
+                raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
+            with network_errors(model):
+                rows = scaled_input(scheduler, latents, t)
+                rows = rows if channels is None else torch.cat([rows, channels], 1)
+                prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
+                latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
+                # the first half of a step of two ends at no noise level of its own
+                if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
+                    following = times[first + step + 1 : first + step + 2]
+                    outside = _add_noise(scheduler, original, noise, following) if len(following) else original
+                    latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
+            _report(model, callbacks, step // order + 1, total, started, latents, number)
     _ensure_finite(model, latents, "the denoiser", task.loras)
     return _decode(model, latents, callbacks, task.loras)
 
@@ -138,7 +141,7 @@ def _from_pipeline(model: Model, task: ImageTask, callbacks: Callbacks, number: 
         silent = replace(callbacks, preview_every=0)  # its latents may be packed
         _report(model, silent, min(step, task.steps), task.steps, started, latents, number)
 
-    with network_errors(model):
+    with network_errors(model), model.using(*model.networks):
         image = model.family.generate(
             model, task.conditioning.at(0, 1), (task.width, task.height), task.steps, task.seed, on_step
         )
@@ -181,14 +184,14 @@ def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -
 
 
 def _encode(model: Model, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    with network_errors(model):
+    with network_errors(model), model.using("vae"):
         return vae.encode(model.vae, image, generator).to(model.dtype)
 
 
 def _decode(
     model: Model, latents: torch.Tensor, callbacks: Callbacks, loras: tuple[str, ...] = (), *, preview: bool = False
 ) -> Image.Image:
-    with network_errors(model):
+    with network_errors(model), model.using("vae"):
         values = vae.decode(model.vae, latents, callbacks.warn)
         if values.shape[1] != 3:
             raise FormatError(f"{model.name}: the autoencoder gives {values.shape[1]} channels; an image has 3")

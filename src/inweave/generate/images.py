@@ -107,3 +107,8 @@ def paste(new: Image.Image, old: Image.Image, mask: Image.Image, feather: int) -
     resized = new if new.size == old.size else new.resize(old.size, Image.Resampling.LANCZOS)
     mixed = np.asarray(resized, np.float32) * share + np.asarray(old, np.float32) * (1.0 - share)
     return Image.fromarray(mixed.round().astype(np.uint8))
+
+
+def is_blank(image: Image.Image) -> bool:
+    """Return whether all pixels have one color."""
+    return all(low == high for low, high in (band.getextrema() for band in image.split()))

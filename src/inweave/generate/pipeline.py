@@ -33,6 +33,7 @@ from inweave.generate.denoise import Callbacks, ImageTask, Progress, generate_im
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import (
     ImageInput,
+    is_blank,
     mask_tensor,
     open_image,
     open_mask,
@@ -44,6 +45,8 @@ from inweave.generate.images import (
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
 from inweave.models.model import Model, Quantize, load_model
+from inweave.models.open import open_model
+from inweave.models.residency import Offload, is_offloaded
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength
@@ -176,7 +179,8 @@ class Pipeline:
         image, region = self._open_images(config, init, mask, wrong)
         size = self._size(config, image, wrong)
         choices, tagged = (*self.loras, *config.loras), config.tagged_loras()
-        loras, unfit = apply_loras(self.model, finder or self.finder, choices, tagged, on_mismatch)
+        with self._lock:
+            loras, unfit = apply_loras(self.model, finder or self.finder, choices, tagged, on_mismatch)
         wrong += unfit
         defaults = self.model.blueprint.variant or self.model.family
         guidance = defaults.guidance if config.guidance is None else config.guidance
@@ -265,7 +269,7 @@ class Pipeline:
                     config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras),
                 )  # fmt: skip
                 image = generate_image(self.model, task, callbacks, (number, config.count))
-                if _is_blank(image):
+                if is_blank(image):
                     warnings.append(
                         f"the image of seed {seed} is a single color; lower the strengths of LoRAs, or the guidance"
                     )
@@ -322,10 +326,6 @@ def pipeline_problems(pipeline: str, config: GenerateConfig, image: Image.Image 
     return [Problem(name, reason) for name, present in features.items() if present]
 
 
-def _is_blank(image: Image.Image) -> bool:
-    return all(low == high for low, high in (band.getextrema() for band in image.split()))
-
-
 def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:
     """Return the image at the size of its initial image, with everything outside the mask put back."""
     if request.init is None:
@@ -349,6 +349,7 @@ def pipeline(
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     allow_download: bool = False,
     quantize: Quantize = "off",
+    offload: Offload = "off",
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -368,6 +369,8 @@ def pipeline(
         allow_download: whether a Hub model may be downloaded.
         quantize: "keep" leaves a checkpoint that is stored quantized (fp8, int8, bitsandbytes, GGUF) like that;
             "off" unpacks it; "int8", "int8-hadamard", "nf4", "nf4-hadamard" or "fp8" quantizes the denoiser.
+        offload: "blocks" leaves the weights in host memory and copies them to the device block by block while it
+            computes; "auto" does so if the model would not fit on the GPU; "off".
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -387,8 +390,9 @@ def pipeline(
     folders = [lora_folders] if isinstance(lora_folders, str | os.PathLike) else list(lora_folders)
     finder = finder or LoraFinder(folders)
     layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
+    blueprint = open_model(model, variant=variant, parts=parts, allow_download=allow_download)
     loaded = load_model(
-        model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download,
-        quantized=quantize, progress=progress,
+        blueprint, loras=layers, device=device, dtype=dtype, quantized=quantize, progress=progress,
+        offload=is_offloaded(offload, blueprint, device, dtype, quantize),
     )  # fmt: skip
     return Pipeline(loaded, loras=choices, finder=finder)

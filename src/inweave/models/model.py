@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -30,10 +31,11 @@ from inweave.models.configuration import library_errors
 from inweave.models.construct import on_meta as on_meta
 from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
+from inweave.models.offload import Offloader
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
-from inweave.models.vae import LatentSpace
+from inweave.models.vae import LatentSpace, latent_space
 from inweave.ops.tensors.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
@@ -66,6 +68,7 @@ class Model:
     unpacked: int = 0  # weights that the files store quantized, and that are in `dtype` here
     quantized: Quantize = "off"
     quantizing: str = ""  # what quantizing the denoiser changed
+    offloader: Offloader | None = None  # if the networks are in host memory, but for those that compute
 
     @property
     def name(self) -> str:
@@ -94,7 +97,7 @@ class Model:
 
     @cached_property
     def latent_space(self) -> LatentSpace:
-        return LatentSpace.of(self.vae.config)
+        return latent_space(self.vae)
 
     @property
     def latent_scale(self) -> int:
@@ -129,7 +132,7 @@ class Model:
         if self.blueprint.variant is not None:
             return self.blueprint.variant.size
         sample = self.denoiser.config.get("sample_size") or 128
-        return int(sample * self.latent_scale) if isinstance(sample, int) else 1024
+        return int(sample * self.latent_scale // self.latent_space.patch) if isinstance(sample, int) else 1024
 
     @property
     def prediction(self) -> str:
@@ -146,6 +149,10 @@ class Model:
     def zero_snr(self) -> bool:
         """Whether its last training step is pure noise (zero terminal SNR)."""
         return bool(self.blueprint.scheduler.get("rescale_betas_zero_snr"))
+
+    def using(self, *folders: str) -> AbstractContextManager[None]:
+        """Have these networks on the device inside the block; they are always there unless they are offloaded."""
+        return nullcontext() if self.offloader is None else self.offloader.using(*folders)
 
     def swap(self, stack: Iterable[StackItem]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
@@ -176,6 +183,8 @@ class Model:
     def _live_weaver(self) -> Weaver:
         if self.weaver is None:
             raise MergeStateError(f"{self.name} is being trained; load it again to swap adapters in it")
+        if self.offloader is not None:
+            self.offloader.rest()
         return self.weaver
 
 
@@ -191,6 +200,7 @@ def load_model(
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     keep: Keep = "auto",
     quantized: Quantize = "off",
+    offload: bool = False,
     allow_download: bool = False,
     progress: Callable[[str, int, int], object] | None = None,
     arrived: Callable[[str, nn.Module, str], object] | None = None,
@@ -200,6 +210,9 @@ def load_model(
     ``quantized``: "keep" leaves the weights that a file stores quantized like that, "off" unpacks them; a format, such
     as "int8", quantizes the denoiser layer by layer before it moves to the device, and adapters are merged into that
     (`Model.quantization` says what is quantized).
+
+    ``offload``: all weights stay in host memory; networks move to the device while they compute, blocks one by one
+    (`Model.using`), and adapters are merged on the host.
 
     ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
     ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
@@ -218,6 +231,7 @@ def load_model(
             from inweave.models.quantization import Quantizer, join_groups, refuse_format  # needs `inweave.layers`
 
             refuse_format(networks[own], quantized, target, precision)
+        home = torch.device("cpu") if offload else target
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
         index = _index(sources, blueprint)
         layers = list(loras)
@@ -239,8 +253,8 @@ def load_model(
 
             count(0)
             part_dtype = vae_precision if folder == "vae" else precision
-            place, form = "cpu" if folder == own else target, "keep" if quantized == "keep" else "off"
-            quantizer = Quantizer(network, quantized, target, target) if folder == own else None
+            place, form = "cpu" if folder == own else home, "keep" if quantized == "keep" else "off"
+            quantizer = Quantizer(network, quantized, target, home) if folder == own else None
             on_arrival: Callable[[str], object] | None = None if quantizer is None else quantizer.arrived
             if arrived is not None:
                 on_arrival = partial(arrived, folder, network)
@@ -253,7 +267,7 @@ def load_model(
             _make_contiguous(network)
             network.eval().requires_grad_(False)
             if quantizer is not None:
-                network.to(target)
+                network.to(home)
                 join_groups(network)
                 note = f"{quantizer.note()}: {memory_summary({folder: network})}"
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
@@ -273,9 +287,17 @@ def load_model(
             check_tokenizer(f"{blueprint.name}: {folder}", tokenizers[folder], encoder)
     vae: Any = networks["vae"]
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
-        LatentSpace.of(vae.config)
+        latent_space(vae)
     unpacked = sum(stored_quantized(source) for source in sources.values()) if quantized == "off" else 0
-    return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked, quantized, note)
+    offloader = _offloader(blueprint, networks, target) if offload else None
+    return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked, quantized, note, offloader)
+
+
+def _offloader(blueprint: Blueprint, networks: Mapping[str, nn.Module], device: torch.device) -> Offloader:
+    """Return what moves the networks to the device while they compute; the VAE as a whole, the others by blocks."""
+    family = blueprint.family
+    blocks = {folder: family.blocks(network) for folder, network in networks.items() if folder != "vae"}
+    return Offloader(networks, device, blocks, advice="quantize the denoiser, or make smaller images")
 
 
 def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:

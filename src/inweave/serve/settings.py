@@ -70,6 +70,9 @@ class ServeSettings(CheckedModel):
     quantize: Literal["off", "keep", "fp8", "int8", "int8-hadamard", "nf4", "nf4-hadamard"] = Field(
         default="off", description="how denoisers are held in memory; `inweave.pipeline` explains the values"
     )
+    offload: Literal["off", "auto", "blocks"] = Field(
+        default="off", description="where the weights of models are; `inweave.pipeline` explains the values"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE

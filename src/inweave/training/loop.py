@@ -25,6 +25,7 @@ import torch
 
 from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
 from inweave.models.families.base import Tensors
+from inweave.ops.tensors.oom import oom_hint
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import NAME, TrainableSet, attach_adapters, collect_adapters
 from inweave.training.adapters.summary import shape_of
@@ -38,7 +39,6 @@ from inweave.training.data.digests import base_digests, sampled_digest
 from inweave.training.data.intervals import Interval
 from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
-from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.meter import StepMeter
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.schedules import learning_rate_at

@@ -20,6 +20,7 @@ from inweave.errors import ConfigError, InweaveError, LostPeerError
 from inweave.exchange.load import load
 from inweave.models.quantization import join_groups
 from inweave.ops.tensors.device import choose_device, device_note
+from inweave.ops.tensors.oom import oom_hint
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
@@ -29,7 +30,6 @@ from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.watch import Watch
 from inweave.training.distributed.world import World, failed_collectives, join
 from inweave.training.execution.kernels import step_kernels
-from inweave.training.execution.oom import oom_hint
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import sum_up

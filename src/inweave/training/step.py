@@ -31,6 +31,7 @@ from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import fused, lora_layers
 from inweave.models.families.base import Tensors
 from inweave.ops.attention import recorded_choices
+from inweave.ops.tensors.oom import oom_hint, out_of_memory
 from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
@@ -39,7 +40,6 @@ from inweave.training.execution.compilation import CompiledBlocks, choose, compi
 from inweave.training.execution.inputs import StaticInputs, row_count, shapes_of, split_batch
 from inweave.training.execution.kernels import attention_to_keep, deterministic_hints, step_kernels
 from inweave.training.execution.modes import describe_modes, mode_problems
-from inweave.training.execution.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters, collect_gradients, hold

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, has_encoder, requantized
-
-_ALIGNMENT = 256  # of each tensor, for kernels that read many bytes at once
+from inweave.weights.streaming.arena import ALIGNMENT, owns
 
 
 def quantized_layer(module: nn.Module) -> QuantizedLayer | None:
@@ -26,13 +25,18 @@ def quantized_layer(module: nn.Module) -> QuantizedLayer | None:
 
 @torch.no_grad()
 def packed_memory(layer: QuantizedLayer) -> torch.Tensor:
-    """Return the bytes that the tensors of a layer are views of; they are moved there unless they are already."""
+    """Return the bytes that the tensors of a layer are views of; they are moved there unless they are already.
+
+    Those of a streamed block are in the memory of the block, where they stay.
+    """
     tensors = list(layer.quantized)
     size, offsets = _layout(tensors)
     storage = tensors[0].untyped_storage()
     places = [(t.untyped_storage().data_ptr(), t.storage_offset() * t.itemsize) for t in tensors]
-    if storage.nbytes() == size and places == [(storage.data_ptr(), at) for at in offsets]:
-        return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage)
+    start = places[0][1] if owns(storage) else 0
+    whole = storage.nbytes() == size or owns(storage)
+    if whole and places == [(storage.data_ptr(), start + at) for at in offsets]:
+        return torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, start, (size,), (1,))
     memory = torch.zeros(size, dtype=torch.uint8, device=tensors[0].device)
     views = weight_in(layer, memory)
     for view, tensor in zip(views, tensors, strict=True):
@@ -76,5 +80,5 @@ def _layout(tensors: list[torch.Tensor]) -> tuple[int, list[int]]:
     offsets, end = list[int](), 0
     for tensor in tensors:
         offsets.append(end)
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
     return end, offsets

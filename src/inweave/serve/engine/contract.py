@@ -68,6 +68,7 @@ class RunnerSettings:
     private: tuple[str, ...] = ()  # other folders whose paths clients must not see
     threads: int | None = None  # of the CPU, which runners on one machine share
     quantize: str = "off"  # an argument of `inweave.pipeline`
+    offload: str = "off"  # another one
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ class Runner:
             self._make_room(self._sizes.get(model) or 2 * stored_bytes(model))
             pipe = pipeline(
                 model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model),
-                quantize=self.settings.quantize,  # type: ignore[arg-type]
+                quantize=self.settings.quantize, offload=self.settings.offload,  # type: ignore[arg-type]
             )  # fmt: skip
             self._sizes[model] = model_bytes(pipe)
             self._refuse_too_large(model)

@@ -138,7 +138,7 @@ class Service:
                 DispatchSettings(
                     RunnerSettings(
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
-                        private=private, quantize=settings.quantize,
+                        private=private, quantize=settings.quantize, offload=settings.offload,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),

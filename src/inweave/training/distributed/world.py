@@ -26,8 +26,8 @@ from datetime import timedelta
 import torch
 
 from inweave.errors import ConfigError, LostPeerError
+from inweave.ops.tensors.oom import out_of_memory
 from inweave.training.distributed.env import launched
-from inweave.training.execution.oom import out_of_memory
 
 #: the longest wait for the first process, which encodes the data and generates the samples
 PATIENCE = timedelta(hours=24)

@@ -23,8 +23,8 @@ from collections.abc import Callable, Hashable
 import torch
 
 from inweave.ops.common.select import is_nvidia
+from inweave.ops.tensors.oom import out_of_memory
 from inweave.training.config.schema import TrainConfig
-from inweave.training.execution.oom import out_of_memory
 from inweave.training.optim.adamw import OWN_OPTIMIZERS, AdamW, AdamW8bit
 from inweave.training.optim.third_party import LibraryOptimizer
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from inweave.models.blank import blank
 from inweave.ops.quantized import FORMATS
 from inweave.ops.tensors.device import choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.estimate import Measurements, sum_up
-from inweave.training.memory.meta import blank
 from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.memory.speed import Speed
 

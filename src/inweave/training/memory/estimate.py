@@ -34,9 +34,10 @@ from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
 from inweave.ops.attention import MAX_WORKSPACE, frontend_version
 from inweave.ops.tensors.device import DTYPES, choose_device
+from inweave.ops.tensors.peak import MetaAttention
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.meta import Measured, MetaAttention, measure, quantized_instead
+from inweave.training.memory.meta import Measured, measure, quantized_instead
 from inweave.training.memory.speed import CONVERSION, KERNELS, OTHER_CONVERSION, PASSES, PRODUCTS
 from inweave.weights.streaming.stream import SLOTS, streamed_blocks
 

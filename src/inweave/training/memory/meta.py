@@ -1,22 +1,17 @@
 """The activation memory of a step, measured without allocating it: the model's own networks run on the meta device.
 
-    blueprint ──networks without weights──► adapters ──one example forward (and backward)──► peak memory, operations
-
-Attention is assumed to be fused, which is true on every GPU: on the meta device torch would choose the plain
-implementation, which stores tokens x tokens.
+blueprint ──networks without weights──► adapters ──one example forward (and backward)──► peak memory, operations
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,17 +20,16 @@ from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.norms import NormLayer
 from inweave.layers.qat import QuantizationAware
 from inweave.models import vae
+from inweave.models.blank import blank
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
-from inweave.models.model import Model, on_meta
-from inweave.models.naming import under_names_of
+from inweave.models.model import Model
 from inweave.models.quantization import quantize_layers, quantized_names
 from inweave.ops.quantized import QuantizedLayer
+from inweave.ops.tensors.peak import peak_bytes
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
-from inweave.training.memory.meter import PeakMemory
-from inweave.weights.hold import hold_weights
 
 _META = torch.device("meta")
 
@@ -90,9 +84,9 @@ def measure(
             fuse_blocks(network)
     side = (config.side or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
-    encoding = _peak(lambda: _encode(model, side), everything)
+    encoding = peak_bytes(lambda: _encode(model, side), everything)
     counter = WorkCounter()
-    activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
+    activations = peak_bytes(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
     return replace(
         stored, parameters=parameters, activations=activations, encoding=encoding, operations=counter.operations,
         launches=counter.launches, scores=frozenset(counter.scores), scratch=scratch,
@@ -141,7 +135,7 @@ def measure_network(
             value = loss()
         torch.autograd.backward(value)
 
-    peak = _peak(step, [network])
+    peak = peak_bytes(step, [network])
     return Measured(weights, parameters, peak, 0, counter.operations, counter.launches, frozenset(counter.scores))
 
 
@@ -170,7 +164,7 @@ def _rounding(denoiser: nn.Module, format: str, dtype: torch.dtype) -> int:
     if largest is None:
         return 0
     operation = QuantizationAware(largest, format)
-    return _peak(lambda: operation.weight(largest.acting, dtype), [denoiser])
+    return peak_bytes(lambda: operation.weight(largest.acting, dtype), [denoiser])
 
 
 def _attach(
@@ -185,28 +179,6 @@ def _attach(
         _finish(network, dora=dora)
     checkpoint(networks)
     return sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
-
-
-def blank(blueprint: Blueprint, dtype: torch.dtype, *, quantized: bool = False) -> Model:
-    """Return the model in a precision without weights; its weight files are not read.
-
-    ``quantized``: what its files store quantized stays so.
-    """
-    networks: dict[str, nn.Module] = {}
-    for folder, part in blueprint.parts.items():
-        wide = folder == "vae" and part.config.get("force_upcast")
-        network = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
-        if quantized:
-            hold_weights(network, under_names_of(network, part.source), _META)
-        networks[folder] = network
-    return Model(blueprint, networks, {}, None, _META, dtype)
-
-
-def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert without diffusers' warnings about `.to(dtype)`."""
-    cast: Any = network._apply
-    converted: nn.Module = cast(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-    return converted
 
 
 def _finish(network: nn.Module, *, dora: bool) -> None:
@@ -237,19 +209,6 @@ def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: Wo
     loss = prediction.float().square().mean()
     if backward:
         torch.autograd.backward(loss)
-
-
-def _peak(work: Callable[[], object], networks: Iterable[nn.Module]) -> int:
-    """Return the peak of bytes allocated during ``work``, not counting earlier tensors."""
-    memory = PeakMemory()
-    for network in networks:
-        for tensor in (*network.parameters(), *network.buffers()):
-            memory.ignore(tensor)
-            if tensor.grad is not None:
-                memory.ignore(tensor.grad)
-    with MetaAttention(), memory:
-        work()
-    return memory.peak
 
 
 class WorkCounter(TorchDispatchMode):
@@ -283,15 +242,3 @@ class WorkCounter(TorchDispatchMode):
         outputs = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
         self.launches += any(tensor.untyped_storage()._cdata not in known for tensor in outputs)
         return result
-
-
-class MetaAttention(TorchFunctionMode):
-    """Lets attention on the meta device store its inputs, its result and one number per row, like fused attention."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        if function is functional.scaled_dot_product_attention:
-            inputs = (*args, *(options[name] for name in ("query", "key", "value") if name in options))[:3]
-            if inputs[0].is_meta and inputs[0].dim() == 4:  # torch fuses no other
-                return torch.ops.aten._scaled_dot_product_flash_attention.default(*inputs)[0]
-        return function(*args, **options)

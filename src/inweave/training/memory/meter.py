@@ -1,57 +1,13 @@
-"""Peak memory of a piece of work, on the meta device or for real, and of one step of a run.
-
-Every tensor that an operation makes is counted until its storage is freed, so activations that autograd stores, that
-gradient checkpointing drops, and that it recomputes are all included.
-"""
+"""The memory of one step of a run, measured and compared with the plan."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-
-class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of storages on one type of device while the mode is active."""
-
-    def __init__(self, device_type: str = "meta") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._device_type = device_type
-        self.live = self.peak = 0
-        self._known: dict[int, Any] = {}
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Exclude a tensor that existed before."""
-        self._known[tensor.untyped_storage()._cdata] = None
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._device_type != "meta":  # an unknown argument existed before, and results may be views of it
-            for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._known:
-                    self.ignore(tensor)
-        result = operation(*args, **(kwargs or {}))
-        for tensor in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device_type:
-                self._count(tensor.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        size = storage.nbytes()
-
-        def freed(_: object) -> None:
-            self.live -= size
-            del self._known[key]
-
-        self._known[key] = weakref.ref(storage, freed)
-        self.live += size
-        self.peak = max(self.peak, self.live)
+from inweave.ops.tensors.peak import PeakMemory
 
 
 class StepMeter:

@@ -11,7 +11,7 @@ A setting in a table of the dataset's file overrides the run's for the images of
 images (`masked_loss`) or for those of a table with `alpha_mask`; if it is masked for any, all images without a mask
 have one that is open everywhere.
 
-Networks that a step does not need may leave the device (`inweave.training.tasks.offload`): `prepare(staged=True)` has
+Networks that a step does not need may leave the device (`inweave.models.offload`): `prepare(staged=True)` has
 one encoder there at a time and the denoiser last, since adapters come afterwards.
 """
 
@@ -31,6 +31,8 @@ from inweave.layers import disabled
 from inweave.models import vae
 from inweave.models.families.base import ENCODERS, Tensors, on_encoders
 from inweave.models.model import Model
+from inweave.models.offload import Offloader
+from inweave.ops.tensors.oom import oom_hint
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data import caption_lengths
@@ -41,10 +43,8 @@ from inweave.training.data.captions import choose_caption, tag_frequency
 from inweave.training.data.digests import encoder_digests, network_digests
 from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
 from inweave.training.data.types import Dataset, fingerprint_fields, subset_defaults, with_defaults
-from inweave.training.execution.oom import oom_hint
 from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
 from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
-from inweave.training.tasks.offload import Offloader
 from inweave.weights.streaming.stream import BlockStream
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"

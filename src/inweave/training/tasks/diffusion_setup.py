@@ -18,10 +18,12 @@ from inweave.errors import ConfigError
 from inweave.exchange.load import load
 from inweave.files.paths import exists, is_file
 from inweave.models import embedded
+from inweave.models.blank import blank
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
 from inweave.ops.tensors.device import DTYPES, choose_dtype
+from inweave.ops.tensors.oom import oom_hint
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import dialect_for
 from inweave.training.adapters.targets import check_selection, trained_networks
@@ -37,10 +39,8 @@ from inweave.training.data.types import Dataset, Example
 from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
 from inweave.training.execution.modes import mode_problems
-from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.checkpointing import supports_checkpointing
 from inweave.training.memory.estimate import Measurements
-from inweave.training.memory.meta import blank
 from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler

@@ -15,6 +15,7 @@ from inweave.models import embedded
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
 from inweave.models.open import hub_folder, hub_id
 from inweave.ops.tensors.device import DTYPES, choose_dtype
+from inweave.ops.tensors.oom import oom_hint
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
 from inweave.training.config.schema import TrainConfig, other_task_settings
@@ -23,7 +24,6 @@ from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import shard_base
 from inweave.training.distributed.world import World
 from inweave.training.execution.modes import mode_problems
-from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.estimate import LanguageModelSpec, Measurements
 from inweave.training.memory.meta import Measured, measure_network
 from inweave.training.output.samples import SampleImage

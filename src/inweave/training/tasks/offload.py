@@ -1,78 +1,20 @@
-"""Offloading: networks stay in host memory until they are needed on the device.
+"""Streaming the blocks of a denoiser that is being trained, for the whole run, once it has its adapters.
 
-    encode images      the VAE alone
-    encode captions    the text encoders alone
-    train              the networks of a step
-    generate samples   the same, and temporarily those that generating needs
-
-With `offload = "blocks"` a text encoder's blocks are streamed while it encodes captions (`inweave.weights.streaming`);
-those of the denoiser are streamed for the whole run, once it has its adapters (`stream_denoiser`).
-
-A network with trainable adapters never moves: the optimizer holds the addresses of its parameters.
+With `offload = "blocks"` a text encoder's blocks are streamed too, while it encodes captions
+(`inweave.models.offload`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from inweave.layers import lora_layers
-from inweave.training.execution.oom import oom_hint
+from inweave.ops.tensors.oom import oom_hint
 from inweave.training.optim.rounding import sibling_groups
 from inweave.weights.streaming.stream import BlockStream
-
-
-class Offloader:
-    """Moves the networks of a model, named by their folders, between the host and ``device``.
-
-    ``blocks``: of the networks whose blocks are streamed while they are needed. ``left``: folders that never move.
-    """
-
-    def __init__(
-        self,
-        networks: Mapping[str, nn.Module],
-        device: torch.device,
-        blocks: Mapping[str, Sequence[nn.Module]] | None = None,
-        left: Collection[str] = (),
-    ) -> None:
-        self._networks, self._device = {k: v for k, v in networks.items() if k not in left}, device
-        self._blocks = blocks or {}
-        self._streams: dict[str, BlockStream] = {}
-
-    def keep_only(self, folders: Set[str]) -> None:
-        """Move these to the device and all others off it first, since both at once may not fit."""
-        movable = {folder: network for folder, network in self._networks.items() if not lora_layers(network)}
-        for folder in movable.keys() - folders:
-            if folder in self._streams:
-                self._streams[folder].stop()
-            else:
-                movable[folder].to("cpu")
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        for folder in movable.keys() & folders:
-            with oom_hint(f"move {folder} to {self._device}", "raise `vram`, or choose another precision"):
-                if self._blocks.get(folder):
-                    self._stream(folder).start()
-                else:
-                    movable[folder].to(self._device)
-
-    def _stream(self, folder: str) -> BlockStream:
-        if folder not in self._streams:
-            network = self._networks[folder].to("cpu")
-            self._streams[folder] = BlockStream(network, self._blocks[folder], self._device)
-        return self._streams[folder]
-
-    @contextmanager
-    def also(self, needed: Set[str], *more: str) -> Iterator[None]:
-        """Move ``more`` to the device inside the block, and leave ``needed`` alone there after it."""
-        try:
-            self.keep_only({*needed, *more})
-            yield
-        finally:
-            self.keep_only(needed)
 
 
 def stream_denoiser(network: nn.Module, blocks: Sequence[nn.Module], device: torch.device) -> BlockStream:

@@ -6,12 +6,16 @@
 Tensors that share bytes stay together, with their strides: views of one matrix (queries, keys and values) are views of
 one matrix again. Bytes that two blocks share, or that are also read outside of blocks, belong to the rest.
 
+Between two parts there are zeros, so that a quantized layer whose tensors lie one after the other in 256-byte steps
+(`inweave.weights.quantized`) is one run of bytes in here too, and `owns` says that such bytes are nobody else's.
+
 `BlockMemory.point` makes the tensors of a block views of other memory: of its place in host memory, or of a slot. They
 remain the same objects, and autograd does not see it: their version counters do not change.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,9 +25,11 @@ from torch import nn
 from inweave.errors import MemoryBudgetError
 from inweave.weights.scratch import host_buffer
 
-_ALIGNMENT = 256  # of each part, for kernels that read many bytes at once
+ALIGNMENT = 256  # of each part, for kernels that read many bytes at once
 _GRAIN = 64  # parts begin at a multiple of this in their old memory, so that every dtype stays aligned
 REST = -1
+#: address of a storage -> the memory in it that tensors were gathered in, while a `BlockMemory` holds it
+_gathered: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
 
 class _Part(NamedTuple):
@@ -38,19 +44,25 @@ class _Part(NamedTuple):
 class BlockMemory:
     """The frozen tensors of one block, or of the rest of a network, as one piece of bytes.
 
-    ``size``: of the piece; ``host``: its place in host memory, once `gather` was called.
+    ``size``: of the piece; ``memory``: where `gather` has put it.
     """
 
     def __init__(self, parts: Iterable[_Part]) -> None:
         self._views: list[tuple[torch.Tensor, int]] = []  # and where each begins
         self._parts: list[tuple[_Part, int]] = []
-        self.host: torch.Tensor | None = None
+        self.memory: torch.Tensor | None = None
         end = 0
         for part in parts:
             self._parts.append((part, end))
             self._views += [(tensor, end + _offset(tensor) - part.start) for tensor in part.tensors]
-            end += -(-(part.end - part.start) // _ALIGNMENT) * _ALIGNMENT
+            end += -(-(part.end - part.start) // ALIGNMENT) * ALIGNMENT
         self.size = end
+
+    @property
+    def host(self) -> torch.Tensor:
+        """Where `gather` has put the bytes."""
+        assert self.memory is not None
+        return self.memory
 
     @torch.no_grad()
     def gather(self, memory: torch.Tensor) -> None:
@@ -59,9 +71,13 @@ class BlockMemory:
             count = part.end - part.start
             old = torch.empty(0, dtype=torch.uint8, device=part.storage.device)
             memory[at : at + count].copy_(old.set_(part.storage, part.start, (count,), (1,)))
+            memory[at + count : at + -(-count // ALIGNMENT) * ALIGNMENT].zero_()
         self.point(memory)
         start = int(memory.storage_offset())
         self._parts = [(_Part(memory.untyped_storage(), start, start + self.size, []), 0)]
+        self.memory = memory
+        if self.size:
+            _gathered[memory.untyped_storage().data_ptr()] = memory
 
     @torch.no_grad()
     def point(self, memory: torch.Tensor) -> None:
@@ -103,6 +119,11 @@ def divide(
     for number, part in _parts(owners, [*aliases]):
         divided.setdefault(number, []).append(part)
     return [BlockMemory(divided.get(number, ())) for number in range(len(blocks))], BlockMemory(divided.get(REST, ()))
+
+
+def owns(storage: torch.UntypedStorage) -> bool:
+    """Return whether a storage holds gathered tensors, and zeros from the end of each to a multiple of 256 bytes."""
+    return storage.data_ptr() in _gathered
 
 
 def host_memory(size: int, what: str) -> torch.Tensor:

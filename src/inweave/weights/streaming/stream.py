@@ -58,13 +58,10 @@ class BlockStream:
         self._network, self._blocks, self._device, self._count = network, list(blocks), device, slots
         self._copies = copies
         self._memories, self._rest = divide(network, self._blocks, fixed=fixed, aliases=aliases)
-        self._host: list[torch.Tensor] = []
-        for number, memory in enumerate(self._memories):
-            place = host_memory(memory.size, f"block {number + 1} of {len(blocks)} of {type(network).__name__}")
-            memory.gather(place)  # block by block: the old memory of each is free before the next
-            self._host.append(place)
-        for place in self._host:
-            weakref.finalize(self, lock_pages(place, device))
+        for number, memory in enumerate(self._memories):  # block by block: the old memory of each is free then
+            memory.gather(host_memory(memory.size, f"block {number + 1} of {len(blocks)} of {type(network).__name__}"))
+        for memory in self._memories:
+            weakref.finalize(self, lock_pages(memory.host, device))
         self._ring: Ring | None = None
         self._handles: list[Any] = []
         self._ends_backward = False
@@ -80,6 +77,11 @@ class BlockStream:
         return min(self._count, len(self._blocks)) * max((memory.size for memory in self._memories), default=0)
 
     @property
+    def device_bytes(self) -> int:
+        """The bytes on the device while the network is there: its slots, and everything outside of blocks."""
+        return self.slot_bytes + self._rest.size
+
+    @property
     def copied_bytes(self) -> int:
         """The bytes copied since `start`, but for replays of recorded passes."""
         return 0 if self._ring is None else self._ring.copied
@@ -88,8 +90,16 @@ class BlockStream:
         """Move the rest of the network to the device, and stream the blocks from now on."""
         if self._ring is not None:
             return
-        self._rest.gather(torch.empty(self._rest.size, dtype=torch.uint8, device=self._device))
-        ring = Ring(self._host, self._device, self._copies or copies_to(self._device), self._count)
+        if self._rest.memory is None:
+            self._rest.gather(host_memory(self._rest.size, f"{type(self._network).__name__} without its blocks"))
+        there = self._rest.host.to(self._device, copy=True)
+        ring = Ring(
+            [memory.host for memory in self._memories],
+            self._device,
+            self._copies or copies_to(self._device),
+            self._count,
+        )
+        self._rest.point(there)  # from here on nothing fails
         for number, memory in enumerate(self._memories):
             memory.point(ring.slot(number))
         self._ring = ring
@@ -101,17 +111,16 @@ class BlockStream:
             self._handles += self._hooks(ring, number, block)
 
     def stop(self) -> None:
-        """Bring all tensors back to host memory."""
+        """Let all tensors be in host memory again, where they were before `start`: frozen, so nothing is copied."""
         if self._ring is None:
             return
-        for handle in self._handles:
-            handle.remove()
-        self._ring, self._handles = None, []
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        for memory, place in zip(self._memories, self._host, strict=True):
-            memory.point(place)
-        self._rest.gather(host_memory(self._rest.size, f"{type(self._network).__name__} without its blocks"))
+        for memory in (*self._memories, self._rest):
+            memory.point(memory.host)
+        for handle in self._handles:
+            handle.remove()
+        self._ring, self._handles = None, []  # last: an interrupted call can be repeated
 
     def _begin(self, *_: Any) -> None:
         self._ends_backward = False  # also after a pass that failed

@@ -23,15 +23,17 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from inweave.bench.models import published_blueprint as published  # noqa: E402
 from inweave.errors import MemoryBudgetError  # noqa: E402
 from inweave.layers import AdapterSpec, inject  # noqa: E402
+from inweave.models.blank import blank  # noqa: E402
 from inweave.models.open import open_model  # noqa: E402
 from inweave.ops.attention import MAX_WORKSPACE  # noqa: E402
+from inweave.ops.tensors.peak import MetaAttention  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.execution.capture import is_recorded, recording_pays  # noqa: E402
 from inweave.training.memory import plan as planning  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.memory.estimate import GIB, Measurements, estimate  # noqa: E402
-from inweave.training.memory.meta import Measured, MetaAttention, blank, measure  # noqa: E402
+from inweave.training.memory.meta import Measured, measure  # noqa: E402
 from inweave.training.memory.plan import MemoryPlan, limit_for  # noqa: E402
 from inweave.training.memory.speed import (  # noqa: E402
     EAGER_LAUNCH,

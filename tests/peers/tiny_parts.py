@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import diffusers
+import torch
 import transformers
 from tokenizers.processors import TemplateProcessing
 
 from tests.peers import tiny_qwen
 
 WIDTH = 32
+_CHAT = tiny_qwen.CHAT.replace(
+    "{{ message['content'] }}", "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}"
+)
 LENGTH = 128  # of CLIP's texts, more than the usual 77
 _DIFFUSION = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 
@@ -53,7 +58,7 @@ def video_vae(channels: int = 4, levels: int = 3, kind: Any = diffusers.Autoenco
     """An autoencoder for video with a mean and a deviation for every channel."""
     return kind(
         base_dim=4, z_dim=channels, dim_mult=[1] * levels, num_res_blocks=1,
-        temperal_downsample=[False, True, True][: levels - 1], latents_mean=[0.1 * n for n in range(channels)],
+        temperal_downsample=[False, True, True, True][: levels - 1], latents_mean=[0.1 * n for n in range(channels)],
         latents_std=[1.0 + 0.1 * n for n in range(channels)], **more,
     )  # fmt: skip
 
@@ -67,6 +72,36 @@ def compressing_vae() -> Any:
         decoder_layers_per_block=(1, 1), upsample_block_type="interpolate", downsample_block_type="stride_conv",
         decoder_norm_types="rms_norm", decoder_act_fns="silu", scaling_factor=0.41407,
     )  # fmt: skip
+
+
+def normalized_vae() -> Any:
+    """An autoencoder whose latents are patches with a mean and a variance among its weights."""
+    made = diffusers.AutoencoderKLFlux2(
+        block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2, norm_num_groups=4, latent_channels=4,
+        up_block_types=("UpDecoderBlock2D",) * 2, layers_per_block=1, batch_norm_eps=1e-5,
+    )  # fmt: skip
+    made.bn.running_mean.copy_(torch.linspace(-0.5, 0.5, 16))
+    made.bn.running_var.copy_(torch.linspace(0.5, 2.0, 16))
+    return made
+
+
+def text_processor(kind: Any) -> Any:
+    """A processor without its image half, which needs torchvision."""
+    qwen = copy.deepcopy(tiny_qwen.tokenizer())
+    qwen.add_special_tokens({"additional_special_tokens": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"]})
+    parts = dict.fromkeys(kind.get_attributes()) | {"tokenizer": qwen}
+
+    def saved(self: Any, folder: Any) -> None:
+        self.tokenizer.save_pretrained(folder)
+        (Path(folder) / "chat_template.jinja").write_text(self.chat_template)
+
+    methods = {
+        "check_argument_for_proper_class": lambda self, name, part: type(part),
+        "save_pretrained": lambda self, folder, **options: saved(self, folder),
+    }
+    text_only = type(kind.__name__, (kind,), methods)
+    text_only.__module__ = kind.__module__
+    return text_only(**parts, chat_template=_CHAT)
 
 
 def flow(**more: Any) -> Any:
@@ -108,7 +143,7 @@ def qwen3(kind: Any = transformers.Qwen3VLForConditionalGeneration, layers: int 
     """A newer one."""
     text = {
         "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": layers, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 16, "vocab_size": vocabulary(),
+        "num_key_value_heads": 1, "head_dim": 16, "vocab_size": vocabulary() + 8,
         "rope_scaling": {"mrope_section": [4, 2, 2], "rope_type": "default"},
     }  # fmt: skip
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": WIDTH}

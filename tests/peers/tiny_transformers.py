@@ -16,10 +16,12 @@ from tests.peers.tiny_parts import (
     decoder,
     diffusion,
     flow,
+    normalized_vae,
     plain_vae,
     qwen2_5,
     qwen3,
     t5,
+    text_processor,
     tokenizer,
     vae,
     video_vae,
@@ -97,12 +99,22 @@ def cog_view4() -> Any:
     return diffusers.CogView4Pipeline(tokenizer(), decoder(transformers.GlmModel), plain_vae(), network, flow())
 
 
+@_made("ErnieImage")
+def ernie_image() -> Any:
+    network = diffusers.ErnieImageTransformer2DModel(
+        hidden_size=32, num_attention_heads=2, num_layers=1, ffn_hidden_size=48, in_channels=16, out_channels=16,
+        patch_size=1, text_in_dim=WIDTH, rope_axes_dim=(4, 6, 6),
+    )  # fmt: skip
+    encoder = decoder(transformers.Ministral3Model)
+    return diffusers.ErnieImagePipeline(network, normalized_vae(), encoder, tokenizer(), flow())
+
+
 @_made("HiDreamImage")
 def hi_dream_image() -> Any:
     network = diffusers.HiDreamImageTransformer2DModel(
         patch_size=2, in_channels=4, out_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=8,
         num_attention_heads=4, caption_channels=[WIDTH, WIDTH], text_emb_dim=48, num_routed_experts=4,
-        num_activated_experts=2, axes_dims_rope=(4, 2, 2), max_resolution=(32, 32), llama_layers=(0, 1),
+        num_activated_experts=2, axes_dims_rope=(4, 2, 2), max_resolution=(128, 128), llama_layers=(0, 1),
     )  # fmt: skip
     kind = transformers.CLIPTextModelWithProjection
     llama = decoder(transformers.LlamaForCausalLM)
@@ -183,6 +195,16 @@ def krea2() -> Any:
     return diffusers.Krea2Pipeline(flow(), video_vae(), encoder, tokenizer(), network, (0, 1, 2))
 
 
+@_made("LongCatImage")
+def long_cat_image() -> Any:
+    network = diffusers.LongCatImageTransformer2DModel(
+        patch_size=1, in_channels=64, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH, axes_dims_rope=(4, 4, 8),
+    )  # fmt: skip
+    processor = text_processor(transformers.Qwen2VLProcessor)
+    return diffusers.LongCatImagePipeline(flow(), vae(16), qwen2_5(), tokenizer(), processor, network)
+
+
 @_made("Lumina")
 def lumina() -> Any:
     network = diffusers.LuminaNextDiT2DModel(
@@ -201,6 +223,16 @@ def lumina2() -> Any:
         cap_feat_dim=WIDTH,
     )  # fmt: skip
     return diffusers.Lumina2Pipeline(network, flow(), vae(levels=4), decoder(transformers.Gemma2Model), tokenizer())
+
+
+@_made("NucleusMoEImage")
+def nucleus_image() -> Any:
+    network = diffusers.NucleusMoEImageTransformer2DModel(
+        patch_size=2, in_channels=16, out_channels=4, num_layers=1, attention_head_dim=16, num_attention_heads=4,
+        joint_attention_dim=WIDTH, axes_dims_rope=(8, 4, 4), moe_enabled=False, capacity_factors=[8.0],
+    )  # fmt: skip
+    processor = text_processor(transformers.Qwen3VLProcessor)
+    return diffusers.NucleusMoEImagePipeline(network, flow(), video_vae(), qwen3(layers=8), processor)
 
 
 @_made("OvisImage")
@@ -239,6 +271,18 @@ def pix_art_sigma() -> Any:
 def pix_art_sigma_pag() -> Any:
     scheduler = diffusers.DPMSolverMultistepScheduler()
     return diffusers.PixArtSigmaPAGPipeline(tokenizer(), t5(), plain_vae(), _pix_art(2), scheduler)
+
+
+@_made("QwenImage21")
+def qwen_image21() -> Any:
+    network = diffusers.QwenImage21Transformer2DModel(
+        in_channels=4, out_channels=4, num_layers=1, attention_head_dim=16, num_attention_heads=2,
+        context_in_dim=WIDTH, mlp_ratio=2, axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
+    kind = diffusers.AutoencoderKLQwenImage21
+    autoencoder = video_vae(4, 5, kind, decoder_base_dim=4)
+    processor = text_processor(transformers.Qwen3VLProcessor)
+    return diffusers.QwenImage21Pipeline(flow(), autoencoder, qwen3(), processor, network)
 
 
 def _sana(**more: Any) -> Any:

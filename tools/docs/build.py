@@ -28,7 +28,7 @@ import inweave
 ROOT = Path(__file__).parents[2]
 #: pages in the order of a reader, by group; every page of docs/ is in one, or the build fails
 NAVIGATION = {
-    "Start": ["index", "tutorial", "recipes", "cards", "troubleshooting"],
+    "Start": ["index", "tutorial", "recipes", "cards", "pipelines", "troubleshooting"],
     "Guides": ["generating", "training", "importing", "formats", "serving", "deploying", "page", "coming-from"],
     "Behind it": ["architecture", "files", "embedded-model", "reliability", "benchmarks", "kernels"],
     "Project": ["contributing", "changelog"],

@@ -152,9 +152,16 @@ def decode(vae: Any, latents: Tensor, warn: Callable[[str], object] | None = Non
 
 
 def _distribution(vae: Any, image: Tensor) -> Any:
-    image = image.to(vae.device, vae.dtype)
+    image = _with_alpha(image.to(vae.device, vae.dtype), vae.config)
     encoded = vae.encode(image[:, :, None] if LatentSpace.of(vae.config).frames else image)
     return encoded.latent_dist if hasattr(encoded, "latent_dist") else _Exact(encoded.latent)
+
+
+def _with_alpha(image: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """Add an opaque alpha channel for an autoencoder of images with one."""
+    if config.get("in_channels", 3) != 4 or image.shape[1] != 3:
+        return image
+    return torch.cat([image, torch.ones_like(image[:, :1])], 1)
 
 
 @dataclass(frozen=True, slots=True)

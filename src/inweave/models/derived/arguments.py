@@ -37,8 +37,9 @@ class Argument:
     rows: Rows
     side: Literal["left", "right"] = "right"
     fill: float = 0.0
-    value: Any = None  # of a constant; of guidance its factor; of a mask its dtype
+    value: Any = None  # of a constant; of guidance its factor
     of: str = ""  # the text that a mask is for
+    dtype: torch.dtype | None = None  # of a mask
     axis: int = 0  # that of the rows
     grows: float | None = None  # of a text that has one such number for each token of the image after it
     length: int = 0  # with them, at the size at which texts are recorded
@@ -174,15 +175,35 @@ def _growth(first: Any, larger: Any) -> float | None:
     return float(rest[0, 0]) if fits and bool((short[:, -rest.shape[1] // 2 :] == rest[0, 0]).all()) else None
 
 
-def mask_of(name: str, both: Tensor, texts: Mapping[str, tuple[Argument, Any, Any]]) -> Argument:
-    """Return the argument that is nothing for one text and, for texts of different length, the mask of ``both``."""
-    for other, (argument, first, second) in texts.items():
-        if argument.rows == "joined" and first.dim() > 2:
-            rows = [torch.ones(1, each.shape[1], dtype=both.dtype) for each in (first, second)]
-            mask = Argument("text", "masked", argument.side, value=both.dtype, of=other)
-            if same(mask.join(rows), both):
-                return mask
-    raise FormatError(f"the argument {name} is None for one text, and for two of them no mask of their padding")
+def with_masks(calls: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Put ones in the place of masks that are None for a text without padding.
+
+    Args:
+        calls: the arguments of several calls, by path; they are changed.
+
+    Returns:
+        The text that each such mask is for.
+    """
+    masks: dict[str, str] = {}
+    for name in calls[0]:
+        tensors = [call for call in calls if torch.is_tensor(call[name])]
+        missing = [call for call in calls if call[name] is None]
+        if not tensors or not missing or not all(_is_mask(call[name]) for call in tensors):
+            continue
+        like = tensors[0][name]
+        for text in calls[0]:
+            if all(torch.is_tensor(each := call[text]) and each.dim() > 2 for call in calls) and all(
+                call[text].shape[:2] == call[name].shape for call in tensors
+            ):
+                masks[name] = text
+                for call in missing:
+                    call[name] = torch.ones(call[text].shape[:2], dtype=like.dtype)
+                break
+    return masks
+
+
+def _is_mask(value: Tensor) -> bool:
+    return value.dim() == 2 and bool(((value == 0) | (value == 1)).all())
 
 
 def _guidance(name: str, first: Any, guided: tuple[Any, float, float], both: Any) -> Argument:

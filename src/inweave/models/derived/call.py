@@ -48,6 +48,20 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of the denoiser's output: the first or the last entries along an axis."""
+
+    axis: int
+    last: bool
+
+    def __call__(self, output: Tensor, count: int) -> Tensor:
+        return output.narrow(self.axis, output.shape[self.axis] - count if self.last else 0, count)
+
+    def __str__(self) -> str:
+        return f"the {'last' if self.last else 'first'} of axis {self.axis} of the output"
+
+
+@dataclass(frozen=True, slots=True)
 class Derivation:
     """How a denoiser is called; everything that a family needs to know of its pipeline."""
 
@@ -58,7 +72,7 @@ class Derivation:
     layout: Layout
     output: Layout
     sign: int
-    half: bool  # the output has a variance as well
+    cut: Cut | None  # of the output, if it has a variance or the text as well
     time: Time
     arguments: Mapping[str, Argument]
     template: Mapping[str, Any]  # how the arguments are nested
@@ -87,18 +101,19 @@ class Derivation:
         entries[self.time.name] = self.time(t, rows)
         output = unwrapped(denoiser(**rebuilt(self.template, entries)))
         shape = latents.shape[1], latents.shape[2], latents.shape[3]
-        prediction = self.output.unpack(output.chunk(2, 1)[0] if self.half else output, shape)
+        output = output if self.cut is None else self.cut(output, self.output.shape_of(shape)[self.cut.axis - 1])
+        prediction = self.output.unpack(output, shape)
         return prediction if self.sign > 0 else -prediction
 
     def lines(self) -> list[str]:
         """Return what was derived, one line each."""
         by_kind = {kind: [n for n, each in self.arguments.items() if each.kind == kind] for kind in ("text", "size")}
         sign = "" if self.sign > 0 else ", with the other sign"
-        half = ", the first half of its channels" if self.half else ""
+        cut = f", {self.cut}" if self.cut is not None else ""
         return [
             f"latents    {self.latents}: {self.layout}{' (a list of rows)' if self.listed else ''}",
             f"time       {self.time.name}: {self.time}",
-            f"prediction {self.prediction}: {self.output}{half}{sign}",
+            f"prediction {self.prediction}: {self.output}{cut}{sign}",
             f"text       {', '.join(by_kind['text'])}",
             *([f"size       {', '.join(by_kind['size'])}"] if by_kind["size"] else []),
         ]
@@ -121,8 +136,8 @@ def text_values(derivation: Derivation, recording: Recording) -> dict[str, Tenso
     for name, argument in derivation.arguments.items():
         if argument.kind == "text":
             listed, value = argument.rows == "listed", values[name]
-            if argument.rows == "masked":
-                value = torch.ones(1, values[argument.of].shape[1], dtype=argument.value)
+            if value is None and argument.rows == "masked":
+                value = torch.ones(values[argument.of].shape[:2], dtype=argument.dtype)
             value = value[0] if listed else value
             if type(value) is int:
                 rows[name] = torch.tensor([value])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from typing import Any
 
 from inweave.models.lazy_imports import defer_imports
 
+#: what a call must take, and the options of those that make videos
+REQUEST = ("prompt", "width", "height", "num_inference_steps", "generator")
+FRAMES = ("num_frames", "video_length")
 NETWORKS = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
 
 
@@ -26,6 +30,25 @@ def network_module(library: str) -> str:
 def pipeline_class(name: Any) -> Any:
     """Return diffusers' pipeline of this name; None if it has none."""
     return _class("diffusers", name, "DiffusionPipeline")
+
+
+def obstacle(kind: Any) -> str:
+    """Return why no family can be derived from a pipeline of this class, by its signatures; "": it may be possible."""
+    parts = inspect.signature(kind.__init__).parameters
+    call = inspect.signature(kind.__call__).parameters
+    if frames := [name for name in FRAMES if name in call]:
+        return f"makes videos ({frames[0]}); images are trained here"
+    if missing := [name for name in REQUEST if name not in call]:
+        return f"has no {', '.join(missing)} in a call"
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [name for name, each in call.items() if each.default is each.empty and each.kind not in free]
+    if needed := [name for name in needed if name not in ("self", "prompt")]:
+        return f"needs {', '.join(needed)} in a call; images are made from a text and a size"
+    if "vae" not in parts:
+        return "has no vae; images are trained in its latents"
+    if "transformer" not in parts and "unet" not in parts:
+        return "has no transformer and no unet, one of which denoises"
+    return ""
 
 
 def scheduler_class(name: Any) -> Any:

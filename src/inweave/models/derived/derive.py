@@ -1,7 +1,7 @@
 """What a pipeline says about its denoiser, read off from recorded runs, and the proof of it.
 
     noise in x, sample        the order of latents in the denoiser, in the scheduler        (`layout`)
-    answer in the prediction  the order and the sign of the output; half of its channels where it has a variance too
+    answer in the prediction  the order and the sign of the output, or of its first or last entries along an axis
     t in the arguments        one of `TIMES`, times a number
     other arguments           what they depend on, and how rows are joined                  (`arguments`)
     sample in the decoder     shift and factor of latents are those of the autoencoder's configuration
@@ -13,7 +13,7 @@ only the states of text encoders may differ by the rounding of a batch. Whatever
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from inweave.errors import FormatError
-from inweave.models.derived.arguments import classify, leaves, mask_of, same
-from inweave.models.derived.call import TIMES, Derivation, Time, unwrapped
+from inweave.models.derived.arguments import classify, leaves, same, with_masks
+from inweave.models.derived.call import TIMES, Cut, Derivation, Time, unwrapped
 from inweave.models.derived.layout import Layout, find, order_of
 from inweave.models.derived.proof import TEXTS, prove, reference_size, unit_size
 from inweave.models.derived.recording import SEED, Recording, Shapes, denoiser_of, record
@@ -60,29 +60,38 @@ def derive(pipe: Any, network: nn.Module) -> Derivation:
     sample = _layout(noise, first.steps[0].sample, shape, "the sample of the scheduler")
     if kind == "flow" and not torch.equal(packed.flatten(), layout.pack(noise[None]).flatten().to(packed.dtype)):
         raise FormatError(f"the argument {latents} is scaled before the denoiser sees it; a flow's latents are not")
-    output, sign, half = _output(first, sample, shape)
+    output, sign, cut = _output(first, sample, shape)
     _check_decoded(first, sample, space, shape)
     guided = _guided(pipe, shapes, sizes[0], _noise(shape), first.calls[0])
     arguments = {}
     rest = [name for name in values if name not in (latents, time.name)]
     seen = [leaves(each.calls[0], first.calls[0]) for each in (other, larger, both)]
-    masks = []
     for name in rest:
         if missing := [each for each in seen if name not in each]:
             raise FormatError(f"the argument {name} is missing in {len(missing)} of 3 calls with other texts and sizes")
+    more = [leaves(each.calls[0], first.calls[0]) for each in _more(pipe, shapes, sizes[0], strength, values, rest)]
+    masks = with_masks([values, *seen, *more, *([] if guided is None else [guided])])
+    for name in rest:
         with_guidance = (guided[name], strength, EMBEDDED) if guided is not None else None
-        if values[name] is None and torch.is_tensor(seen[2][name]):
-            masks.append(name)
-            continue
         longer, larger_one, pair = (each[name] for each in seen)
         arguments[name] = classify(name, values[name], longer, larger_one, pair, with_guidance)
-    texts = {n: (each, values[n], seen[0][n]) for n, each in arguments.items() if each.kind == "text"}
-    arguments |= {name: mask_of(name, seen[2][name], texts) for name in masks}
+        if name in masks:
+            arguments[name] = replace(arguments[name], rows="masked", of=masks[name], dtype=pair.dtype)
     derivation = Derivation(
-        _class(pipe), kind, latents, listed, layout, output, sign, half, time, arguments, first.calls[0], strength
+        _class(pipe), kind, latents, listed, layout, output, sign, cut, time, arguments, first.calls[0], strength
     )  # fmt: skip
     prove(derivation, pipe, shapes, (sizes[0], sizes[2]), space, sample)
     return replace(derivation, patch=_patch(derivation, pipe, shapes, space.scale))
+
+
+def _more(
+    pipe: Any, shapes: Shapes, size: tuple[int, int], strength: float, values: Mapping[str, Any], names: list[str]
+) -> list[Recording]:
+    """Return runs on further texts where an argument may be a mask, which a text without padding may lack."""
+    flat = [value for name in names if torch.is_tensor(value := values[name]) and value.dim() == 2]
+    if not any(((value == 0) | (value == 1)).all() for value in flat):
+        return []
+    return [record(pipe, shapes, [text], size, strength, calls=1) for text in TEXTS[2:]]
 
 
 def prediction_of(scheduler: Any) -> Prediction:
@@ -173,31 +182,42 @@ def _check_levels(scheduler: Any, first: Recording) -> None:
         raise FormatError(f"the noise levels {levels} of the scheduler are not its times {times} / {count}")
 
 
-def _output(first: Recording, sample: Layout, shape: tuple[int, ...]) -> tuple[Layout, int, bool]:
-    """Return (the layout of the output, its sign, whether the prediction is half of it)."""
+def _output(first: Recording, sample: Layout, shape: tuple[int, ...]) -> tuple[Layout, int, Cut | None]:
+    """Return (the layout of the output, its sign, the part of it that is the prediction)."""
     c, h, w = shape
     output, received = unwrapped(first.answers[0]), first.steps[0].prediction
-    half = output.numel() == 2 * received.numel() and output.shape[1] == 2 * c
-    output = output.chunk(2, 1)[0] if half else output
     if received.numel() != c * h * w:
         raise FormatError(f"the scheduler receives {tuple(received.shape)} for latents {shape}")
     prediction = sample.unpack(received, (c, h, w))[0]  # in the order of latents
-    for sign in (1, -1):
-        index = order_of(sign * prediction, output)
-        if index is not None:
-            layout = find(index, (c, h, w), tuple(output.shape[1:]))
-            if layout is not None and torch.equal(sign * layout.unpack(output, (c, h, w))[0], prediction):
-                return layout, sign, half
+    for cut, part in _parts(output, received.numel()):
+        for sign in (1, -1):
+            index = order_of(sign * prediction, part)
+            if index is not None:
+                layout = find(index, (c, h, w), tuple(part.shape[1:]))
+                if layout is not None and torch.equal(sign * layout.unpack(part, (c, h, w))[0], prediction):
+                    return layout, sign, cut
     raise FormatError(
         f"the prediction {tuple(received.shape)} that the scheduler receives is not the output {tuple(output.shape)} "
-        "of the denoiser in another order, with either sign"
+        "of the denoiser in another order, or a part of it, with either sign"
     )
+
+
+def _parts(output: Tensor, count: int) -> Iterator[tuple[Cut | None, Tensor]]:
+    """Yield the parts of an output that have ``count`` numbers."""
+    if output.numel() == count:
+        yield None, output
+    for axis in range(1, output.dim()):
+        length, rest = divmod(count * output.shape[axis], output.numel())
+        if not rest and 0 < length < output.shape[axis]:
+            for last in (False, True):
+                cut = Cut(axis, last)
+                yield cut, cut(output, length)
 
 
 def _check_size(first: Recording, size: tuple[int, int], space: LatentSpace) -> None:
     """Raise FormatError for a pipeline that makes images of another size than it is asked for."""
     assert first.decoded is not None
-    height, width = (side * space.scale for side in first.decoded.shape[-2:])
+    height, width = (side * space.scale // space.patch for side in first.decoded.shape[-2:])
     if (width, height) != size:
         raise FormatError(f"it chooses its size by itself: {width}x{height} where {size[0]}x{size[1]} are asked for")
 

@@ -79,7 +79,7 @@ class DerivedFamily(Family):
         self._sized: dict[tuple[int, int], dict[str, Any]] = {}
         every: Any = vars(self)  # what other families declare in their class
         known = inspect.signature(self._recorder.__call__).parameters
-        option = guidance_option(known)
+        self._option = option = guidance_option(known)
         guidance = strength if strength is not None else known[option].default if option is not None else 0.0
         steps = known["num_inference_steps"].default
         denoiser = denoiser_folder(self._recorder)
@@ -210,8 +210,12 @@ class DerivedFamily(Family):
         tokens = self.tokenize(model, request.positive)
         inputs = {TEXT: tokens.ids[self._reader]}
         inputs[NEGATIVE] = self.tokenize(model, request.negative).ids[self._reader]
-        warnings = (*self.prompt_warnings(model, request), *tokens.warnings)
-        return Conditioning(inputs, request.guidance, False, warnings)
+        warnings = [*self.prompt_warnings(model, request), *tokens.warnings]
+        if self._option == "true_cfg_scale" and request.guidance > 1 and not request.negative:
+            warnings.append(
+                f"{self.name} is guided by a negative prompt only; there is none, so guidance has no effect"
+            )
+        return Conditioning(inputs, request.guidance, False, tuple(warnings))
 
     def generate(
         self,
@@ -227,7 +231,7 @@ class DerivedFamily(Family):
 
         import torch
 
-        from inweave.models.derived.recording import OFF, guidance_option
+        from inweave.models.derived.recording import OFF
 
         pipe = self._build(model, model.denoiser.device, conditioning.guidance)
         known = inspect.signature(pipe.__call__).parameters
@@ -237,8 +241,8 @@ class DerivedFamily(Family):
             "num_inference_steps": steps, "generator": torch.Generator().manual_seed(seed), "output_type": "pil",
         }  # fmt: skip
         settings |= {name: OFF[name] for name in ("use_resolution_binning",) if name in known}
-        if (option := guidance_option(known)) is not None:
-            settings[option] = conditioning.guidance
+        if self._option is not None:
+            settings[self._option] = conditioning.guidance
         if negative:
             if NEGATIVE not in known:
                 raise ConfigError([f"negative_prompt: {self.pipeline} has none; leave it out"])

@@ -33,6 +33,7 @@ from inweave.models.derived.classes import (
     guider_class,
     network_class,
     network_module,
+    obstacle,
     pipeline_class,
     processor_class,
     tokenizer_class,
@@ -47,7 +48,7 @@ from inweave.models.folder import NETWORKS, weights_of
 from inweave.models.naming import under_names_of
 from inweave.models.samplers import own_scheduler, pipeline_scheduler
 from inweave.models.tokenizers import check_vocabulary, make_tokenizer
-from inweave.models.vae import LatentSpace
+from inweave.models.vae import latent_space
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.packed import open_source
 
@@ -99,9 +100,11 @@ class _Parts:
 
 def _open(folder: Path, name: str, index: Mapping[str, Any]) -> Blueprint:
     kind = _pipeline_class(folder, index)
+    if reason := obstacle(kind):
+        raise FormatError(f"{folder}: {kind.__name__} {reason}")
     parts = _parts(folder, kind, index)
     if "vae" not in parts.networks:
-        raise FormatError(f"{folder}: {kind.__name__} has no vae; images are trained in its latents")
+        raise FormatError(f"{folder}: it has no vae; images are trained in its latents")
     denoisers = [part for part in DENOISERS if part in parts.networks]
     if len(denoisers) != 1:
         raise FormatError(f"{folder}: {kind.__name__} has no transformer or unet, or both; one network denoises")
@@ -150,6 +153,7 @@ def _parts(folder: Path, kind: Any, index: Mapping[str, Any]) -> _Parts:
 
 def _derived(kind: Any, parts: _Parts, scheduler: Mapping[str, Any], options: Mapping[str, Any]) -> DerivedFamily:
     networks = {folder: on_meta(part).eval() for folder, part in parts.networks.items()}
+    _load_statistics(networks["vae"], parts.networks["vae"])
     encoders = {folder: network for folder, network in networks.items() if folder not in (*DENOISERS, "vae")}
     sources = {folder: under_names_of(network, parts.networks[folder].source) for folder, network in encoders.items()}
     total = sum(stored_bytes(source, each) for source in sources.values() for each in source.names())
@@ -172,7 +176,7 @@ def _derived(kind: Any, parts: _Parts, scheduler: Mapping[str, Any], options: Ma
     denoiser = networks["transformer" if "transformer" in networks else "unet"]
     derivation = derive(pipe, denoiser)
     shapes = Shapes(denoiser)
-    size = reference_size(LatentSpace.of(pipe.vae.config).scale)
+    size = reference_size(latent_space(pipe.vae).scale)
     answers = list(_answers(pipe, shapes, encoders, size, derivation.strength))
     for encoder, outputs in zip(encoders.values(), answers, strict=True):
         _placeholder(encoder, outputs)
@@ -180,6 +184,14 @@ def _derived(kind: Any, parts: _Parts, scheduler: Mapping[str, Any], options: Ma
     strengths = [getattr(make(None), "guidance_scale", None) for make in parts.guiders.values()]
     strength = next((each for each in strengths if each is not None), None)
     return DerivedFamily(derivation, (pipe, shapes), parts.declared, assembled, strength)
+
+
+def _load_statistics(vae: nn.Module, part: NetworkBlueprint) -> None:
+    """Load the mean and variance of latents where they are among the weights of an autoencoder."""
+    norm = getattr(vae, "bn", None)
+    if isinstance(norm, nn.BatchNorm2d):
+        for name in ("running_mean", "running_var"):
+            norm._buffers[name] = part.source.get(f"bn.{name}", dtype=torch.float32)
 
 
 def _answers(

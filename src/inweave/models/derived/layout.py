@@ -46,7 +46,7 @@ class Layout:
         _, channels, height, width = latents.shape
         split = latents.reshape(batch, channels, height // p, p, width // p, p)
         moved = split.permute(0, *(axis + 1 for axis in self.order))
-        return moved.reshape(batch, *self._shape((channels, height, width)))
+        return moved.reshape(batch, *self.shape_of((channels, height, width)))
 
     def unpack(self, packed: Tensor, shape: tuple[int, int, int]) -> Tensor:
         """Return what `pack` made of latents of this shape (channels, height, width)."""
@@ -59,7 +59,8 @@ class Layout:
         channels, height, width = shape
         return channels, height // self.patch, self.patch, width // self.patch, self.patch
 
-    def _shape(self, shape: tuple[int, int, int]) -> list[int]:
+    def shape_of(self, shape: tuple[int, int, int]) -> list[int]:
+        """Return the network's axes for latents of this shape."""
         split, sizes, start = self._split(shape), [], 0
         for count in self.groups:
             size = 1

@@ -283,6 +283,12 @@ class TrainSettings(CheckedModel):
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
+    quantized_cache_gb: NonNegativeFloat = _memory(
+        32.0,
+        "disk space in the cache for quantized bases, so that the next run maps a file; those used longest ago make "
+        "room; 0: none",
+        task="image",
+    )
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
     ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
     offload: Literal["off", "auto", "blocks"] = _memory(

@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.adapter import Tensor
 from inweave.errors import FormatError, InweaveError
 from inweave.files.paths import printable_path
 from inweave.files.stamps import path_stamp
 from inweave.files.writing import make_folder
 from inweave.formats.files import read_header, write_file
-from inweave.formats.group import Tensor
 from inweave.models.blueprint import NetworkBlueprint
 from inweave.ops.quantized import QuantizedWeight, format_of
 from inweave.ops.tensors.decode import DTYPE_NAMES
@@ -205,8 +205,8 @@ def _verify(file: FileSource, checksums: Mapping[str, int]) -> None:
         return zlib.crc32(file.get(name).flatten().view(torch.uint8).numpy().data)
 
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for name, found in zip(checksums, pool.map(checksum, checksums), strict=True):
-            if found != checksums[name]:
+        for name, actual in zip(checksums, pool.map(checksum, checksums), strict=True):
+            if actual != checksums[name]:
                 raise FormatError(f"{file.path}: {name} is damaged")
 
 

@@ -147,7 +147,7 @@ def test_files_that_were_used_longest_ago_make_room(base: Path, tmp_path: Path) 
     for age, key in zip((30, 20), keys, strict=False):
         assert "the next start maps" in cache.store(key, denoiser, "", {})
         path = max(files(tmp_path / "cache"), key=lambda path: path.stat().st_mtime)
-        os.utime(path, (os.path.getmtime(path) - age,) * 2)
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
     size = path.stat().st_size
     abandoned = tmp_path / "cache" / ".half.1234.part"
     abandoned.write_bytes(b"half")

@@ -27,13 +27,14 @@ from inweave.models import bundled
 from inweave.models import folder as reading
 from inweave.models.families import network_classes
 from inweave.models.variants import find_variant
-from tests.peers import tiny_qwen
+from tests.peers import tiny_mistral, tiny_qwen
 from tests.peers.models import adapter_from, index_of, random_lora
 
 #: every variant whose structure differs from the others'
 VARIANTS = (
     "sd1.5", "sd1.5-inpaint", "sd2.1", "sd2-inpaint", "sdxl", "sdxl-turbo", "sdxl-inpaint", "sd3-medium",
-    "sd3.5-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "z-image", "qwen-image",
+    "sd3.5-medium", "flux1-dev", "flux1-schnell", "flux2-dev", "flux2-klein-4b", "flux2-klein-base-4b", "z-image-turbo",
+    "z-image", "qwen-image",
 )  # fmt: skip
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _CLIPS = (transformers.CLIPTextModel, transformers.CLIPTextModelWithProjection)
@@ -52,6 +53,8 @@ _SD3 = {"attention_head_dim": 8, "num_attention_heads": 2, "caption_projection_d
         "sample_size": 8}  # fmt: skip
 _FLUX = {"attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "num_attention_heads": 2, "num_layers": 2,
          "num_single_layers": 2, "joint_attention_dim": WIDTH + SECOND, "pooled_projection_dim": WIDTH}  # fmt: skip
+_FLUX2 = {"attention_head_dim": 8, "axes_dims_rope": [2, 2, 2, 2], "num_attention_heads": 2, "num_layers": 2,
+          "num_single_layers": 2, "joint_attention_dim": 3 * tiny_qwen.WIDTH, "in_channels": 16}  # fmt: skip
 _Z_IMAGE = {"dim": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_layers": 1, "axes_dims": [4, 2, 2],
             "cap_feat_dim": tiny_qwen.WIDTH}  # fmt: skip
 _QWEN_IMAGE = {"attention_head_dim": 8, "axes_dims_rope": [4, 2, 2], "num_attention_heads": 2, "num_layers": 2,
@@ -60,7 +63,8 @@ _VIDEO_VAE = {"base_dim": 4, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 2}
 _T5 = {"d_model": WIDTH + SECOND, "d_ff": 24, "d_kv": 8, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
 
 _PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux",
-              "z-image": "ZImage", "qwen-image": "QwenImage"}  # fmt: skip
+              "flux2": "Flux2", "flux2-klein": "Flux2Klein", "z-image": "ZImage",
+              "qwen-image": "QwenImage"}  # fmt: skip
 _TOKENIZERS: dict[str, Any] = {}
 _KEEP = tempfile.TemporaryDirectory(prefix="inweave-tiny-")  # until the process ends
 
@@ -72,6 +76,10 @@ def folder(variant: str) -> Path:
     for library in (diffusers, transformers):
         library.utils.logging.disable_progress_bar()
     pipeline(variant).save_pretrained(path, safe_serialization=True)
+    if variant == "flux2-dev":  # published with a processor for images, which needs a library that is not here
+        index = json.loads((path / "model_index.json").read_text())
+        index["tokenizer"] = ["transformers", "PixtralProcessor"]
+        (path / "model_index.json").write_text(json.dumps(index))
     return path
 
 
@@ -92,17 +100,23 @@ def pipeline(variant: str) -> Any:
     kind = _PIPELINES[known.family] + ("InpaintPipeline" if known.inpaint else "Pipeline")
     if known.family == "sd":
         parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    if known.family == "flux2-klein":
+        parts["is_distilled"] = known.guidance == 0.0
     return getattr(diffusers, kind)(**parts)
 
 
 def tokenizer(variant: str, part: str) -> Any:
-    """There are four: two of CLIP that differ in their padding, T5's, and Qwen's, which is made here."""
+    """There are five: two of CLIP that differ in their padding, T5's, and Qwen's and Mistral's, which are made here."""
     config = str(bundled.component_config(variant, part))
     if config not in _TOKENIZERS:
         class_name, _ = bundled.component_config(variant, part)
         bundled_one = bundled.has_vocabulary(class_name)
-        _TOKENIZERS[config] = bundled.tokenizer(variant, part) if bundled_one else tiny_qwen.tokenizer()
+        _TOKENIZERS[config] = bundled.tokenizer(variant, part) if bundled_one else _made_here(class_name)
     return _TOKENIZERS[config]
+
+
+def _made_here(class_name: str) -> Any:
+    return tiny_mistral.tokenizer() if class_name == "PixtralProcessor" else tiny_qwen.tokenizer()
 
 
 @contextmanager
@@ -134,7 +148,9 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
     sizes: dict[str, dict[str, Any]] = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5,
              "ZImageTransformer2DModel": _Z_IMAGE, "Qwen3Model": tiny_qwen.QWEN3,
              "QwenImageTransformer2DModel": _QWEN_IMAGE, "AutoencoderKLQwenImage": _VIDEO_VAE,
-             "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5}  # fmt: skip
+             "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5, "Flux2Transformer2DModel": _FLUX2,
+             "AutoencoderKLFlux2": _VAE | {"latent_channels": 4}, "Mistral3ForConditionalGeneration":
+             tiny_mistral.MISTRAL, "Qwen3ForCausalLM": tiny_qwen.QWEN3 | {"num_hidden_layers": 28}}  # fmt: skip
     second = {"hidden_size": SECOND, "projection_dim": SECOND} if part == "text_encoder_2" else {}
     return sizes.get(class_name, _CLIP | second)
 
@@ -161,6 +177,10 @@ def randomise(network: torch.nn.Module, seed: int) -> None:
                 weight.copy_(0.5 * noise)
             else:
                 weight.copy_(noise / weight[0].numel() ** 0.5)
+        for norm in (module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+            assert norm.running_mean is not None and norm.running_var is not None
+            norm.running_mean.copy_(0.3 * torch.randn(norm.num_features, generator=generator))
+            norm.running_var.copy_(0.5 + torch.rand(norm.num_features, generator=generator))
 
 
 def lora(folder: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 4) -> Path:

@@ -11,7 +11,8 @@ from tokenizers import pre_tokenizers
 MERGES = (("t", "h"), ("th", "e"), ("a", "n"), ("o", "n"), ("Ġ", "a"), ("r", "e"), ("p", "l"))
 CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 WIDTH = 24  #: of the states
 VOCABULARY = 300  #: of the text encoders, a little more than the tokenizer knows

@@ -81,12 +81,14 @@ def generate_image(
     with network_errors(model):
         scheduler = make_scheduler(model.blueprint.scheduler, task.sampler, task.schedule, flow=model.flow)
         shape = model.latent_space.shape(task.width, task.height)
+        tokens = model.family.image_tokens(shape) if model.flow else None
         times = set_steps(
             scheduler,
             task.steps,
             model.device,
-            tokens=model.family.image_tokens(shape) if model.flow else None,
+            tokens=tokens,
             even_sigmas=model.family.even_sigmas,
+            mu=None if tokens is None else model.family.mu(tokens, task.steps),
         )
         first, order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part

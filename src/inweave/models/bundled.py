@@ -97,8 +97,7 @@ def write_skeleton(variant: str | Variant, folder: Path) -> Path:
     index: Config = {
         "_class_name": family.inpaint_pipeline if known.inpaint else family.pipeline,
         "_diffusers_version": _DIFFUSERS,
-        **family.index_options,
-        **(family.inpaint_index_options if known.inpaint else {}),
+        **family.index_settings(known),
     }
     for part in folders(known):
         class_name, config = component_config(known, part)

@@ -31,4 +31,7 @@ def on_meta(part: NetworkBlueprint) -> nn.Module:
         else:
             network = kind.from_config(diffusers_config(part.folder, kind, part.config))
     assert isinstance(network, nn.Module)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.num_batches_tracked = None  # a count of steps of its training, which not every file has
     return network

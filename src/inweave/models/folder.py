@@ -35,6 +35,8 @@ from inweave.weights.source import Renamed, WeightSource
 NETWORKS = (*FOLDERS, "vae")
 TOKENIZER_FOLDERS = tuple(folder.replace("text_encoder", "tokenizer") for folder in ENCODERS)
 Config = tuple[str, Mapping[str, Any]]  # class name, configuration
+#: processors for text and images, in whose folders the tokenizer is a tokenizer.json, read without the library's class
+_PROCESSORS = ("PixtralProcessor",)
 PartFiles = Mapping[str, "str | os.PathLike[str]"]
 
 
@@ -135,7 +137,8 @@ def _tokenizer(folder: Path, class_name: str) -> Any:
     import transformers
 
     with defer_imports():
-        return make_tokenizer(folder, getattr(transformers, class_name))
+        kind = "PreTrainedTokenizerFast" if class_name in _PROCESSORS else class_name
+        return make_tokenizer(folder, getattr(transformers, kind))
 
 
 def _variant(folder: Path, index: Mapping[str, Any], denoiser: NetworkBlueprint, family: Family) -> Variant | None:

@@ -36,7 +36,7 @@ from inweave.models.open import open_model
 from inweave.models.quantized_cache import CachedBase
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
-from inweave.models.vae import LatentSpace
+from inweave.models.vae import LatentSpace, latent_space
 from inweave.ops.tensors.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
@@ -98,7 +98,7 @@ class Model:
 
     @cached_property
     def latent_space(self) -> LatentSpace:
-        return LatentSpace.of(self.vae.config)
+        return latent_space(self.vae)
 
     @property
     def latent_scale(self) -> int:
@@ -133,7 +133,7 @@ class Model:
         if self.blueprint.variant is not None:
             return self.blueprint.variant.size
         sample = self.denoiser.config.get("sample_size") or 128
-        return int(sample * self.latent_scale) if isinstance(sample, int) else 1024
+        return int(sample * self.latent_scale // self.latent_space.patch) if isinstance(sample, int) else 1024
 
     @property
     def prediction(self) -> str:
@@ -299,7 +299,7 @@ def load_model(
             check_tokenizer(f"{blueprint.name}: {folder}", tokenizers[folder], encoder)
     vae: Any = networks["vae"]
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
-        LatentSpace.of(vae.config)
+        latent_space(vae)
     unpacked = sum(stored_quantized(source) for source in sources.values()) if quantized == "off" else 0
     offloader = _offloader(blueprint, networks, target) if offload else None
     return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked, quantized, note, offloader)

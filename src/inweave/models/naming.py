@@ -33,9 +33,10 @@ IDLE = re.compile(
     r"|(.*\.)?encoder\.layers\.23\..*"  # the last layer of OpenCLIP ViT-H, which SD 2 leaves out
     r"|text_projection(\.weight)?$|transformer\.text_projection$"  # where the module has no projection
     r"|encoder\.embed_tokens\.weight$|decoder\..*|lm_head\.weight$"  # T5: tied to `shared`, or not the encoder's
-    r"|(model\.)?visual\..*"  # the image encoder of a language model whose text model alone is built
+    r"|((model\.)?visual|(model\.)?vision_tower|(model\.)?multi_modal_projector)\..*"  # of a language model that sees
+    r"|language_model\.lm_head\.weight$|tekken_model$|.*\.num_batches_tracked$"
 )
-_LEVELS = ("text_model", "model", "model.language_model")
+_LEVELS = ("text_model", "model", "model.language_model", "language_model.model")
 _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 _ATTENTION = re.compile(r"(.*\.attentions\.\d+)\.(to_q|to_k|to_v|to_out\.0)\.(weight|bias)")
 

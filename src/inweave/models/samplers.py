@@ -261,16 +261,23 @@ def _rescaled_betas(config: Mapping[str, Any]) -> list[float]:
 
 
 def set_steps(
-    scheduler: Any, steps: int, device: torch.device, *, tokens: int | None = None, even_sigmas: bool = False
+    scheduler: Any,
+    steps: int,
+    device: torch.device,
+    *,
+    tokens: int | None = None,
+    even_sigmas: bool = False,
+    mu: float | None = None,
 ) -> Tensor:
     """Return the timesteps of a run. ``tokens``: of the image, for a flow whose shift depends on it.
 
+    ``mu``: that shift, of a family that has a formula of its own.
     ``even_sigmas``: evenly spaced noise levels for a flow's own Euler, instead of those between the first and the last
     trained timestep.
     """
     options: dict[str, Any] = {}
     if tokens is not None and scheduler.config.get("use_dynamic_shifting"):
-        options["mu"] = DynamicShift.of(scheduler.config).mu(tokens)
+        options["mu"] = DynamicShift.of(scheduler.config).mu(tokens) if mu is None else mu
     if scheduler.__class__.__name__ == "LCMScheduler":  # its steps are some of those it was distilled with
         options["original_inference_steps"] = max(steps, scheduler.config.original_inference_steps)
     if even_sigmas and scheduler.__class__.__name__ == "FlowMatchEulerDiscreteScheduler":

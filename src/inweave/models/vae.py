@@ -7,6 +7,9 @@
 shift and factor are one number each (`shift_factor`, `scaling_factor`) or one per channel (`latents_mean`, 1 /
 `latents_std`). An autoencoder for video takes and gives a frame axis; it is added and removed here, so latents have
 four axes everywhere else.
+
+FLUX.2's joins what its encoder gives into patches of 2x2, channel by channel, so that its latents have four times the
+channels and half the sides. Their mean and variance are those of a batch norm (`bn`), which is among its weights.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from inweave.errors import FormatError
 
@@ -35,11 +39,34 @@ class LatentSpace:
     shift: tuple[float, ...] = (0.0,)  # one number, or one per channel
     factor: tuple[float, ...] = (1.0,)
     frames: bool = False  # whether the network has a frame axis
+    patch: int = 1  # what the network gives per latent, along each side
 
     @staticmethod
-    def of(config: Mapping[str, Any]) -> LatentSpace:
-        """Read the configuration of diffusers' AutoencoderKL, or of a video autoencoder such as Qwen-Image's."""
-        if "latents_mean" in config and "z_dim" in config:
+    def of(config: Mapping[str, Any], norm: nn.BatchNorm2d | None = None) -> LatentSpace:
+        """Read the configuration of diffusers' AutoencoderKL, or of a relative such as Qwen-Image's or FLUX.2's.
+
+        Args:
+            config: the autoencoder's configuration.
+            norm: FLUX.2's batch norm; without it, or without its numbers, the latents' mean and variance are 0 and 1.
+
+        Returns:
+            The latents, checked.
+
+        Raises:
+            FormatError: no latents can have these numbers.
+        """
+        if "batch_norm_eps" in config:
+            patch, other = config["patch_size"]
+            if patch != other:
+                raise FormatError(f"the autoencoder joins patches of {patch}x{other}; expected as many rows as columns")
+            channels = config["latent_channels"] * patch * patch
+            scale = patch * 2 ** (len(config["block_out_channels"]) - 1)
+            mean: tuple[float, ...] = (0.0,)
+            factor: tuple[float, ...] = (1.0,)
+            if norm is not None and norm.running_mean is not None and not norm.running_mean.is_meta:
+                mean, factor = _statistics(norm)
+            space = LatentSpace(channels, scale, mean, factor, patch=patch)
+        elif "latents_mean" in config and "z_dim" in config:
             factor = tuple((1.0 / torch.tensor(config["latents_std"])).tolist())
             scale = 2 ** len(config["temperal_downsample"])  # spelled so in the files
             space = LatentSpace(config["z_dim"], scale, tuple(config["latents_mean"]), factor, frames=True)
@@ -67,39 +94,53 @@ class LatentSpace:
         return batch, self.channels, height // self.scale, width // self.scale
 
     def normalize(self, hidden: Tensor) -> Tensor:
+        hidden = self.join(hidden)
         return (hidden - _per_channel(self.shift, hidden)) * _per_channel(self.factor, hidden)
 
     def denormalize(self, latents: Tensor) -> Tensor:
-        return latents / _per_channel(self.factor, latents) + _per_channel(self.shift, latents)
+        return self.separate(latents / _per_channel(self.factor, latents) + _per_channel(self.shift, latents))
+
+    def join(self, hidden: Tensor) -> Tensor:
+        """Return what the network gave with each patch as channels."""
+        return hidden if self.patch == 1 else functional.pixel_unshuffle(hidden, self.patch)
+
+    def separate(self, latents: Tensor) -> Tensor:
+        """Undo `join`."""
+        return latents if self.patch == 1 else functional.pixel_shuffle(latents, self.patch)
+
+
+def latent_space(vae: Any) -> LatentSpace:
+    """Return the latents of an autoencoder with its weights."""
+    return LatentSpace.of(vae.config, getattr(vae, "bn", None))
 
 
 def encode(vae: Any, image: Tensor, generator: torch.Generator | None) -> Tensor:
     """Latents sampled for a batch of images; without a generator the most likely ones."""
-    space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
+    space, distribution = latent_space(vae), _distribution(vae, image)
     hidden = distribution.mode() if generator is None else distribution.sample(generator)
     return space.normalize(_without_frames(hidden, space))
 
 
 def encode_distribution(vae: Any, image: Tensor) -> tuple[Tensor, Tensor]:
     """Return (mean, standard deviation) of the latents of a batch of images."""
-    space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
-    std = _without_frames(distribution.std, space)
+    space, distribution = latent_space(vae), _distribution(vae, image)
+    std = space.join(_without_frames(distribution.std, space))
     return space.normalize(_without_frames(distribution.mean, space)), std * _per_channel(space.factor, std)
 
 
 def decode(vae: Any, latents: Tensor, warn: Callable[[str], object] | None = None) -> Tensor:
     """Return the images of latents; if memory runs out, decode overlapping tiles, half as large each time."""
-    space = LatentSpace.of(vae.config)
+    space = latent_space(vae)
     hidden = space.denormalize(latents.to(vae.dtype))
+    pixels = space.scale // space.patch
     whole = side = max(hidden.shape[-2:])
     while True:
         try:
-            with _tiled(vae, side if side < whole else None, space.scale):
+            with _tiled(vae, side if side < whole else None, pixels):
                 image: Tensor = vae.decode(hidden[:, :, None] if space.frames else hidden, return_dict=False)[0]
             if side < whole and warn is not None:
                 warn(
-                    "not enough memory to decode the image at once; it was decoded in tiles of "
-                    f"{side * space.scale} pixels"
+                    f"not enough memory to decode the image at once; it was decoded in tiles of {side * pixels} pixels"
                 )
             return _without_frames(image, space)
         except torch.OutOfMemoryError:
@@ -131,6 +172,14 @@ class _Exact:
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         return self.mean
+
+
+def _statistics(norm: nn.BatchNorm2d) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return (mean, 1 / deviation) of every channel."""
+    mean, variance = norm.running_mean, norm.running_var
+    assert mean is not None and variance is not None, "it tracks both or none"
+    deviation = torch.sqrt(variance.double() + norm.eps)
+    return tuple(mean.double().tolist()), tuple((1 / deviation).tolist())
 
 
 def _without_frames(tensor: Tensor, space: LatentSpace) -> Tensor:

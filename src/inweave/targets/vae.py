@@ -8,7 +8,8 @@ Both halves count their levels in the order data passes, except that ldm's decod
     decoder.up_blocks.i.upsamplers.0.conv      decoder.up.(n-1-i).upsample.conv
     *.mid_block.resnets.0 / .1                 *.mid.block_1 / .block_2
     *.mid_block.attentions.0.to_q              *.mid.attn_1.q
-    quant_conv, post_quant_conv, conv_in, conv_out have one name
+    quant_conv, post_quant_conv, conv_in, conv_out have one name; in FLUX.2's, which has a batch norm `bn`, the
+    originals are encoder.quant_conv and decoder.post_quant_conv
 
 ldm's attention is made of 1x1 convolutions, [c, c, 1, 1]; the parts are linear layers, [c, c].
 """
@@ -30,7 +31,9 @@ _LEAVES = {
 }  # fmt: skip
 _QUANT = r"(?:post_)?quant_conv\."
 _DIFFUSERS = re.compile(rf"{_QUANT}|(?:encoder|decoder)\.(?:(?:down|up)_blocks\.\d+\.|mid_block\.|conv_)")
-_LDM = re.compile(rf"{_QUANT}|(?:encoder|decoder)\.(?:(?:down|up)\.\d+\.|mid\.(?:block|attn)_\d\.|norm_out\.|conv_)")
+_LDM = re.compile(
+    rf"{_QUANT}|(?:encoder|decoder)\.(?:{_QUANT}|(?:down|up)\.\d+\.|mid\.(?:block|attn)_\d\.|norm_out\.|conv_)"
+)
 
 
 class VaeTable:
@@ -40,7 +43,11 @@ class VaeTable:
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
         levels = _levels(shapes, naming)
         if naming == "diffusers":
-            return [Link(name, shape, _to_ldm(name, levels)) for name, shape in shapes.items()]
+            inside = {"quant_conv": "encoder.", "post_quant_conv": "decoder."} if "bn.running_mean" in shapes else {}
+            return [
+                Link(name, shape, inside.get(name.partition(".")[0], "") + _to_ldm(name, levels))
+                for name, shape in shapes.items()
+            ]
         links = []
         for name, shape in shapes.items():
             part = _to_diffusers(name, levels)
@@ -84,6 +91,8 @@ def _to_diffusers(name: str, levels: int) -> str:
     half, _, rest = name.partition(".")
     if half not in ("encoder", "decoder"):
         return name
+    if re.match(_QUANT, rest):
+        return rest
     leaves = {ldm: part for part, ldm in _LEAVES.items()}
     if match := re.match(r"(down|up)\.(\d+)\.(block\.(\d+)|(?:down|up)sample)\.(.+)", rest):
         way, level, kind, block, leaf = match.groups()

@@ -83,6 +83,10 @@ def test_published_values(name: str) -> None:
         }[variant.family]  # fmt: skip
         assert vae["force_upcast"] is True
         assert vae.get("use_quant_conv", True) is (variant.family in ("sd", "sdxl"))
+    elif class_name == "AutoencoderKLFlux2":  # whose defaults are the published values too
+        defaults = getattr(diffusers, class_name)().config
+        assert all(defaults[key] == (tuple(value) if isinstance(defaults[key], tuple) else value)
+                   for key, value in vae.items() if key != "_class_name")  # fmt: skip
     else:  # whose class has the published values as its defaults
         defaults = getattr(diffusers, class_name)().config
         assert {key: list(defaults[key]) for key in ("latents_mean", "latents_std", "temperal_downsample")} == {
@@ -92,7 +96,9 @@ def test_published_values(name: str) -> None:
     if variant.prediction == "flow":
         assert class_name == "FlowMatchEulerDiscreteScheduler"
         assert scheduler["shift"] == {"flux1-schnell": 1.0, "z-image": 6.0, "qwen-image": 1.0}.get(name, 3.0)
-        assert scheduler.get("use_dynamic_shifting", False) is (name in ("flux1-dev", "qwen-image"))
+        assert scheduler.get("use_dynamic_shifting", False) is (
+            name in ("flux1-dev", "qwen-image") or variant.family.startswith("flux2")
+        )
     else:
         assert (scheduler["beta_start"], scheduler["beta_end"]) == (0.00085, 0.012)
         assert (scheduler["beta_schedule"], scheduler["steps_offset"]) == ("scaled_linear", 1)
@@ -160,6 +166,25 @@ def test_t5_token_ids_are_the_published_ones(variant: str, folder: str) -> None:
     assert t5("  translate English\nto German: The  house is wonderful. ").input_ids == german
     assert (len(t5), t5.pad_token_id, t5.eos_token_id, t5.model_max_length) == (32100, 0, 1, 512)
     assert t5.convert_tokens_to_ids("<extra_id_0>") == 32099
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "joined"), [("dev", 5120, 15360), ("klein-4b", 2560, 7680), ("klein-9b", 4096, 12288)]
+)
+def test_three_layers_of_the_text_encoder_are_what_flux2_reads(size: str, width: int, joined: int) -> None:
+    _, encoder = bundled.component_config(f"flux2-{size}", "text_encoder")
+    _, transformer = bundled.component_config(f"flux2-{size}", "transformer")
+    assert encoder.get("text_config", encoder)["hidden_size"] == width
+    assert transformer["joint_attention_dim"] == joined == 3 * width
+
+
+@pytest.mark.parametrize(("name", "distilled"), [("flux2-klein-4b", True), ("flux2-klein-base-9b", False)])
+def test_a_skeleton_of_klein_says_whether_it_is_distilled(
+    name: str, distilled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled, "_write_tokenizer", lambda *arguments: None)  # its vocabulary is not in the package
+    index = json.loads((bundled.write_skeleton(name, tmp_path / "model") / "model_index.json").read_text())
+    assert (index["_class_name"], index["is_distilled"]) == ("Flux2KleinPipeline", distilled)
 
 
 @pytest.mark.parametrize("name", ["sd1.5", "sd1.5-inpaint", "sdxl-inpaint", "sd3.5-large", "flux1-schnell"])

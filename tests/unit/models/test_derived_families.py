@@ -21,8 +21,11 @@ pytestmark = pytest.mark.usefixtures("quick_tokenizers")
 
 @pytest.mark.parametrize(
     "variant",
-    ["flux1-dev", "qwen-image", *(pytest.param(v, marks=pytest.mark.full) for v in ("sd1.5", "sdxl", "z-image"))],
-)
+    [
+        "flux1-dev", "flux2-klein-base-4b", "qwen-image",
+        *(pytest.param(v, marks=pytest.mark.full) for v in ("sd1.5", "sdxl", "z-image")),
+    ],
+)  # fmt: skip
 def test_the_derived_call_is_that_of_the_family(variant: str) -> None:
     published = tiny.pipeline(variant)
     flags = {name: value for name, value in published.config.items() if isinstance(value, bool)}

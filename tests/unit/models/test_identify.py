@@ -115,6 +115,19 @@ def test_z_image_is_assumed_turbo_unless_metadata_says_otherwise() -> None:
     assert identify(known("z-image-turbo"), {"modelspec.title": "Z-Image Base"}).variant.name == "z-image"
 
 
+@pytest.mark.parametrize("prefix", [UNET, ""])
+def test_flux2_is_identified_by_its_guidance_and_width(prefix: str) -> None:
+    for base in ("flux2-dev", "flux2-klein-4b", "flux2-klein-9b"):
+        shapes = {
+            prefix + name.removeprefix(UNET): shape for name, shape in known(base).items() if name.startswith(UNET)
+        }
+        identity = identify(shapes, {})
+        assert (identity.variant.name, identity.parts) == (base, {"transformer": prefix})
+        assert any("tensors of the denoiser are there" in line for line in identity.evidence)
+    assert "flux2-klein-base-9b has the same tensors" in identity.evidence[-1]
+    assert identify(shapes, {"modelspec.title": "FLUX.2 klein base"}).variant.name == "flux2-klein-base-9b"
+
+
 def test_qwen_image_has_one_naming_with_and_without_a_prefix() -> None:
     prefixed = known("qwen-image")
     assert identify(prefixed, {}).parts == {"transformer": UNET}
@@ -149,6 +162,7 @@ def cut(base: str, ending: str) -> Shapes:
         (lambda: base_listing("flux1_fill_dev_bfl"), "width 384; expected 64"),
         (lambda: known("chroma1-hd"), "Chroma"),
         (lambda: known("lumina2"), "family lumina2"),
+        (lambda: known("flux2-klein-4b") | {f"{UNET}img_in.weight": (2048, 128)}, "2048 wide; known are 3072"),
         (
             lambda: known("qwen-image") | {f"{UNET}time_text_embed.addition_t_embedding.weight": (2, 3072)},
             "Qwen-Image-Layered",

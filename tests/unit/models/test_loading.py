@@ -134,6 +134,7 @@ SINGLE = {
         ("text_encoder_3", "own", "text_encoders.t5xxl.transformer."),
     ),
     "flux1-dev": (("transformer", "flux", ""),),
+    "flux2-dev": (("transformer", "flux2", ""),), "flux2-klein-4b": (("transformer", "flux2", ""),),
 }  # fmt: skip
 
 
@@ -194,6 +195,28 @@ def test_a_transformer_only_file_takes_its_other_components_from_elsewhere(
     assert generated_bytes(actual) == generated_bytes(expected)
     with pytest.raises(FormatError, match=r"text_encoder, text_encoder_2 missing.*--part text_encoder=FILE"):
         load_model(singles["flux1-dev"], config=folder, parts={"vae": vae})
+
+
+@pytest.mark.parametrize("variant", ["flux2-dev", "flux2-klein-4b"])
+def test_flux2_of_files_of_their_own(variant: str, singles: dict[str, Path], tmp_path: Path) -> None:
+    """Its autoencoder in original names and without a count of batches, its language model as others store it."""
+    folder = tiny.folder(variant)
+    encoder, vae = tmp_path / "encoder.safetensors", tmp_path / "ae.safetensors"
+    stored = load_file(folder / "text_encoder" / "model.safetensors")
+    if variant == "flux2-dev":
+        assert any(name.startswith("language_model.model.") for name in stored)
+        stored = {name: tensor for name, tensor in stored.items() if name.startswith("language_model.model.")}
+        stored = {name.removeprefix("language_model."): tensor for name, tensor in stored.items()}
+        stored["tekken_model"] = torch.zeros(4, dtype=torch.uint8)
+    save_file(stored, encoder)
+    tensors = original(folder, "vae", "vae", "")
+    assert "encoder.quant_conv.weight" in tensors
+    save_file({name: each for name, each in tensors.items() if "num_batches" not in name}, vae)
+    parts = {"text_encoder": encoder, "vae": vae, "tokenizer": folder / "tokenizer"}
+    actual = load_model(singles[variant], config=folder, parts=parts)
+    expected = load_model(folder)
+    assert_equal(weights(actual), weights(expected))
+    assert generated_bytes(actual) == generated_bytes(expected)
 
 
 def test_parts_may_come_out_of_a_whole_checkpoint(singles: dict[str, Path]) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, AutoencoderKLQwenImage
+from diffusers import AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage
 
+from inweave.errors import FormatError
 from inweave.models import vae
 from inweave.models.vae import LatentSpace
 
@@ -31,6 +32,17 @@ def video_vae() -> Any:
     ).eval()  # fmt: skip
 
 
+def patched_vae() -> Any:
+    torch.manual_seed(0)
+    network = AutoencoderKLFlux2(  # type: ignore[attr-defined]
+        block_out_channels=(8, 8), down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2, latent_channels=1, norm_num_groups=4,
+    ).eval()  # fmt: skip
+    network.bn.running_mean.copy_(torch.tensor(MEAN))
+    network.bn.running_var.copy_(torch.tensor(STD) ** 2 - network.bn.eps)
+    return network
+
+
 def test_one_number_for_all_channels() -> None:
     space = LatentSpace.of(image_vae().config)
     assert space == LatentSpace(4, 4, (0.1,), (0.3,))
@@ -49,8 +61,24 @@ def test_one_number_per_channel_and_a_frame_axis() -> None:
     torch.testing.assert_close(space.denormalize(hidden), hidden * std + mean)
 
 
+def test_patches_are_channels_normalized_by_a_batch_norm() -> None:
+    """As its own module normalizes; without weights only shapes are known."""
+    network = patched_vae()
+    space = vae.latent_space(network)
+    assert (space.channels, space.scale, space.patch, space.frames) == (4, 4, 2, False)
+    assert space.shape(64, 32) == (1, 4, 8, 16)
+    hidden = torch.randn(2, 1, 16, 32)
+    patches = torch.stack([hidden[:, 0, row::2, column::2] for row in (0, 1) for column in (0, 1)], 1)
+    torch.testing.assert_close(space.normalize(hidden), network.bn(patches))
+    torch.testing.assert_close(space.denormalize(space.normalize(hidden)), hidden)
+    plain = LatentSpace.of(network.config, network.to("meta").bn)
+    assert plain == LatentSpace.of(network.config) == LatentSpace(4, 4, patch=2)
+    with pytest.raises(FormatError, match="patches of 2x1"):
+        LatentSpace.of({**network.config, "patch_size": (2, 1)})
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("make", [image_vae, video_vae])
+@pytest.mark.parametrize("make", [image_vae, video_vae, patched_vae])
 def test_images_and_latents_have_four_axes(make: Any) -> None:
     network, image = make(), torch.rand(1, 3, 32, 64) * 2 - 1
     likely = vae.encode(network, image, None)

@@ -19,9 +19,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def autoencoder(variant: str) -> tuple[Shapes, dict[str, object]]:
-    _, config = bundled.component_config(variant, "vae")
+    class_name, config = bundled.component_config(variant, "vae")
     with torch.device("meta"):
-        model = diffusers.AutoencoderKL.from_config(config)
+        model = getattr(diffusers, class_name).from_config(config)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, config
 
 
@@ -33,7 +33,7 @@ def as_ldm(parts: Shapes) -> Shapes:
     }
 
 
-@pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "flux1-dev"])
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "flux1-dev", "flux2-dev"])
 def test_a_bijection_both_ways(variant: str) -> None:
     parts, _ = autoencoder(variant)
     ldm = as_ldm(parts)
@@ -67,6 +67,17 @@ def test_diffusers_converts_the_same_way(variant: str) -> None:
     assert {name: numbered[home.tensor].item() for name, home in homes.items()} == {
         name: tensor.item() for name, tensor in theirs.items()
     }
+
+
+def test_the_convolutions_of_flux2_are_inside_of_its_halves() -> None:
+    parts, _ = autoencoder("flux2-dev")
+    ldm = as_ldm(parts)
+    moved = {name for name in ldm if "quant_conv" in name}
+    assert moved == {
+        f"{each}.{leaf}" for each in ("encoder.quant_conv", "decoder.post_quant_conv") for leaf in ("weight", "bias")
+    }
+    assert {"bn.running_mean", "bn.running_var"} < ldm.keys() & parts.keys()
+    assert component_from_names("vae", ldm).naming == "original"
 
 
 def test_a_file_is_read_as_diffusers_has_it() -> None:

@@ -27,7 +27,7 @@ from inweave.models.derived.layout import Layout, find, order_of
 from inweave.models.derived.proof import TEXTS, prove, reference_size, unit_size
 from inweave.models.derived.recording import SEED, Recording, Shapes, denoiser_of, record
 from inweave.models.families.declared import Prediction
-from inweave.models.vae import LatentSpace
+from inweave.models.vae import LatentSpace, latent_space
 
 STRENGTHS = (1.0, 0.0)  # of guidance: the first at which a step is one call has none
 EMBEDDED = 2.5  # another strength, for denoisers that take it as an argument
@@ -40,7 +40,7 @@ def derive(pipe: Any, network: nn.Module) -> Derivation:
         FormatError: what about the pipeline is neither a permutation, an affine map nor a constant.
     """
     kind, shapes = prediction_of(pipe.scheduler), Shapes(network)
-    space = LatentSpace.of(pipe.vae.config)
+    space = latent_space(pipe.vae)
     unit = unit_size(space.scale)
     sizes = reference_size(space.scale), (unit, unit * 3), (unit * 2, unit * 2)  # of different areas
     strength, first = _plain(pipe, shapes, sizes[0])

@@ -233,6 +233,14 @@ class Family(ABC):
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
         """Return (ss_base_model_version, modelspec.architecture) for adapters trained on a model of the family."""
 
+    def index_settings(self, variant: Variant) -> Mapping[str, Any]:
+        """Return what the model_index.json of a variant says besides its parts."""
+        return {**self.index_options, **(self.inpaint_index_options if variant.inpaint else {})}
+
+    def mu(self, tokens: int, steps: int) -> float | None:
+        """Return the shift of a flow's noise levels that depends on the size of the image; None: the schedule's."""
+        return None
+
     def complete(self, folder: str, network: nn.Module) -> None:  # noqa: B027 - most have nothing to add
         """Compute the attributes of a network besides parameters and buffers; it was built on the meta device."""
 

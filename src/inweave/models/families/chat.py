@@ -38,7 +38,7 @@ UNIT = 32  # tokens: what Z-Image pads each text to anyway
 class ChatFamily(Family):
     """Tokenizes and encodes with a language model; the denoiser gets states, and a mask where rows are padded."""
 
-    tokenizers = QWEN_TOKENIZERS
+    tokenizers: ClassVar[tuple[str, ...]] = QWEN_TOKENIZERS
     frozen_encoders = (ENCODER,)
     long_text = 512 // UNIT
     masks_padding = True

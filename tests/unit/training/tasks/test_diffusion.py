@@ -35,7 +35,7 @@ FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell"
 
 
 @pytest.mark.parametrize("clip_skip", [None, 2])
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", [*FAMILIES, "flux2-dev", "flux2-klein-4b"])
 def test_text_conditioning_is_that_of_generation(variant: str, clip_skip: int | None) -> None:
     model = shared_model(variant)
     text = "a red apple on a wooden table"
@@ -44,7 +44,8 @@ def test_text_conditioning_is_that_of_generation(variant: str, clip_skip: int | 
     expected = dict(model.family.condition(model, request).inputs)
     with torch.no_grad():
         encoded = model.family.encode(model, model.family.token_ids(model, text), clip_skip)
-    inputs = model.family.batch_inputs(model, encoded, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), (1, 4, 8, 8), 1.0)
+    shape = model.latent_space.shape(64, 64)
+    inputs = model.family.batch_inputs(model, encoded, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), shape, 1.0)
     assert inputs.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(inputs[name], expected[name], rtol=0, atol=1e-6, msg=name)

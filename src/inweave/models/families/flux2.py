@@ -1,0 +1,274 @@
+"""FLUX.2 dev and klein: a transformer over latents that are patches already, and the states of a language model.
+
+    hidden_states  (batch, rows * columns, channels)         img_ids  (0, row, column, 0) of every latent
+    timestep       t / 1000                                  txt_ids  (0, 0, 0, number) of every token
+
+The text is a chat of exactly 512 tokens, the rest of them padding, which the denoiser reads like all else: so their
+states are those that the language model has for them with its mask. States of three layers are joined, token by token:
+
+    dev      Mistral Small, layers 10, 20, 30, after a system message       guidance is an input: dev was distilled
+    klein    Qwen3 4B or 8B, layers 9, 18, 27, no thinking                  klein base is guided by a negative prompt,
+                                                                            klein (4 steps) was distilled to need none
+
+Noise levels are shifted by the size of the image and by the number of steps. Two lines were fitted for 10 and 200
+steps; in between, and beyond, mu is a straight line in the number of steps:
+
+    mu(tokens, 200) = 0.00016927 tokens + 0.45666666          mu(tokens, 10) = 8.73809524e-05 tokens + 1.89833333
+    more than 4300 tokens: mu(tokens, 200) for any number of steps
+
+The line of 200 steps is the one in the scheduler's configuration, and that of training.
+
+Single files have the tensors of `double_stream_modulation_img`; dev has `guidance_in`. klein and klein base have the
+same tensors: an adapter fits both, and is better trained on klein base, which was not distilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from inweave.errors import FormatError
+from inweave.models.families.base import (
+    IMAGE_PRESET,
+    BlueprintView,
+    ConditioningRequest,
+    ModelView,
+    Network,
+    Pieces,
+    PromptTokens,
+    Shape,
+    Tensors,
+    Variant,
+    device_of,
+)
+from inweave.models.families.chat import ENCODER, MASK, QWEN_TOKENIZERS, ChatFamily
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+LENGTH = 512  # tokens of every text
+_LONG = 4300  # tokens of an image from which on the number of steps does not matter
+_FEW, _MANY = 10, 200  # steps of the two fitted lines, each with its slope and its start
+_FEW_LINE, _MANY_LINE = (8.73809524e-05, 1.89833333), (0.00016927, 0.45666666)
+
+
+class Flux2Family(ChatFamily):
+    """What dev and klein share."""
+
+    table = "flux2"
+    single_file = "FLUX.2 (double_stream_modulation_img)"
+    flow = True
+    even_sigmas = True
+    steps = 50
+    guidance = 4.0
+    timesteps = "shift"
+    masks_padding = False
+    limit = LENGTH
+    layers: ClassVar[tuple[int, ...]]  # whose states are joined, counted from the embedding, which is 0
+    attention = (
+        r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out", "to_qkv_mlp_proj",
+        r"single_transformer_blocks\.\d+\.attn\.to_out",
+    )  # fmt: skip
+    feed_forward = (r"ff(_context)?\.linear_(in|out)",)
+
+    def tokenize(
+        self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
+    ) -> PromptTokens:
+        import torch
+
+        from inweave.models.encode import BREAK
+
+        tokenizer = model.tokenizers["tokenizer"]
+        text = self.cleaned(" ".join(piece for piece, _ in pieces if piece != BREAK))
+        row = tokenizer(self.template.replace("{}", text), add_special_tokens=False, verbose=False).input_ids
+        warnings = []
+        if (ignored := len(row) - LENGTH) > 0:
+            warnings.append(
+                f"the prompt has {len(row)} tokens with its frame; the model reads {LENGTH}, and the last {ignored} "
+                "were ignored"
+            )
+        if any(weight != 1.0 for _, weight in pieces):
+            warnings.append("the text encoder is a language model; weights in the prompt were ignored")
+        row = row[:LENGTH]
+        padding, mask = [tokenizer.pad_token_id] * (LENGTH - len(row)), [True] * len(row)
+        if tokenizer.padding_side == "left":
+            row, mask = padding + row, [False] * len(padding) + mask
+        else:
+            row, mask = row + padding, mask + [False] * len(padding)
+        return PromptTokens({ENCODER: torch.tensor([row]), MASK: torch.tensor([mask])}, {}, 1, tuple(warnings))
+
+    def cleaned(self, text: str) -> str:
+        """Return a prompt without what the chat would not read as text."""
+        return text
+
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+        states = ids[ENCODER]
+        if not states.is_floating_point():
+            states = self._joined_states(model, states, ids[MASK])
+        return {"encoder_hidden_states": states}
+
+    def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
+        device = device_of(model.networks[ENCODER])
+        return {ENCODER: self._joined_states(model, ids[ENCODER].to(device), ids[MASK].to(device))}
+
+    def pad_text(self, text: Tensors, chunks: int) -> Tensors:
+        return text  # every text has all its tokens
+
+    def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
+        import torch
+
+        width = len(self.layers) * model.networks[ENCODER].config.hidden_size
+        return {ENCODER: torch.empty(1, LENGTH, width, dtype=model.dtype, device=device)}
+
+    def _joined_states(self, model: ModelView, ids: Tensor, mask: Tensor) -> Tensor:
+        import torch
+
+        encoder: Any = model.networks[ENCODER]
+        out = encoder(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, use_cache=False)
+        return torch.cat([out.hidden_states[layer] for layer in self.layers], -1)
+
+    def mu(self, tokens: int, steps: int) -> float | None:
+        few, many = (slope * tokens + start for slope, start in (_FEW_LINE, _MANY_LINE))
+        if tokens > _LONG:
+            return many
+        return many + (many - few) / (_MANY - _FEW) * (steps - _MANY)
+
+    def batch_inputs(
+        self, model: ModelView, text: Tensors, sizes: Tensor, latents: tuple[int, ...], guidance: float
+    ) -> Tensors:
+        import torch
+
+        inputs = super().batch_inputs(model, text, sizes, latents, guidance)
+        hidden = inputs["encoder_hidden_states"]
+        rows, columns = latents[2], latents[3]
+        places = torch.zeros(rows, columns, 4, dtype=torch.long, device=hidden.device)  # made there: nothing is copied
+        places[..., 1] = torch.arange(rows, device=hidden.device)[:, None]
+        places[..., 2] = torch.arange(columns, device=hidden.device)[None, :]
+        words = torch.zeros(hidden.shape[1], 4, dtype=torch.long, device=hidden.device)
+        words[:, 3] = torch.arange(hidden.shape[1], device=hidden.device)
+        inputs |= {"img_ids": places.reshape(-1, 4), "txt_ids": words}
+        if model.denoiser.config.guidance_embeds:
+            inputs["guidance"] = torch.full((len(hidden),), guidance, dtype=torch.float32, device=hidden.device)
+        return inputs
+
+    def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        step = t.expand(len(latents)).to(latents.dtype) / 1000
+        packed = latents.flatten(2).transpose(1, 2)
+        prediction: Tensor = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **inputs)[0]
+        return prediction.transpose(1, 2).reshape(latents.shape)
+
+
+class Flux2Dev(Flux2Family):
+    name = "flux2"
+    networks = (
+        Network("transformer", "Flux2Transformer2DModel"),
+        Network("vae", "AutoencoderKLFlux2"),
+        Network("text_encoder", "Mistral3ForConditionalGeneration", "transformers", text_model="MistralModel"),
+    )
+    tokenizers = ("PixtralProcessor", "PreTrainedTokenizerFast", "TokenizersBackend")
+    variants = (Variant("flux2-dev", "flux2", "black-forest-labs/FLUX.2-dev", 1024, 50, 4.0, "flow"),)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "flux2": {**IMAGE_PRESET, "rank": 32, "resolution": 1024, "timestep_sampling": "shift", "guidance": 1.0}
+    }
+    pipeline = "Flux2Pipeline"
+    template = (
+        "<s>[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing "
+        "on object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
+    )
+    layers = (10, 20, 30)
+
+    def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
+        return class_name == "Flux2Transformer2DModel" and bool(config.get("guidance_embeds", True))
+
+    def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
+        if not _has_guidance(tensors):
+            return None
+        return "flux2-dev", ["double_stream_modulation_img with guidance_in: flux2-dev"]
+
+    def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
+        return "flux2", "Flux.2-dev"
+
+    def cleaned(self, text: str) -> str:
+        return text.replace("[IMG]", "")  # the token of an image, and there is none
+
+    def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
+        warnings = super().prompt_warnings(model, replace(request, negative=()))
+        if request.negative:
+            warnings.append("FLUX.2 dev does not use a negative prompt; it was ignored")
+        return warnings
+
+    def is_guided(self, model: ModelView, guidance: float) -> bool:
+        return False  # distilled: guidance is an input
+
+
+class Flux2Klein(Flux2Family):
+    name = "flux2-klein"
+    networks = (
+        Network("transformer", "Flux2Transformer2DModel"),
+        Network("vae", "AutoencoderKLFlux2"),
+        Network("text_encoder", "Qwen3Model", "transformers"),
+        Network("text_encoder", "Qwen3ForCausalLM", "transformers", text_model="Qwen3Model"),
+    )
+    tokenizers = QWEN_TOKENIZERS
+    variants = (
+        Variant("flux2-klein-4b", "flux2-klein", "black-forest-labs/FLUX.2-klein-4B", 1024, 4, 0.0, "flow"),
+        Variant("flux2-klein-base-4b", "flux2-klein", "black-forest-labs/FLUX.2-klein-base-4B", 1024, 50, 4.0, "flow",
+                base="flux2-klein-4b", mark="base", aliases=("klein-base-4b",)),
+        Variant("flux2-klein-9b", "flux2-klein", "black-forest-labs/FLUX.2-klein-9B", 1024, 4, 0.0, "flow"),
+        Variant("flux2-klein-base-9b", "flux2-klein", "black-forest-labs/FLUX.2-klein-base-9B", 1024, 50, 4.0, "flow",
+                base="flux2-klein-9b", mark="base", aliases=("klein-base-9b",)),
+    )  # fmt: skip
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "flux2-klein": {**IMAGE_PRESET, "rank": 32, "resolution": 1024, "timestep_sampling": "shift"}
+    }
+    pipeline = "Flux2KleinPipeline"
+    template = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    layers = (9, 18, 27)
+
+    def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
+        return class_name == "Flux2Transformer2DModel" and not config.get("guidance_embeds", True)
+
+    def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
+        if _has_guidance(tensors):
+            return None
+        width = tensors.get("img_in.weight", (0,))[0]
+        sizes = {3072: "4b", 4096: "9b"}
+        if width not in sizes:
+            raise FormatError(
+                f"FLUX.2 without guidance_in is klein, and this one is {width} wide; known are 3072 (4B) and 4096 (9B)"
+            )
+        base = f"flux2-klein-{sizes[width]}"
+        return base, [f"double_stream_modulation_img without guidance_in, {width} wide: {base}"]
+
+    def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
+        if variant is None:
+            return "flux2_klein", "Flux.2-klein"
+        size = variant.tensors.rpartition("-")[2]
+        return f"flux2_klein_{size}", f"Flux.2-klein-{size}"
+
+    def index_settings(self, variant: Variant) -> Mapping[str, Any]:
+        return {**super().index_settings(variant), "is_distilled": variant.guidance == 0.0}
+
+    def is_distilled(self, blueprint: BlueprintView) -> bool:
+        """Return whether the model needs no guidance: as its folder says, or as published."""
+        variant = blueprint.variant
+        return bool(blueprint.settings.get("is_distilled", variant is not None and variant.guidance == 0.0))
+
+    def is_guided(self, model: ModelView, guidance: float) -> bool:
+        return guidance > 1.0 and not self.is_distilled(model.blueprint)
+
+    def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
+        warnings = super().prompt_warnings(model, request)
+        if request.guidance > 1.0 and self.is_distilled(model.blueprint):
+            warnings.append("FLUX.2 klein is distilled and does not use guidance; the value was ignored")
+        return warnings
+
+
+def _has_guidance(tensors: Mapping[str, Shape]) -> bool:
+    return any(name.startswith("guidance_in.") for name in tensors)
+
+
+FLUX2 = Flux2Dev()
+FLUX2_KLEIN = Flux2Klein()

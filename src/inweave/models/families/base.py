@@ -226,11 +226,7 @@ class Family(ABC):
         return variant, []
 
     def refuse_relative(self, *names: object) -> None:
-        """Refuse a model by its names: of its pipeline, its file, or in metadata.
-
-        Raises:
-            FormatError: a word of a name is that of a relative.
-        """
+        """Raise FormatError if a word of a name, of a pipeline or a file, is that of a relative."""
         for name in filter(None, map(str, names)):
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
             if word := next((each for each in self.relatives if each in words), None):

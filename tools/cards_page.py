@@ -94,8 +94,8 @@ def planner_digest(model: str) -> str:
     """Return a digest of the figures that decide the rows of a model: those of the planner, and the cards."""
     figures = [
         CARDS, TAKEN, MODELS[model], speed.PASSES, speed.KERNELS, speed.GPU_UTILIZATION, speed.RECORDED_LAUNCH,
-        speed.PRODUCTS, speed.CONVERSION, speed.OTHER_CONVERSION, speed._BANDWIDTHS, speed._MULTIPROCESSOR, estimate.RESERVE,
-        estimate.HOST, estimate._STATE_BYTES, candidates.MODES, SLOTS, SAME_TIME,
+        speed.PRODUCTS, speed.CONVERSION, speed.OTHER_CONVERSION, speed._BANDWIDTHS, speed._MULTIPROCESSOR,
+        estimate.RESERVE, estimate.HOST, estimate._STATE_BYTES, candidates.MODES, SLOTS, SAME_TIME,
         [(name, kind.bytes_per_parameter, kind.scratch_per_parameter) for name, kind in FORMATS.items()],
     ]  # fmt: skip
     return hashlib.sha256(repr(figures).encode()).hexdigest()[:12]

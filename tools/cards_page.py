@@ -2,10 +2,15 @@
 
 For each card and model: the plan that `inweave train --vram` makes for it, on the meta device. Time is predicted from
 the card's compute capability and its number of multiprocessors; nothing is measured.
+
+The rows of a large model take minutes of a CPU. So the page also has, for each model, a digest of the figures that the
+planner computes with: a change of one of them shows at once which rows are of before, without planning anything.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +20,17 @@ import torch
 
 from inweave.bench.models import published_blueprint
 from inweave.errors import MemoryBudgetError
+from inweave.ops.quantized import FORMATS
 from inweave.training.config.schema import TrainConfig
+from inweave.training.memory import candidates, estimate, speed
 from inweave.training.memory.estimate import GIB, Measurements
-from inweave.training.memory.plan import plan_memory
+from inweave.training.memory.plan import SAME_TIME, plan_memory
 from inweave.training.memory.speed import speed_of_card
+from inweave.weights.streaming.stream import SLOTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "cards.md"
 BEGIN, END = "<!-- generated: cards -->\n", "<!-- end -->\n"
+PLANNER = re.compile(r"<!-- planner: (.*) -->\n")
 #: what the system and the screen take
 TAKEN = GIB // 2
 
@@ -61,8 +70,8 @@ def rows_of(model: str, cards: Sequence[Card] = CARDS) -> list[str]:
     rows = []
     for card in cards:
         try:
-            speed = speed_of_card(card.capability, card.multiprocessors)
-            plan = plan_memory(measurements, config, card.memory * GIB - TAKEN, speed)
+            pace = speed_of_card(card.capability, card.multiprocessors)
+            plan = plan_memory(measurements, config, card.memory * GIB - TAKEN, pace)
         except MemoryBudgetError:
             rows.append(f"| {model} | {card.memory} GB | no plan fits | | | |")
             continue
@@ -76,18 +85,37 @@ def rows_of(model: str, cards: Sequence[Card] = CARDS) -> list[str]:
         ]
         text = ", ".join(filter(None, parts))
         device, host = (needs[name] / GIB for name in ("total_bytes", "host_bytes"))
-        seconds = speed.seconds(needs)
-        rows.append(f"| {model} | {card.memory} GB | {text} | {device:.1f} | {host:.0f} | {seconds:.2g} |")
+        seconds = float(f"{pace.seconds(needs):.2g}")
+        rows.append(f"| {model} | {card.memory} GB | {text} | {device:.1f} | {host:.0f} | {seconds:g} |")
     return rows
 
 
-def table(models: dict[str, list[str]]) -> str:
+def planner_digest(model: str) -> str:
+    """Return a digest of the figures that decide the rows of a model: those of the planner, and the cards."""
+    figures = [
+        CARDS, TAKEN, MODELS[model], speed.PASSES, speed.KERNELS, speed.GPU_UTILIZATION, speed.RECORDED_LAUNCH,
+        speed.PRODUCTS, speed.CONVERSION, speed.OTHER_CONVERSION, speed._BANDWIDTHS, speed._MULTIPROCESSOR,
+        estimate.RESERVE, estimate.HOST, estimate._STATE_BYTES, candidates.MODES, SLOTS, SAME_TIME,
+        [(name, kind.bytes_per_parameter, kind.scratch_per_parameter) for name, kind in FORMATS.items()],
+    ]  # fmt: skip
+    return hashlib.sha256(repr(figures).encode()).hexdigest()[:12]
+
+
+def digests_on_page() -> dict[str, str]:
+    """Return {model: the digest when its rows were made}."""
+    listed = PLANNER.search(PAGE.read_text("utf-8"))
+    return dict(pair.split("=") for pair in listed[1].split()) if listed is not None else {}
+
+
+def table(models: dict[str, list[str]], digests: dict[str, str]) -> str:
     """Return the table with these rows of each model."""
     head = [
         "| model | card | plan | GPU memory, GiB | host memory, GiB | seconds per step, predicted |",
         "|---|---|---|---|---|---|",
     ]
-    return "\n".join([*head, *(row for rows in models.values() for row in rows)]) + "\n"
+    listed = " ".join(f"{name}={digest}" for name, digest in digests.items())
+    lines = [*head, *(row for rows in models.values() for row in rows), f"<!-- planner: {listed} -->"]
+    return "\n".join(lines) + "\n"
 
 
 def rows_on_page() -> dict[str, list[str]]:
@@ -100,7 +128,8 @@ def rows_on_page() -> dict[str, list[str]]:
 if __name__ == "__main__":
     names = sys.argv[1:] or list(MODELS)
     rows = rows_on_page() | {name: rows_of(name) for name in names}
+    digests = digests_on_page() | {name: planner_digest(name) for name in names}
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    PAGE.write_text(
-        before + BEGIN + table({name: rows[name] for name in MODELS}) + END + rest.partition(END)[2], "utf-8"
-    )
+    made = [name for name in MODELS if rows[name]]
+    text = table({name: rows[name] for name in made}, {name: digests.get(name, "") for name in made})
+    PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2], "utf-8")

@@ -109,6 +109,9 @@ def generate(
     offload: Annotated[str, typer.Option(
         "--offload", help="Memory: blocks keeps the weights in host memory and copies them to the GPU block by block; "
         "auto: only if the model would not fit; off.", rich_help_panel=MODELS)] = "off",
+    quantized_cache_gb: Annotated[float, typer.Option(
+        "--quantized-cache-gb", help="Disk space for quantized denoisers, so that the next start maps a file; 0: none.",
+        rich_help_panel=MODELS)] = 32.0,
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
@@ -175,7 +178,7 @@ def generate(
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download, quantize=quantize, offload=offload,  # type: ignore[arg-type]
-            progress=_on_part(progress, model),
+            quantized_cache_gb=quantized_cache_gb, progress=_on_part(progress, model),
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from PIL import Image
+
 from inweave.errors import Problem
+from inweave.generate.config import GenerateConfig
 from inweave.generate.prompt import ParsedPrompt, Pieces
 from inweave.models import embedded
 from inweave.models.configuration import library_errors
@@ -84,3 +87,13 @@ def composition_problem(model: Model, guidance: float) -> Problem:
         else f"classifier-free guidance, which {name} does not have"
     )
     return Problem("prompt", f"prompts that AND joins are composed by {reason}; write one prompt without AND")
+
+
+def pipeline_problems(pipeline: str, config: GenerateConfig, image: Image.Image | None) -> list[Problem]:
+    """Return what a request asks for that a model which is run by its own pipeline cannot do."""
+    features = {
+        "init": image is not None, "sampler": config.sampler is not None, "schedule": config.schedule != "simple",
+        "prompt": any(each.composition is not None or each.composed for each in config.prompts),
+    }  # fmt: skip
+    reason = f"{pipeline} makes the images of this model, from a plain prompt and with its own sampler; leave it out"
+    return [Problem(name, reason) for name, present in features.items() if present]

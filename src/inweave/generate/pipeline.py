@@ -27,7 +27,7 @@ from PIL import Image
 from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem, RequestError
 from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, rounding_note, stack_of
-from inweave.generate.conditioning import PromptConditioning, composition_problem
+from inweave.generate.conditioning import PromptConditioning, composition_problem, pipeline_problems
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, ImageTask, Progress, generate_image
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
@@ -42,11 +42,12 @@ from inweave.generate.images import (
     to_tensor,
     working_size,
 )
+from inweave.generate.loading import CACHE_GB, load_for_images
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
-from inweave.models.model import Model, Quantize, load_model
+from inweave.models.model import Model, Quantize
 from inweave.models.open import open_model
-from inweave.models.residency import Offload, is_offloaded
+from inweave.models.residency import Offload
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength
@@ -316,16 +317,6 @@ class Pipeline:
         }
 
 
-def pipeline_problems(pipeline: str, config: GenerateConfig, image: Image.Image | None) -> list[Problem]:
-    """Return what a request asks for that a model which is run by its own pipeline cannot do."""
-    features = {
-        "init": image is not None, "sampler": config.sampler is not None, "schedule": config.schedule != "simple",
-        "prompt": any(each.composition is not None or each.composed for each in config.prompts),
-    }  # fmt: skip
-    reason = f"{pipeline} makes the images of this model, from a plain prompt and with its own sampler; leave it out"
-    return [Problem(name, reason) for name, present in features.items() if present]
-
-
 def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:
     """Return the image at the size of its initial image, with everything outside the mask put back."""
     if request.init is None:
@@ -350,6 +341,7 @@ def pipeline(
     allow_download: bool = False,
     quantize: Quantize = "off",
     offload: Offload = "off",
+    quantized_cache_gb: float = CACHE_GB,
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -371,6 +363,7 @@ def pipeline(
             "off" unpacks it; "int8", "int8-hadamard", "nf4", "nf4-hadamard" or "fp8" quantizes the denoiser.
         offload: "blocks" leaves the weights in host memory and copies them to the device block by block while it
             computes; "auto" does so if the model would not fit on the GPU; "off".
+        quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -391,8 +384,8 @@ def pipeline(
     finder = finder or LoraFinder(folders)
     layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
     blueprint = open_model(model, variant=variant, parts=parts, allow_download=allow_download)
-    loaded = load_model(
-        blueprint, loras=layers, device=device, dtype=dtype, quantized=quantize, progress=progress,
-        offload=is_offloaded(offload, blueprint, device, dtype, quantize),
+    loaded = load_for_images(
+        blueprint, loras=layers, device=device, dtype=dtype, quantize=quantize, offload=offload,
+        cache_gb=quantized_cache_gb, progress=progress,
     )  # fmt: skip
     return Pipeline(loaded, loras=choices, finder=finder)

@@ -72,6 +72,10 @@ def open_folder(
     if denoiser is None:
         raise FormatError(f"{folder}: model_index.json names no unet and no transformer")
     family = family_of(denoiser.class_name, denoiser.config)
+    try:
+        family.refuse_relative(index.get("_class_name"))
+    except FormatError as error:
+        raise FormatError(f"{folder}: model_index.json: {error}") from None
     settings = folder / "scheduler" / "scheduler_config.json"
     scheduler = checked_scheduler(str(settings), read_config(settings), flow=family.flow)
     chosen = variant or _variant(folder, index, denoiser, family)

@@ -33,6 +33,7 @@ from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.offload import Offloader
 from inweave.models.open import open_model
+from inweave.models.quantized_cache import CachedBase
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace, latent_space
@@ -204,6 +205,8 @@ def load_model(
     allow_download: bool = False,
     progress: Callable[[str, int, int], object] | None = None,
     arrived: Callable[[str, nn.Module, str], object] | None = None,
+    cached: CachedBase | None = None,
+    on_quantized: Callable[[nn.Module, str], object] | None = None,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
@@ -216,6 +219,8 @@ def load_model(
 
     ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
     ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
+    ``cached``: the denoiser's weights as they were quantized before. ``on_quantized``: called with the denoiser and a
+    note once it was quantized, before adapters are merged.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -227,9 +232,9 @@ def load_model(
     with collector_waits():
         networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
         own = "" if quantized in ("off", "keep") else blueprint.denoiser.folder
-        if own:
+        if own or cached is not None:
             from inweave.models.quantization import Quantizer, join_groups, refuse_format  # needs `inweave.layers`
-
+        if own:
             refuse_format(networks[own], quantized, target, precision)
         home = torch.device("cpu") if offload else target
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
@@ -253,8 +258,10 @@ def load_model(
 
             count(0)
             part_dtype = vae_precision if folder == "vae" else precision
-            place, form = "cpu" if folder == own else home, "keep" if quantized == "keep" else "off"
-            quantizer = Quantizer(network, quantized, target, home) if folder == own else None
+            known = cached if folder == blueprint.denoiser.folder else None
+            source = source if known is None else known.over(source)
+            place, form = "cpu" if folder == own else home, "keep" if quantized == "keep" or known else "off"
+            quantizer = Quantizer(network, quantized, target, home) if folder == own and known is None else None
             on_arrival: Callable[[str], object] | None = None if quantizer is None else quantizer.arrived
             if arrived is not None:
                 on_arrival = partial(arrived, folder, network)
@@ -266,10 +273,15 @@ def load_model(
                 blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
-            if quantizer is not None:
+            if quantizer is not None or known is not None:
                 network.to(home)
                 join_groups(network)
-                note = f"{quantizer.note()}: {memory_summary({folder: network})}"
+                text = quantizer.note() if quantizer is not None else known.note if known is not None else ""
+                note = f"{text}: {memory_summary({folder: network})}"
+                if known is not None:
+                    known.ensure_used(network)
+                elif on_quantized is not None:
+                    on_quantized(network, text)
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
     weaver: Weaver | None

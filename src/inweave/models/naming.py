@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from inweave.ops.quantized import QuantizedWeight
 from inweave.targets.plan import Rows
 from inweave.weights.held import quantized_weight
-from inweave.weights.source import TensorSpec, WeightSource
+from inweave.weights.source import TensorSpec, WeightSource, stamps_of
 
 #: tensors of files that no module has, and that change nothing
 IDLE = re.compile(
@@ -48,6 +48,7 @@ class Mapped:
 
     def __init__(self, source: WeightSource, ours: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._source = source
+        self.stamps = stamps_of(source)
         self._ours = ours
         self._shapes = shapes
 

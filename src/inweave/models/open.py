@@ -13,6 +13,7 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.configuration import read_config
 from inweave.models.derived.folder import is_unknown_pipeline, open_pipeline
+from inweave.models.families import family_named
 from inweave.models.families.base import Variant
 from inweave.models.folder import PartFiles, open_folder
 from inweave.models.single import open_single
@@ -59,6 +60,8 @@ def open_model(
 def hub_id(text: str) -> str:
     """Return the repository of a model that is not a path: `owner/name`, or that of a known name such as `sdxl`."""
     known = find_variant(text)
+    if known is not None and "/" not in text:
+        family_named(known.family).refuse_relative(text)
     repo = known.repo if known is not None and "/" not in text else text
     if not HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
         raise ConfigError(

@@ -18,7 +18,7 @@ from inweave.errors import ConfigError, FormatError
 from inweave.models import bundled
 from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
 from inweave.models.configuration import read_config
-from inweave.models.families import family_of, network_classes, tokenizer_classes
+from inweave.models.families import family_named, family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import Variant
 from inweave.models.folder import (
     NETWORKS,
@@ -51,7 +51,11 @@ def open_single(
     chosen: Variant | None
     configs: Mapping[str, Config]
     if config is None:
-        identified = identify(shapes, getattr(source, "metadata", {}))
+        metadata = getattr(source, "metadata", {})
+        identified = identify(shapes, metadata)
+        if variant is None:
+            names = (metadata.get(key) for key in ("modelspec.architecture", "modelspec.title"))
+            _refuse_relative(path, identified.variant, path.stem, *names)
         known = variant or identified.variant
         chosen, prefixes, evidence = known, identified.parts, identified.evidence
         configs = {folder: bundled.component_config(known, folder) for folder in bundled.folders(known)}
@@ -90,6 +94,16 @@ def open_single(
     blueprint = Blueprint(path.stem, family, networks, tokenizers, scheduler, path, chosen, settings, evidence)
     check_complete(blueprint)
     return blueprint
+
+
+def _refuse_relative(path: Path, variant: Variant, *names: object) -> None:
+    """Refuse a file whose name or metadata says that it is a relative of the variant with the same tensors."""
+    try:
+        family_named(variant.family).refuse_relative(*names)
+    except FormatError as error:
+        raise FormatError(
+            f"{path}: {error}; if this file is {variant.name} all the same, say so: --variant {variant.name}"
+        ) from None
 
 
 def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[], Any]], dict[str, Any]]:

@@ -34,7 +34,7 @@ from inweave.ops.quantized.nf4 import unpacked
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH
 from inweave.targets.plan import Rows
 from inweave.weights.held import quantized_weight, stored_weight
-from inweave.weights.source import FileSource, TensorSpec, WeightSource
+from inweave.weights.source import FileSource, TensorSpec, WeightSource, stamps_of
 from inweave.weights.transfer import read_bytes
 
 _WIDE = torch.float32
@@ -106,6 +106,7 @@ class PackedSource:
     def __init__(self, source: WeightSource, packing: Packing, dtype: torch.dtype | None = None) -> None:
         self._source, self._packed, self._dtype = source, packing.weights, dtype
         self.metadata: Mapping[str, str] = getattr(source, "metadata", {})
+        self.stamps = stamps_of(source)
         self._names = {name: None for name in source.names() if name not in packing.companions}
         self.kinds = Counter(each.kind for each in packing.weights.values())
 
@@ -221,7 +222,7 @@ class GgufSource:
                 f"not unpack; it reads {', '.join(TYPES)}"
             )
         status = self.path.stat()
-        size, self._stamp = status.st_size, stamp_of(status)
+        size, self.stamps = status.st_size, {self.path: stamp_of(status)}
         for name, each in self._tensors.items():
             block = TYPES[each.type][0]
             if math.prod(each.shape) % block or each.begin + each.size > size:
@@ -278,7 +279,7 @@ class GgufSource:
 
     def _bytes(self, tensor: GgufTensor, start: int, length: int) -> torch.Tensor:
         with open_regular(self.path, buffering=0) as file:
-            if stamp_of(os.fstat(file.fileno())) != self._stamp:
+            if stamp_of(os.fstat(file.fileno())) != self.stamps[self.path]:
                 raise FormatError(f"{self.path}: changed on disk since it was opened; build the model again")
             raw = read_bytes(file, tensor.begin + start, length)
         return torch.frombuffer(raw, dtype=torch.uint8) if length else torch.empty(0, dtype=torch.uint8)

@@ -29,7 +29,7 @@ from inweave.adapter import Tensor
 from inweave.errors import FormatError, TargetError
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
-from inweave.files.stamps import stamp_of
+from inweave.files.stamps import Stamp, stamp_of
 from inweave.formats.files import open_container
 from inweave.ops.quantized import QuantizedWeight
 from inweave.ops.tensors.decode import TORCH, decode
@@ -143,7 +143,7 @@ class FileSource:
         self._tensors: Mapping[str, Tensor] = container.tensors
         self._places = container.places
         self.metadata = container.metadata
-        self._stamps = {file: stamp_of(file.stat()) for file in self.files}
+        self.stamps = {file: stamp_of(file.stat()) for file in self.files}
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -235,7 +235,7 @@ class FileSource:
             self._check_same(file, now)
 
     def _check_same(self, file: Path, now: os.stat_result) -> None:
-        if stamp_of(now) != self._stamps[file]:
+        if stamp_of(now) != self.stamps[file]:
             raise FormatError(f"{file}: changed on disk since it was opened; build the model again")
 
 
@@ -261,6 +261,7 @@ class Renamed:
     def __init__(self, source: WeightSource, component: Component) -> None:
         self._source = source
         self._component = component
+        self.stamps = stamps_of(source)
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -378,6 +379,11 @@ def streamed(source: WeightSource, names: Collection[str], device: torch.device)
         yield from read(names, device)
     else:
         yield from ((name, source.get(name, device=device, owned=True)) for name in names)
+
+
+def stamps_of(source: WeightSource) -> Mapping[Path, Stamp]:
+    """Return the files that a source reads, with their stamps when they were opened; empty if it is not known."""
+    return getattr(source, "stamps", {})
 
 
 def _cut(tensor: torch.Tensor, rows: Rows | None) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.models import open as opening
 from inweave.models.model import load_model
+from inweave.models.single import _refuse_relative as refuse_file
 from tests.peers import tiny_models as tiny
 
 pytestmark = pytest.mark.usefixtures("quick_tokenizers")
@@ -79,6 +81,28 @@ def test_a_configuration_of_another_size_lists_what_differs(folder: Path) -> Non
 def test_a_whole_configuration_is_only_for_single_files(folder: Path) -> None:
     with pytest.raises(ConfigError, match="config is for single-file checkpoints"):
         load_model(folder, config=folder)
+
+
+def test_qwen_image_edit_is_not_run_as_qwen_image(tmp_path: Path) -> None:
+    """Its networks are the same: only names tell, of its pipeline, its file, or in metadata."""
+    index = tmp_path / "model" / "model_index.json"
+    shutil.copytree(tiny.folder("qwen-image"), tmp_path / "model")
+    plain = json.loads(index.read_text())
+    for pipeline in ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"):
+        index.write_text(json.dumps(plain | {"_class_name": pipeline}))
+        with pytest.raises(FormatError, match=rf"model_index.json: '{pipeline}' is Qwen-Image-Edit, which reads"):
+            load_model(tmp_path / "model")
+    for name in ("qwen-image-edit", "Qwen-Image-Edit-2509"):
+        with pytest.raises(FormatError, match="is Qwen-Image-Edit"):
+            load_model(name)
+    family = load_model(tiny.folder("qwen-image")).family
+    family.refuse_relative("QwenImagePipeline", "my-edited-qwen", "Qwen-Image-2512", None, "")
+    for text in ("qwen_image_edit_2509_fp8_e4m3fn", "qwen-image-edit/lora"):
+        with pytest.raises(FormatError, match=text):
+            family.refuse_relative("model", text)
+    variant, file = family.variant("qwen-image"), tmp_path / "qwen_image_edit_bf16.safetensors"
+    with pytest.raises(FormatError, match=r"edit_bf16\.safetensors: .*--variant qwen-image"):
+        refuse_file(file, variant, file.stem)
 
 
 def test_names_that_mean_nothing(tmp_path: Path) -> None:

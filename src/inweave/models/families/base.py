@@ -33,11 +33,13 @@ Contract
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from inweave.errors import FormatError
 from inweave.models.families.declared import Network as Network
 from inweave.models.families.declared import Variant as Variant
 
@@ -175,6 +177,9 @@ class Family(ABC):
     attention: ClassVar[tuple[str, ...]]  # regular expressions for the ends of module names
     feed_forward: ClassVar[tuple[str, ...]]
 
+    #: words in the names of models that have the same networks and are called otherwise -> what they are
+    relatives: ClassVar[Mapping[str, str]] = {}
+
     pipeline: ClassVar[str]  # diffusers' class for text to image
     inpaint_pipeline: ClassVar[str] = ""
     #: whether the pipeline itself makes images (`generate`), and not the loop of `inweave.generate.denoise`
@@ -219,6 +224,13 @@ class Family(ABC):
                     return other, [f"{key} is {metadata[key]!r}: {other.name}"]
             return variant, [f"{other.name} has the same tensors and no metadata names it: {variant.name} is assumed"]
         return variant, []
+
+    def refuse_relative(self, *names: object) -> None:
+        """Raise FormatError if a word of a name, of a pipeline or a file, is that of a relative."""
+        for name in filter(None, map(str, names)):
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}
+            if word := next((each for each in self.relatives if each in words), None):
+                raise FormatError(f"{name[:80]!r} is {self.relatives[word]}")
 
     def variant(self, name: str) -> Variant:
         """Return the variant of this name."""

@@ -11,7 +11,8 @@ Guidance scales each patch of the guided prediction to the length of the plain o
     g = negative + guidance (positive - negative)        prediction = g |positive| / |g|
 
 The autoencoder is Wan's, for video: its latents have a mean and a deviation per channel. Timesteps are shifted by the
-size of the image. Single files have diffusers' names, under `model.diffusion_model.` or without a prefix.
+size of the image. Qwen-Image-Edit has the same networks and another chat: its folders and files are refused by name.
+Single files have diffusers' names, under `model.diffusion_model.` or without a prefix.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class QwenImage(ChatFamily):
     timesteps = "shift"
     attention = (r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out")
     feed_forward = (r"(img|txt)_mlp\.net\.\d+(\.proj)?",)
+    relatives: ClassVar[Mapping[str, str]] = {
+        "edit": "Qwen-Image-Edit, which reads its prompt together with the image to be edited; from a prompt alone it "
+        "would make wrong images. Qwen-Image and Qwen-Image-2512, which have the same networks, can be run",
+    }
     pipeline = "QwenImagePipeline"
     template = (
         "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "

@@ -69,6 +69,7 @@ class RunnerSettings:
     threads: int | None = None  # of the CPU, which runners on one machine share
     quantize: str = "off"  # an argument of `inweave.pipeline`
     offload: str = "off"  # another one
+    quantized_cache_gb: float = 0.0  # another one
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,9 @@ class TrainSettings(CheckedModel):
     prior_prediction: bool = _loss(
         False, "train regularization images toward the base model's own prediction: OneTrainer's prior prediction"
     )
-    guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev is conditioned on in training")
+    guidance: NonNegativeFloat = _loss(
+        1.0, "guidance value that FLUX.1 dev and FLUX.2 dev are conditioned on in training"
+    )
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
         None, "CLIP layer to use, counted from the end; 2: the penultimate one"
     )
@@ -283,6 +285,12 @@ class TrainSettings(CheckedModel):
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
+    quantized_cache_gb: NonNegativeFloat = _memory(
+        32.0,
+        "disk space in the cache for quantized bases, so that the next run maps a file; those used longest ago make "
+        "room; 0: none",
+        task="image",
+    )
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
     ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
     offload: Literal["off", "auto", "blocks"] = _memory(

@@ -13,18 +13,19 @@ from typing import Any, Final
 from inweave.checked import for_message
 from inweave.errors import ConfigError
 
-KNOWN: Final = "SD 1.5, SD 2.1, SDXL, SD 3 and 3.5, FLUX.1, Qwen-Image and Z-Image"
+KNOWN: Final = "SD 1.5, SD 2.1, SDXL, SD 3 and 3.5, FLUX.1, FLUX.2, Qwen-Image and Z-Image"
 
 #: OneTrainer's model types
 ONE_TRAINER: Final = {
     "STABLE_DIFFUSION_15": "sd", "STABLE_DIFFUSION_20_BASE": "sd", "STABLE_DIFFUSION_20": "sd",
     "STABLE_DIFFUSION_21": "sd", "STABLE_DIFFUSION_21_BASE": "sd",
     "STABLE_DIFFUSION_XL_10_BASE": "sdxl", "STABLE_DIFFUSION_3": "sd3",
-    "STABLE_DIFFUSION_35": "sd3", "FLUX_DEV_1": "flux", "QWEN": "qwen_image", "Z_IMAGE": "z_image",
+    "STABLE_DIFFUSION_35": "sd3", "FLUX_DEV_1": "flux", "FLUX_2": "flux2", "QWEN": "qwen_image", "Z_IMAGE": "z_image",
 }  # fmt: skip
 #: ai-toolkit's architectures, and the switches that came before them
 AI_TOOLKIT: Final = {
     "sd1": "sd", "sd15": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
+    "flux2": "flux2", "flux2klein4b": "flux2", "flux2klein9b": "flux2",
     "zimage": "z_image", "zimageturbo": "z_image", "zimagedeturbo": "z_image",
 }  # fmt: skip
 AI_TOOLKIT_SWITCHES: Final = {
@@ -34,18 +35,20 @@ AI_TOOLKIT_SWITCHES: Final = {
 }  # fmt: skip
 #: SimpleTuner's families
 SIMPLE_TUNER: Final = {
-    "sd1x": "sd", "sd2x": "sd", "legacy": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
-    "zimage": "z_image", "zimageturbo": "z_image",
+    "sd1x": "sd", "sd2x": "sd", "legacy": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2",
+    "qwenimage": "qwen_image", "zimage": "z_image", "zimageturbo": "z_image",
 }  # fmt: skip
 #: network modules and scripts of kohya's repositories, without their common prefix
 KOHYA: Final = {
-    "": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image", "zimage": "z_image", "sd": "sd",
+    "": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "qwenimage": "qwen_image",
+    "zimage": "z_image", "sd": "sd",
 }  # fmt: skip
 #: full names of models whose short name says little
 _NAMES: Final = {
     "lumina": "Lumina Image 2", "lumina2": "Lumina Image 2", "hunyuanimage": "HunyuanImage", "anima": "Anima",
     "wan": "Wan", "wan21": "Wan 2.1",
-    "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack", "flux2": "FLUX.2",
+    "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack",
+    "flux2img2img": "FLUX.2 with reference images", "flux2kleinimg2img": "FLUX.2 klein with reference images",
     "fluxkontext": "FLUX.1 Kontext", "chroma": "Chroma", "hunyuan": "HunyuanVideo", "kandinsky5": "Kandinsky 5",
 }  # fmt: skip
 
@@ -78,7 +81,7 @@ def ensure_plain_base(name: Any, where: str) -> None:
     text = str(name).lower()
     for word, kind in (("inpaint", "an inpainting model"), ("kontext", "FLUX.1 Kontext, an editing model"),
                        ("-fill", "an inpainting model"), ("image-edit", "an editing model"), ("chroma", "Chroma"),
-                       ("flux.2", "FLUX.2"), ("flux2", "FLUX.2"), ("refiner", "the refiner of SDXL"),
+                       ("refiner", "the refiner of SDXL"),
                        ("depth", "a depth model")):  # fmt: skip
         if word in re.split(r"[/\\]", text)[-1].replace("image_edit", "image-edit") and not (
             word == "depth" and "dev" in text

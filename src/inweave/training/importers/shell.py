@@ -29,7 +29,7 @@ _LISTS = frozenset({
     "network_args", "optimizer_args", "lr_scheduler_args", "base_weights", "base_weights_multiplier", "text_encoder_lr",
     "log_config", "metadata_tags",
 })  # fmt: skip
-_MUSUBI = re.compile(r"(?:^|[\\/])(?:qwen_image|zimage)_train_network")
+_MUSUBI = re.compile(r"(?:^|[\\/])(?:qwen_image|zimage|flux_2)_train_network")
 _SCRIPT = re.compile(r"\.py$|^[\w./\\-]*train_network$")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FLOW: Final = frozenset({"sd3", "flux", "qwen_image", "z_image"})
+FLOW: Final = frozenset({"sd3", "flux", "flux2", "qwen_image", "z_image"})
 
 ENCODER: Final = r".*layers\.\d+\.(self_attn|mlp)\..+"
 _TRANSFORMER: Final = r".*attentions\.\d+\..+"

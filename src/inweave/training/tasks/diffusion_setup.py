@@ -22,6 +22,7 @@ from inweave.models.blank import blank
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
+from inweave.models.quantized_cache import QuantizedCache
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.ops.tensors.oom import oom_hint
 from inweave.targets.index import ModelIndex
@@ -44,7 +45,7 @@ from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.quantize_setting import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
-from inweave.training.tasks.arrivals import Arrivals
+from inweave.training.tasks.arrivals import Arrivals, usable
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
@@ -123,19 +124,29 @@ class DiffusionSetup:
         # a base is known by the weights of its file, not by those that it is quantized to here
         quantizes = config.quantize not in ("off", "keep")
         own = config.quantize == "off" and config.offload == "blocks"  # in memory of its own, and not mapped
-        arrivals = Arrivals(self._blank(config), config, self.device, staged=staged or config.shard)
+        blank = self._blank(config)
+        cache, key = QuantizedCache(cache_folder(config) / "quantized", config.quantized_cache_gb), ""
+        if quantizes and not config.assistant:  # whose weights are merged in before they are quantized
+            key = cache.key(blueprint.denoiser, config.quantize, DTYPES[config.precision], self.device)
+        cached = usable(cache.find(key), blank)
+        arrivals = Arrivals(blank, config, self.device, staged=staged or config.shard, cached=cached)
         with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
             where = "cpu" if staged or config.shard or quantizes else self.device
             keep: Quantized = "keep" if config.quantize == "keep" else "off"
             assistants = [(load(config.assistant), 1.0)] if config.assistant else []
             model = load_model(
                 blueprint, loras=assistants, device=where, dtype=config.precision, keep="file", quantized=keep,
-                arrived=arrivals if quantizes or own else None,
+                arrived=arrivals if quantizes or own else None, cached=cached,
             )  # fmt: skip
         model = replace(model, device=self.device)  # staged networks move there when they are needed
         if staged:
             model.release_weaver()
         quantized = arrivals.note() if quantizes else model.quantization if keep == "keep" else ""
+        if cached is not None:
+            quantized += "; mapped from the cache"
+        elif key and world.first:
+            stored = cache.store(key, model.denoiser, quantized, arrivals.extra)
+            quantized = "; ".join(filter(None, [quantized, cache.problem, stored]))
         if quantizes and not (staged or config.shard):
             with oom_hint("hold the quantized base", "set `vram`, so that its parts take turns on the device"):
                 for network in model.networks.values():

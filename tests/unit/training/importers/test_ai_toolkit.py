@@ -159,6 +159,17 @@ def test_rates_and_losses(tmp_path: Path) -> None:
     assert c.rank == 8
 
 
+@pytest.mark.parametrize("arch", ["flux2", "flux2_klein_4b", "flux2_klein_9b"])
+def test_flux2_is_adapted_in_its_blocks(arch: str, tmp_path: Path) -> None:
+    result = toolkit(tmp_path, model={"name_or_path": "black-forest-labs/FLUX.2-klein-base-4B", "arch": arch})
+    c = result.config
+    assert (c.model, c.objective, c.train_text_encoders) == ("black-forest-labs/FLUX.2-klein-base-4B", "flow", False)
+    assert any("network.type" in line and "here each has its own" in line for line in result.no_equivalent)
+    pattern = c.targets[0].partition("|.*layers")[0]
+    names = ("transformer_blocks.0.attn.to_q", "single_transformer_blocks.3.attn.to_out", "context_embedder")
+    assert [bool(re.fullmatch(pattern, name)) for name in names] == [True, True, False]
+
+
 def test_refiners_of_z_image_are_not_adapted(tmp_path: Path) -> None:
     (pattern,) = list(toolkit(tmp_path, model={"name_or_path": "m", "arch": "zimage"}).config.targets)
     assert re.fullmatch(pattern, "layers.3.adaLN_modulation.0") and re.fullmatch(pattern, "layers.3.attention.to_q")

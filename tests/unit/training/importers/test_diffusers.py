@@ -129,12 +129,40 @@ def test_dreambooth_on_qwen_image_and_z_image() -> None:
     assert (c.timestep_sampling, c.timestep_shift) == ("logit_normal", 6.0)
 
 
+def test_dreambooth_on_flux2() -> None:
+    result = command("dreambooth/train_dreambooth_lora_flux2", f"{DOG} --mixed_precision=bf16 --caption_dropout=0.1")
+    c = result.config
+    assert (c.rank, c.alpha, c.weight_decay, c.guidance, c.save_dtype, c.caption_dropout) == (
+        4,
+        4,
+        1e-4,
+        3.5,
+        "bf16",
+        0.1,
+    )
+    assert (c.timestep_sampling, c.timestep_shift, c.objective, c.train_text_encoders) == (
+        "uniform",
+        None,
+        "flow",
+        False,
+    )
+    pattern = c.targets[0]
+    blocks = ("transformer_blocks.0.attn.", "single_transformer_blocks.3.attn.")
+    names = [f"{blocks[0]}{leaf}" for leaf in ("to_q", "to_out.0", "add_q_proj", "to_add_out")]
+    names += [f"{blocks[1]}{leaf}" for leaf in ("to_qkv_mlp_proj", "to_out")] + ["transformer_blocks.0.ff.linear_in"]
+    adapted = [name for name in names if re.fullmatch(pattern, name)]
+    assert adapted == [names[0], names[1], names[4], names[5]]
+    klein = command("dreambooth/train_dreambooth_lora_flux2_klein", f"{DOG} --pretrained_model_name_or_path=a/b")
+    assert any("whose 9, 18 and 27 are used here" in note for note in klein.notes)
+    assert klein.config.model == "a/b"
+
+
 @pytest.mark.parametrize(
     ("script", "options", "reason"),
     [
         ("dreambooth/train_dreambooth_lora_hidream", DOG, r"script: 'hidream' is a model that cannot be trained here"),
-        ("dreambooth/train_dreambooth_lora_flux2", DOG,
-        r"script: 'flux2' \(FLUX.2\) is a model that cannot be trained here"),
+        ("dreambooth/train_dreambooth_lora_flux2_img2img", DOG,
+        r"script: 'flux2_img2img' \(FLUX.2 with reference images\) is a model that cannot be trained here"),
         ("own/train_lora", DOG, r"script: 'examples/own/train_lora.py' is not one whose settings are known here"),
         ("dreambooth/train_dreambooth_lora_flux_kontext", DOG, r"script: 'flux_kontext' .*cannot be trained here"),
         ("advanced/train_dreambooth_lora_sdxl_advanced", DOG, r"pivotal tuning"),

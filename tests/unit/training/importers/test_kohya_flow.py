@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ QWEN = (
     "--network_module networks.lora_qwen_image "
 )
 Z_IMAGE = "accelerate launch zimage_train_network.py --dit a --network_module networks.lora_zimage "
+
+FLUX2 = "accelerate launch flux_2_train_network.py --dit a --network_module networks.lora_flux_2 "
 
 
 def of(line: str, **options: Any) -> Imported:
@@ -43,6 +46,7 @@ def test_musubi_trains_the_denoiser_alone_with_defaults_of_its_own() -> None:
     ("line", "expected"),
     [
         (f"{QWEN}--timestep_sampling qwen_shift", ("shift", None, 0.0, 1.0)),
+        (f"{FLUX2}--timestep_sampling flux2_shift --sigmoid_scale 0.5", ("shift", None, 0.0, 0.5)),
         (f"{QWEN}--timestep_sampling shift --discrete_flow_shift 2.2", ("shift", 2.2, 0.0, 1.0)),
         (f"{Z_IMAGE}--timestep_sampling logsnr --logit_mean 3 --logit_std 4", ("logit_normal", None, -1.5, 2.0)),
         (f"{SD3}--weighting_scheme logit_normal --logit_mean 0.5", ("logit_normal", None, 0.5, 1.0)),
@@ -95,6 +99,18 @@ def test_cached_captions_do_not_stop_clip_from_being_trained() -> None:
             assert (c.train_text_encoders, c.cache_text) == (False, True)
     sdxl = of("accelerate launch sdxl_train_network.py --network_module networks.lora" + cached).config
     assert (sdxl.train_text_encoders, sdxl.cache_text) == (False, True)
+
+
+def test_flux2_of_musubi_names_its_variant() -> None:
+    result = of(f"{FLUX2}--model_version klein-base-4b --vae v --text_encoder t --network_dim 32 --guidance_scale 3")
+    c = result.config
+    assert (c.variant, c.rank, c.guidance, c.model) == ("flux2-klein-base-4b", 32, 1.0, "a")
+    assert (c.precision, c.train_text_encoders) == ("bf16", False)
+    assert result.mapping["model_version"] == "variant"
+    assert any("here each has its own" in line for line in result.no_equivalent)
+    (pattern,) = [each.partition("|.*layers")[0] for each in c.targets]
+    names = ("transformer_blocks.0.ff.linear_in", "single_transformer_blocks.3.attn.to_qkv_mlp_proj", "x_embedder")
+    assert [bool(re.fullmatch(pattern, name)) for name in names] == [True, True, False]
 
 
 def test_modulation_of_qwen_image_is_adapted_where_it_is_asked_for() -> None:

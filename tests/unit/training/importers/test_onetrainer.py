@@ -225,6 +225,15 @@ def test_one_trainer_without_a_filter_adapts_every_layer(tmp_path: Path) -> None
     assert imported(tmp_path, {**ONE, "clip_grad_norm": None}).config.max_grad_norm == 0
 
 
+def test_one_trainer_on_flux2(tmp_path: Path) -> None:
+    """Both dev and klein are FLUX_2 there; guidance is dev's."""
+    table = {**ONE, "model_type": "FLUX_2", "layer_filter_preset": "blocks", "transformer": {"guidance_scale": 1.5}}
+    times = {"timestep_distribution": "LOGIT_NORMAL", "dynamic_timestep_shifting": True}
+    c = imported(tmp_path, {**table, **times, "base_model_name": "black-forest-labs/FLUX.2-klein-base-9B"}).config
+    assert (c.model, c.guidance, c.train_text_encoders) == ("black-forest-labs/FLUX.2-klein-base-9B", 1.5, False)
+    assert (c.targets, c.timestep_sampling, c.timestep_shift) == ((".*transformer_block.*",), "shift", None)
+
+
 def test_schedules_with_arguments(tmp_path: Path) -> None:
     """Its formulas of REX and of the lowest factor, and a class of torch with text for values."""
     rex = imported(tmp_path, {**ONE, "learning_rate_scheduler": "REX", "learning_rate_min_factor": 0.1,

@@ -242,6 +242,8 @@ def test_a_model_that_is_trained_with_an_assistant_is_not_trained_without_it(tmp
         ("flux", None, "black-forest-labs/FLUX.1-Krea-dev"), ("flux", "dev", "black-forest-labs/FLUX.1-dev"),
         ("sd3", None, "stabilityai/stable-diffusion-3.5-medium"), ("qwen_image", "v1.0", "Qwen/Qwen-Image"),
         ("sd1x", "dreamshaper", "Lykon/dreamshaper-8"), ("z_image", "base", "Tongyi-MAI/Z-Image"),
+        ("flux2", "klein-4b", "black-forest-labs/FLUX.2-klein-base-4B"),
+        ("flux2", "dev", "black-forest-labs/FLUX.2-dev"),
     ],
 )  # fmt: skip
 def test_a_flavor_is_a_model(family: str, flavor: str | None, model: str, tmp_path: Path) -> None:
@@ -250,6 +252,15 @@ def test_a_flavor_is_a_model(family: str, flavor: str | None, model: str, tmp_pa
     assert imported(tmp_path, {**table, "pretrained_model_name_or_path": "mine"}).config.model == "mine"
     with pytest.raises(ConfigError, match=r"model_flavour: 'mine': its model is not known here.*--set model="):
         imported(tmp_path, {**table, "model_flavour": "mine"})
+
+
+def test_flux2_is_adapted_in_its_attention_and_shifts_by_a_number(tmp_path: Path) -> None:
+    table = {**TUNER, "model_family": "flux2", "model_flavour": "klein-9b"}
+    c = imported(tmp_path, table).config
+    assert c.targets == ("to_k", "to_q", "to_v", "to_out.0", "to_qkv_mlp_proj")
+    assert (c.timestep_sampling, c.timestep_shift, c.guidance) == ("shift", 3.0, 1.0)
+    with pytest.raises(ConfigError, match=r"flow_schedule_auto_shift: .*a quarter of this model's tokens"):
+        imported(tmp_path, {**table, "flow_schedule_auto_shift": True})
 
 
 def test_paths_of_another_machine_are_named(tmp_path: Path) -> None:

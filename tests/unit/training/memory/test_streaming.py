@@ -14,11 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from inweave.errors import ConfigError
+from inweave.models import quantized_cache
+from inweave.models.quantization import Quantizer
 from inweave.ops.quantized.dequantizing import DequantizingLinear
 from inweave.training.config.schema import TrainConfig
 from inweave.training.execution.compilation import compile_problems
 from inweave.training.loop import Run
 from inweave.training.session import prepare
+from inweave.training.tasks.arrivals import usable
 from inweave.weights.streaming.copies import HostCopies
 from inweave.weights.streaming.stream import BlockStream
 from tests.peers import tiny_models as tiny
@@ -137,3 +140,33 @@ def test_text_encoders_are_streamed_while_they_encode(tmp_path: Path, monkeypatc
     copied = task.offloader
     assert sizes and copied._streams.keys() == {"text_encoder", "text_encoder_2", "text_encoder_3"}
     assert all(stream._ring is None for stream in copied._streams.values()), "stopped"
+
+
+def test_a_run_that_maps_the_quantized_base_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is resumed: it is known by the weights that the cached ones were made from."""
+    monkeypatch.setattr(quantized_cache, "SMALLEST", 0)
+    more: dict[str, Any] = {"quantize": "int8", "gradient_checkpointing": "full", "steps": 2}
+    plain = outcome(settings(tmp_path / "plain", "flux1-dev", quantized_cache_gb=0, **more))
+    assert not (tmp_path / "plain" / "cache" / "quantized").exists()
+    first = outcome(settings(tmp_path / "runs", "flux1-dev", **more | {"steps": 1}))
+    notes = [str(record.get("text")) for record in first[3]]
+    assert any("the next start maps the quantized base" in note for note in notes), notes
+    monkeypatch.delattr(Quantizer, "arrived")
+    resumed = outcome(settings(tmp_path / "runs", "flux1-dev", resume="auto", **more))
+    assert any("mapped from the cache" in str(record.get("text")) for record in resumed[3])
+    assert resumed[1] == plain[1]
+    output = {"output": str(tmp_path / "streamed"), "offload": "blocks"}
+    streamed = outcome(settings(tmp_path / "runs", "flux1-dev", **more, **output), poison=True)
+    assert streamed[:2] == plain[:2]
+
+
+def test_a_base_that_was_quantized_for_generating_has_no_digests(tmp_path: Path) -> None:
+    config = settings(tmp_path, "flux1-dev", quantize="int8")
+    with tiny.quick_tokenizers():
+        run, _ = prepare(config)
+    blank: Any = run.model
+    names = dict.fromkeys(blank.denoiser.state_dict(), "-")
+    for extra, complete in (({}, False), ({"digests": names}, False), ({"digests": names, "samples": names}, True)):
+        cached = quantized_cache.CachedBase(None, "int8", "", extra)  # type: ignore[arg-type]
+        assert usable(cached, blank) is (cached if complete else None)
+    assert usable(None, blank) is None

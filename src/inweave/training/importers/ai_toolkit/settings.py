@@ -130,6 +130,9 @@ def _put_network(out: Translation) -> None:
     elif kind != "lokr" and flow and fields.get("alpha") != fields.get("rank"):
         fields["alpha"] = fields.get("rank")
         out.note("network.linear_alpha", "in ai-toolkit adapters of transformers always have alpha = rank")
+    if out.family == "flux2" and kind != "lokr":
+        why = "ai-toolkit gives the joint projection of q, k, v one adapter; here each has its own"
+        out.unsupported("network.type", why)
     if "targets" not in fields:
         whole = is_off(out.get("network.transformer_only", True))
         fields["targets"] = everything() if whole else toolkit_targets(out.family, convolutions)

@@ -1,7 +1,7 @@
 r"""Command lines of diffusers' own training scripts for LoRA.
 
     train_text_to_image_lora.py, train_text_to_image_lora_sdxl.py
-    train_dreambooth_lora.py, with _sdxl, _flux, _sd3, _qwen_image and _z_image
+    train_dreambooth_lora.py, with _sdxl, _flux, _flux2, _flux2_klein, _sd3, _qwen_image and _z_image
 
 They adapt the attention projections (of FLUX.1 the feed-forward layers too), crop squares, at random unless
 `center_crop` is set, and read 77 tokens of a caption. The folder of a text-to-image script has captions in its
@@ -33,7 +33,8 @@ from inweave.training.importers.targets import FLOW
 
 SCRIPT: Final = re.compile(r"(?:^|[\\/])train_(text_to_image|dreambooth)_lora(?:_(\w+))?\.py$")
 _FAMILIES: Final = {
-    "": "sd", "sdxl": "sdxl", "flux": "flux", "sd3": "sd3", "qwen_image": "qwen_image", "z_image": "z_image",
+    "": "sd", "sdxl": "sdxl", "flux": "flux", "flux2": "flux2", "flux2_klein": "flux2", "sd3": "sd3",
+    "qwen_image": "qwen_image", "z_image": "z_image",
 }  # fmt: skip
 
 _ATTENTION = r".*\.(to_q|to_k|to_v|to_out\.0)"
@@ -41,6 +42,7 @@ _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS: Final = {
     "sd": r".*attn\d\.(to_q|to_k|to_v|to_out\.0)", "sdxl": r".*attn\d\.(to_q|to_k|to_v|to_out\.0)",
     "sd3": rf".*attn\.({_JOINT})", "flux": rf".*attn\.({_JOINT})|.*\.ff(_context)?\.net\.(0\.proj|2)",
+    "flux2": r".*attn\.(to_q|to_k|to_v|to_out\.0|to_qkv_mlp_proj)|single_transformer_blocks\.\d+\.attn\.to_out",
     "qwen_image": _ATTENTION, "z_image": _ATTENTION,
 }  # fmt: skip
 _ENCODER = r".*self_attn\.(q_proj|k_proj|v_proj|out_proj)"
@@ -87,10 +89,15 @@ def _translate(out: Translation, source: Source) -> None:
     _put_length(out)
     _put_optimizer(out)
     out.fields |= {"buckets": False, "upscale": True, "dialect": "diffusers"}
-    half = out.family in ("flux", "qwen_image", "z_image") and not parse_bool(out.get("upcast_before_saving") or False)
+    half = out.family in ("flux", "flux2", "qwen_image", "z_image") and not parse_bool(
+        out.get("upcast_before_saving") or False
+    )
     out.fields["save_dtype"] = out.fields.get("precision", "bf16") if half else "fp32"  # a refused one is replaced
     _put_dataset(out, task)
     _put_times(out)
+    if out.family == "flux2" and "klein" in str(source.settings["script"]) and not out.get("text_encoder_out_layers"):
+        why = "10 20 30: this script reads other layers of Qwen3 than the pipeline, whose 9, 18 and 27 are used here"
+        out.note("text_encoder_out_layers (default)", why)
     if trained and task == "dreambooth" and out.family != "sd" and out.get("adam_weight_decay_text_encoder") != 0:
         out.unsupported("adam_weight_decay_text_encoder", "all weights have one weight decay")
     drop_unused_samples(out)
@@ -197,8 +204,9 @@ DIFFUSERS: Final[dict[str, SettingRow]] = {
         "checkpoints_total_limit": "keep_last", "instance_prompt": "caption", "noise_offset": "noise_offset",
         "prior_loss_weight": "prior_loss_weight", "validation_prompt": "sample_prompts",
         "validation_epochs": "sample_every_epochs", "cache_latents": "cache_latents",
+        "caption_dropout": "caption_dropout",
     }),
-    "guidance_scale": row.to("guidance", parse_number, when=lambda out: out.family == "flux",
+    "guidance_scale": row.to("guidance", parse_number, when=lambda out: out.family in ("flux", "flux2"),
                          otherwise="is not used by this model"),
     "pretrained_vae_model_name_or_path": vae, "mixed_precision": precision, "lr_scheduler": lr_scheduler,
     "optimizer": row.custom(optimizer), "lr_num_cycles": cosine_cycles(), "lr_power": polynomial_power(),
@@ -231,6 +239,7 @@ DIFFUSERS: Final[dict[str, SettingRow]] = {
     "train_text_encoder_ti": row.refused("embeddings are not trained"),
     "class_labels_conditioning": row.refused("there is no such model here"),
     "resume_from_checkpoint": row.different("use --resume"),
+    "text_encoder_out_layers": row.different("the layers of the text encoder are those of the model's pipeline"),
     "max_train_samples": row.different("all images of a dataset are trained on"),
     **row.each(row.different(row.MEMORY), "bnb_quantization_config_path do_fp8_training"),
     "image_interpolation_mode": row.different("images are resized with Lanczos"),

@@ -56,6 +56,8 @@ def translate_kohya(out: Translation, source: Source) -> None:
         refuse_musubi_arguments(out)
     dataset, used = kohya_dataset(out, source)
     translate(out, KOHYA, OWN, used)
+    if out.family == "flux2" and out.is_on("model_version"):  # tensors do not tell klein from klein base
+        out.put("model_version", "variant", f"flux2-{out.get('model_version')}")
     import_network(out)
     if dataset is not None:
         out.fields["dataset"] = dataset

@@ -1,7 +1,7 @@
 """kohya's scripts for transformers: the settings that they ignore, and how they sample timesteps.
 
 sd-scripts     flux_train_network.py, sd3_train_network.py
-musubi-tuner   qwen_image_train_network.py, zimage_train_network.py: the text encoders are not trained, and the dataset
+musubi-tuner   qwen_image_, zimage_ and flux_2_train_network.py: the text encoders are not trained, and the dataset
                file alone says what is in it
 
 FLUX.1         sigma: a place in the schedule, where 0 is pure noise, so that logit_mean changes its sign
@@ -22,7 +22,7 @@ from inweave.training.config.values import parse_number
 from inweave.training.importers.targets import FLOW
 
 #: families whose scripts are musubi-tuner's
-MUSUBI: Final = frozenset({"qwen_image", "z_image"})
+MUSUBI: Final = frozenset({"flux2", "qwen_image", "z_image"})
 
 _UNET_ONLY = """
     min_snr_gamma noise_offset multires_noise_iterations multires_noise_discount debiased_estimation_loss
@@ -101,7 +101,7 @@ def _sampling(out: Translation) -> dict[str, Any]:
         return {"timestep_sampling": "logit_normal", "logit_mean": -mean / 2 or 0.0, "logit_std": std / 2}
     if kind == "shift":
         return {"timestep_sampling": "shift", "logit_std": scale, "timestep_shift": shift}
-    if kind == {"qwen_image": "qwenshift", "flux": "fluxshift"}.get(family):
+    if kind == {"qwen_image": "qwenshift", "flux": "fluxshift", "flux2": "flux2shift"}.get(family):
         return {"timestep_sampling": "shift", "logit_std": scale, "timestep_shift": None}
     if kind == "sigmoid":
         return {"timestep_sampling": "sigmoid", "logit_std": scale}

@@ -85,7 +85,7 @@ def _put_targets(out: Translation, network: NetworkArgs) -> None:
             part = r"single_transformer_blocks\.\d+\..+" if blocks == "single" else r"transformer_blocks\.\d+\..+"
             targets = [targets[0].replace(BLOCKS, part)]
         out.fields["targets"] = targets
-        if out.family in ("flux", "sd3") and not parse_bool(arguments.get("split_qkv", "false")):
+        if out.family in ("flux", "flux2", "sd3") and not parse_bool(arguments.get("split_qkv", "false")):
             why = "kohya gives the fused projection q, k, v one adapter; here each has its own"
             out.unsupported("network_module", why)
     elif network.preset in LYCORIS_PRESETS:

@@ -18,7 +18,7 @@ from inweave.training.importers.targets import FLOW
 
 #: text encoders that cannot be trained here, by family
 _FROZEN = {"flux": ("text_encoder_2",), "sd3": ("text_encoder_3",), "qwen_image": ("text_encoder",),
-           "z_image": ("text_encoder",)}  # fmt: skip
+           "z_image": ("text_encoder",), "flux2": ("text_encoder",)}  # fmt: skip
 _UNUSED = "does not change this run"
 
 
@@ -100,7 +100,8 @@ _COMPONENT = {
 _DENOISER = {
     "train": row.to("train_denoiser", parse_bool), "learning_rate": row.to("learning_rate"),
     "gradient_checkpointing": row.switch("gradient_checkpointing", "full", "off"),
-    "guidance_scale": row.to("guidance", parse_number, when=lambda out: out.family == "flux", otherwise=_UNUSED),
+    "guidance_scale": row.to("guidance", parse_number, when=lambda out: out.family in ("flux", "flux2"),
+                             otherwise=_UNUSED),
     "stop_training_after": row.custom(_stop),
 }  # fmt: skip
 _ENCODER = {

@@ -64,6 +64,7 @@ _LAYERS = {
     "sd": {"attn-mlp": "attentions", "attn-only": "attn"}, "sdxl": {"attn-mlp": "attentions", "attn-only": "attn"},
     "qwen_image": {"attn-mlp": "attn,img_mlp,txt_mlp", "attn-only": "attn", "blocks": "transformer_block"},
     "z_image": {"attn-mlp": "attention,feed_forward", "attn-only": "attention", "blocks": "layers"},
+    "flux2": {"blocks": "transformer_block"},
     "": {"attn-mlp": "attn,ff.net", "attn-only": "attn", "blocks": "transformer_block"},
 }  # fmt: skip
 

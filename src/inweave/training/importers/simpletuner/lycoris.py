@@ -21,6 +21,8 @@ _CLASSES = {
     "Downsample2D": r".*downsamplers\.\d+\..+", "Upsample2D": r".*upsamplers\.\d+\..+",
     "JointTransformerBlock": r"transformer_blocks\.\d+\..+", "FluxTransformerBlock": r"transformer_blocks\.\d+\..+",
     "FluxSingleTransformerBlock": r"single_transformer_blocks\.\d+\..+",
+    "Flux2TransformerBlock": r"transformer_blocks\.\d+\..+",
+    "Flux2SingleTransformerBlock": r"single_transformer_blocks\.\d+\..+",
     "QwenImageTransformerBlock": r"transformer_blocks\.\d+\..+", "ZImageTransformerBlock": r"layers\.\d+\..+",
 }  # fmt: skip
 #: options of LyCORIS that are read, or change only how it computes

@@ -147,6 +147,9 @@ def _put_network(out: Translation, source: Source) -> None:
     if not out.is_on("lora_alpha"):
         fields["alpha"] = float(parse_int(out.settings["lora_rank"]))
     fields["train_text_encoders"] = False
+    if out.family == "flux2":
+        fields["targets"] = [*_ATTENTION, "to_qkv_mlp_proj"]
+        return
     if out.family != "flux":
         fields["targets"] = [*_ATTENTION, *(_TEXT if out.family == "qwen_image" else ())]
         return
@@ -215,6 +218,9 @@ def _put_times(out: Translation) -> None:
             out.fields["timestep_sampling"] = "uniform"
         else:
             out.refuse("flow_use_uniform_schedule", "uniform times with a shift, and beta times, have no equivalent")
+    elif automatic and out.family == "flux2":
+        why = "SimpleTuner counts a quarter of this model's tokens, which shifts less; set timestep_shift"
+        out.refuse("flow_schedule_auto_shift", why, "timestep_shift")
     elif automatic or shift:
         out.fields |= {"timestep_sampling": "shift", "timestep_shift": None if automatic else shift}
     else:

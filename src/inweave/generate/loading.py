@@ -1,0 +1,65 @@
+"""Loading a model for generating: where its weights are (`--offload`), and the cache of quantized bases.
+
+A denoiser that is quantized here is written to ~/.cache/inweave/quantized, and mapped from there the next time.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from inweave.errors import ConfigError
+from inweave.models.blueprint import Blueprint
+from inweave.models.model import Model, Quantize, load_model
+from inweave.models.quantized_cache import QuantizedCache
+from inweave.models.residency import Offload, is_offloaded
+from inweave.ops.quantized import FORMATS
+from inweave.ops.tensors.device import choose_device, choose_dtype
+
+#: disk space for quantized bases
+CACHE_GB = 32.0
+
+
+def cache_folder() -> Path:
+    """Return the folder of quantized bases."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inweave" / "quantized"
+
+
+def load_for_images(
+    blueprint: Blueprint,
+    *,
+    device: Any,
+    dtype: Any,
+    quantize: Quantize,
+    offload: Offload,
+    cache_gb: float,
+    **options: Any,
+) -> Model:
+    """Load a model; ``cache_gb``: disk space for quantized bases, 0 for none; ``options``: others of `load_model`.
+
+    Raises:
+        ConfigError: ``offload`` or ``cache_gb`` is not one of their values.
+    """
+    if isinstance(cache_gb, bool) or not isinstance(cache_gb, int | float) or not 0 <= cache_gb < 2**20:
+        raise ConfigError(f"quantized_cache_gb: expected gigabytes, 0 or more, got {cache_gb!r}")
+    offloaded = is_offloaded(offload, blueprint, device, dtype, quantize)
+    cache, key, notes = QuantizedCache(cache_folder(), cache_gb), "", list[str]()
+    if quantize in FORMATS:
+        target = choose_device(device)
+        key = cache.key(blueprint.denoiser, quantize, choose_dtype(dtype, target), target)
+    cached = cache.find(key)
+
+    def store(denoiser: nn.Module, note: str) -> None:
+        notes.extend(filter(None, [cache.problem, cache.store(key, denoiser, note, {})]))
+
+    model = load_model(
+        blueprint, device=device, dtype=dtype, quantized=quantize, offload=offloaded, cached=cached,
+        on_quantized=store, **options,
+    )  # fmt: skip
+    if cached is not None:
+        notes.append("mapped from the cache")
+    model.quantizing = "; ".join(filter(None, [model.quantizing, *notes]))
+    return model

@@ -318,7 +318,7 @@ def test_an_output_that_is_there_is_refused_before_work_starts(tmp_path: Path, m
     (tmp_path / "a.png").write_bytes(b"mine")
     (tmp_path / "b-2.png").write_bytes(b"mine")
     with monkeypatch.context() as patch:
-        patch.setattr("inweave.generate.pipeline.load_model", lambda *_, **__: pytest.fail("work started"))
+        patch.setattr("inweave.generate.pipeline.load_for_images", lambda *_, **__: pytest.fail("work started"))
         for arguments in (["-o", tmp_path / "a.png"], ["-o", tmp_path / "b.png", "--count", 2]):
             report = inweave("generate", "x", "--steps", 1, *arguments, code=2)
             assert "already exists" in report and "--force" in report

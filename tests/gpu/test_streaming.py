@@ -100,7 +100,7 @@ def test_slots_are_all_that_is_on_the_device() -> None:
     stream.start()
     assert stream.slot_bytes * DEPTH == 2 * stream.streamed_bytes
     assert torch.cuda.memory_allocated() - before < 1.1 * stream.slot_bytes
-    assert all(place.is_pinned() for place in stream._host)
+    assert all(memory.host.is_pinned() for memory in stream._memories)
     stream.stop()
     assert all(parameter.device.type == "cpu" for parameter in network.blocks.parameters())
 

@@ -14,7 +14,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,11 +135,10 @@ def _from_pipeline(model: Model, task: ImageTask, callbacks: Callbacks, number: 
     """Return the image that the model's own pipeline makes."""
     started = time.perf_counter()
 
-    def on_step(step: int, latents: torch.Tensor) -> None:
+    def on_step(step: int, latents: torch.Tensor | None) -> None:
         if callbacks.cancelled is not None and callbacks.cancelled():
             raise CancelledError(f"cancelled after step {step} of {task.steps}")
-        silent = replace(callbacks, preview_every=0)  # its latents may be packed
-        _report(model, silent, min(step, task.steps), task.steps, started, latents, number)
+        _report(model, callbacks, min(step, task.steps), task.steps, started, latents, number)
 
     with network_errors(model), model.using(*model.networks):
         image = model.family.generate(
@@ -193,6 +192,8 @@ def _decode(
 ) -> Image.Image:
     with network_errors(model), model.using("vae"):
         values = vae.decode(model.vae, latents, callbacks.warn)
+        if preview and values.shape[1] == 4:
+            values = values[:, :3]  # without its alpha
         if values.shape[1] != 3:
             raise FormatError(f"{model.name}: the autoencoder gives {values.shape[1]} channels; an image has 3")
     if not preview:
@@ -232,9 +233,10 @@ def _report(
     step: int,
     total: int,
     started: float,
-    latents: torch.Tensor,
+    latents: torch.Tensor | None,
     number: tuple[int, int],
 ) -> None:
+    """Call ``progress``; without ``latents`` there is no preview."""
     if callbacks.progress is None:
         return
     left = (time.perf_counter() - started) / step * (total - step)
@@ -243,5 +245,5 @@ def _report(
         if callbacks.preview_first
         else (step % callbacks.preview_every == 0 and step < total)
     )
-    preview = _decode(model, latents, callbacks, preview=True) if due else None
+    preview = _decode(model, latents, callbacks, preview=True) if due and latents is not None else None
     callbacks.progress(Progress(step, total, left, *number, preview=preview))

@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from inweave.errors import MergeStateError
-from inweave.layers import lora_layers
 from inweave.ops.tensors.oom import oom_hint
 from inweave.weights.streaming.stream import BlockStream
 
@@ -50,6 +49,8 @@ class Offloader:
 
     def keep_only(self, folders: Set[str]) -> None:
         """Move these to the device and all others off it first, since both at once may not fit."""
+        from inweave.layers import lora_layers  # images without offloading do not need it
+
         movable = {folder: network for folder, network in self._networks.items() if not lora_layers(network)}
         self._there, self._settled = frozenset(folders), False
         for folder in movable.keys() - folders:

@@ -19,7 +19,6 @@ from inweave.models import vae
 from inweave.models.blank import blank
 from inweave.models.blueprint import Blueprint
 from inweave.models.offload import weight_bytes
-from inweave.models.quantization import quantize_layers
 from inweave.ops.quantized import FORMATS
 from inweave.ops.tensors.device import choose_device, choose_dtype
 from inweave.ops.tensors.peak import peak_bytes
@@ -52,6 +51,8 @@ def is_offloaded(
 
 def needed_bytes(blueprint: Blueprint, dtype: torch.dtype, quantized: str) -> int:
     """Return the device memory that generating takes with all weights there; nothing is read."""
+    from inweave.models.quantization import quantize_layers  # needs `inweave.layers`
+
     model = blank(blueprint, dtype, quantized=quantized == "keep")
     if quantized in FORMATS:
         quantize_layers(model.denoiser, quantized, torch.device("meta"))

@@ -18,7 +18,7 @@ import numpy as np
 import transformers
 
 import inweave
-from inweave.errors import FormatError
+from inweave.errors import CancelledError, FormatError
 from inweave.models.derived.arguments import classify
 from inweave.models.derived.layout import find, order_of
 from inweave.models.derived.recording import denoiser_of, guidance_option
@@ -131,7 +131,13 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
 def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
     folder = tiny.folder(name)
     request: dict[str, Any] = {"seed": 3, "steps": 2, "width": 64, "height": 96, "guidance": 3.0}
-    ours = inweave.pipeline(str(folder), device="cpu")("a red apple", **request).images[0]
+    previews: list[Any] = []
+    made = inweave.pipeline(str(folder), device="cpu")(
+        "a red apple", **request, preview_every=1, preview_first=True, progress=lambda at: previews.append(at.preview)
+    )
+    ours = made.images[0]
+    with pytest.raises(CancelledError, match="after step 1 of 2"):
+        inweave.pipeline(str(folder), device="cpu")("a red apple", **request, cancelled=lambda: True)
     pipe = own_pipeline(name)
     options: dict[str, Any] = {"num_inference_steps": 2, "width": 64, "height": 96}
     options |= {option: value for option, value in options_of(pipe, 3.0).items() if option != "pag_scale"}
@@ -141,6 +147,9 @@ def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path
     assert (
         np.asarray(image).std() > 20 and apart.max() <= 1 and (apart > 0).mean() < 0.01
     )  # the order of sums in memory
+    opaque = np.asarray(ours.convert("RGB")).astype(int)
+    last = np.asarray(previews[-1]).astype(int)  # the preview of the last step is the image
+    assert len(previews) == 2 and last.shape == opaque.shape and np.abs(last - opaque).max() <= 1
     config = inweave.TrainConfig(
         dataset="inweave/pixel", model=str(folder), steps=3, resolution=64, rank=2, output=str(tmp_path / "out"),
         cache_dir=str(tmp_path / "cache"), precision="fp32", learning_rate=0.1,

@@ -12,6 +12,8 @@ Sizes are recorded with placeholders for the text encoders that repeat one recor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.errors import ConfigError
@@ -224,7 +226,7 @@ class DerivedFamily(Family):
         size: tuple[int, int],
         steps: int,
         seed: int,
-        on_step: Callable[[int, Tensor], None],
+        on_step: Callable[[int, Tensor | None], None],
     ) -> Any:
         """Return the image of the pipeline for this request; ``on_step`` gets the number of a step, from 1."""
         import inspect
@@ -247,24 +249,39 @@ class DerivedFamily(Family):
             if NEGATIVE not in known:
                 raise ConfigError([f"negative_prompt: {self.pipeline} has none; leave it out"])
             settings[NEGATIVE] = negative
-        if "callback_on_step_end" in known:
-
-            def callback(pipe: Any, step: int, t: Any, values: dict[str, Any]) -> dict[str, Any]:
-                on_step(step + 1, values.get("latents"))  # type: ignore[arg-type]
-                return values
-
-            settings["callback_on_step_end"] = callback
+        _observe(pipe.scheduler, lambda step, latents: on_step(step, self._image_latents(model, latents, size)))
         pipe.set_progress_bar_config(disable=True)
         with torch.no_grad():
             output = pipe(**settings)
         images = next(iter(output.values()))  # the first field of every pipeline's output
         return images[0] if isinstance(images, list) else images
 
+    def _image_latents(self, model: ModelView, latents: Tensor, size: tuple[int, int]) -> Tensor | None:
+        """Return latents of the pipeline as the autoencoder reads them; None: they have another shape."""
+        shape = model.latent_space.shape(*size)[1:]
+        own = list(latents.shape[1:])
+        if own == self.derivation.layout.shape_of(shape):
+            return self.derivation.layout.unpack(latents[:1], shape)
+        return latents[:1] if own == list(shape) else None
+
     def _record(self, width: int, height: int) -> Any:
         from inweave.models.derived.proof import TEXTS
         from inweave.models.derived.recording import record
 
         return record(self._recorder, self._shapes, TEXTS[:1], (width, height), self.derivation.strength, calls=1)
+
+
+def _observe(scheduler: Any, on_step: Callable[[int, Tensor], None]) -> None:
+    """Call ``on_step`` after every step of a scheduler: callbacks of pipelines differ, and some have none."""
+    advance, steps = scheduler.step, count(1)
+
+    @wraps(advance)  # pipelines look at its parameters
+    def step(*args: Any, **options: Any) -> Any:
+        result = advance(*args, **options)
+        on_step(next(steps), result[0])
+        return result
+
+    scheduler.step = step
 
 
 def _bytes(text: str) -> Tensor:

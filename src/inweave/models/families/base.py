@@ -335,7 +335,7 @@ class Family(ABC):
     def generate(
         self, model: ModelView, conditioning: Conditioning, size: tuple[int, int], steps: int, seed: int, on_step: Any
     ) -> Any:
-        """Return the image that the pipeline makes, where it makes them; ``on_step`` gets (step, latents)."""
+        """Return the image that the pipeline makes, where it makes them; ``on_step`` gets (step, latents or None)."""
         raise NotImplementedError
 
     def frozen_folders(self, model: ModelView) -> list[str]:

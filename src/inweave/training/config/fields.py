@@ -244,9 +244,7 @@ class TrainSettings(CheckedModel):
     prior_prediction: bool = _loss(
         False, "train regularization images toward the base model's own prediction: OneTrainer's prior prediction"
     )
-    guidance: NonNegativeFloat = _loss(
-        1.0, "guidance value that FLUX.1 dev and FLUX.2 dev are conditioned on in training"
-    )
+    guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev and FLUX.2 dev are conditioned on")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
         None, "CLIP layer to use, counted from the end; 2: the penultimate one"
     )

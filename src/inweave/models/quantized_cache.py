@@ -43,7 +43,7 @@ from inweave.weights.networks import quantized_layers
 from inweave.weights.source import FileSource, TensorSpec, WeightSource, stamps_of
 
 VERSION = 1  # incremented when the same weights are quantized to other bits
-SMALLEST = 256 << 20  # bytes; less is quantized as quickly as it is read
+SMALLEST = 256 << 20  # bytes; smaller denoisers are not cached: quantizing them takes no longer than reading a file
 _ABANDONED = 24 * 3600  # seconds after which a temporary file has no writer any more
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,18 @@ def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path
 def test_a_pipeline_that_cannot_be_derived_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(FormatError, match=tiny.REFUSED[name]):
         open_model(tiny.folder(name))
+
+
+def test_a_folder_whose_weights_were_replaced_is_opened_again(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny.folder("AuraFlow"), folder)
+    family = open_model(folder).family
+    assert open_model(folder).family is family  # nothing changed: it is not derived twice
+    (file,) = (folder / "transformer").glob("*.safetensors")
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content)
+    assert load_model(folder, device="cpu").family is not family
 
 
 def test_what_cannot_be_derived_is_refused_by_name(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from torch import nn
 
 from inweave.errors import FormatError
 from inweave.files.paths import is_file
+from inweave.files.stamps import Stamp, path_stamp
 from inweave.models.blueprint import Blueprint, NetworkBlueprint
 from inweave.models.configuration import read_config
 from inweave.models.construct import on_meta
@@ -54,7 +55,8 @@ from inweave.weights.packed import open_source
 
 LARGE = 2 << 30  # bytes of text encoders beyond which they are loaded in half precision
 DENOISERS = ("transformer", "unet")
-_known: dict[tuple[str, float], Blueprint] = {}
+#: the folder, the stamps of everything in it -> its blueprint
+_known: dict[tuple[str, tuple[Stamp, ...]], Blueprint] = {}
 
 
 def is_unknown_pipeline(folder: Path, index: Mapping[str, Any]) -> bool:
@@ -80,9 +82,9 @@ def open_pipeline(folder: Path, name: str, index: Mapping[str, Any]) -> Blueprin
     Raises:
         FormatError: what about it cannot be derived, by name.
     """
-    key = (str(folder), (folder / "model_index.json").stat().st_mtime)
+    key = str(folder), tuple(map(path_stamp, (folder, *sorted(filter(Path.is_dir, folder.iterdir())))))
     if key not in _known:
-        _known.clear()  # one at a time: a configuration that changed is another model
+        _known.clear()  # one at a time: a folder that changed is another model
         _known[key] = _open(folder, name, index)
     return _known[key]
 

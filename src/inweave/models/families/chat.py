@@ -1,4 +1,4 @@
-"""Families that read prompts with a Qwen language model: a template around the text, and the states of one layer.
+"""Families that read prompts with a language model: a template around the text, and the states of one layer.
 
     template with the text in it ──► token ids (batch, length) ──► states of layer `layer`, counted from the end,
                                                                     less the first `dropped` tokens
@@ -53,20 +53,8 @@ class ChatFamily(Family):
     ) -> PromptTokens:
         import torch
 
-        from inweave.models.encode import BREAK
-
         tokenizer = model.tokenizers["tokenizer"]
-        text = " ".join(piece for piece, _ in pieces if piece != BREAK) or self.empty_text
-        row = tokenizer(self.template.replace("{}", text), verbose=False).input_ids
-        warnings = []
-        if (ignored := len(row) - self.dropped - self.limit) > 0:
-            warnings.append(
-                f"the prompt has {len(row) - self.dropped} tokens; the model reads {self.limit}, and the last "
-                f"{ignored} were ignored"
-            )
-        if any(weight != 1.0 for _, weight in pieces):
-            warnings.append("the text encoder is a language model; weights in the prompt were ignored")
-        row = row[: self.dropped + self.limit]
+        row, warnings = self.token_row(tokenizer, pieces)
         length = len(row) - self.dropped
         units = -(-length // UNIT)
         ids: Tensors = {}
@@ -76,6 +64,27 @@ class ChatFamily(Family):
             ids[MASK] = (torch.arange(length + padding) < length)[None]
         ids[ENCODER] = torch.tensor([row])
         return PromptTokens(ids, {}, units, tuple(warnings))
+
+    def token_row(self, tokenizer: Any, pieces: Pieces, **options: Any) -> tuple[list[int], list[str]]:
+        """Return the tokens of the template with a text in it, cut to what is read, and warnings."""
+        from inweave.models.encode import BREAK
+
+        text = self.cleaned(" ".join(piece for piece, _ in pieces if piece != BREAK)) or self.empty_text
+        row = tokenizer(self.template.replace("{}", text), verbose=False, **options).input_ids
+        count, warnings = len(row) - self.dropped, []
+        if count > self.limit:
+            inside = "" if self.dropped else " with its chat template"
+            warnings.append(
+                f"the prompt has {count} tokens{inside}; the model reads {self.limit}, and the last "
+                f"{count - self.limit} were ignored"
+            )
+        if any(weight != 1.0 for _, weight in pieces):
+            warnings.append("the text encoder is a language model; weights in the prompt were ignored")
+        return row[: self.dropped + self.limit], warnings
+
+    def cleaned(self, text: str) -> str:
+        """Return a prompt without what the chat would not read as text."""
+        return text
 
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         states = ids[ENCODER]

@@ -78,30 +78,14 @@ class Flux2Family(ChatFamily):
     ) -> PromptTokens:
         import torch
 
-        from inweave.models.encode import BREAK
-
         tokenizer = model.tokenizers["tokenizer"]
-        text = self.cleaned(" ".join(piece for piece, _ in pieces if piece != BREAK))
-        row = tokenizer(self.template.replace("{}", text), add_special_tokens=False, verbose=False).input_ids
-        warnings = []
-        if (ignored := len(row) - LENGTH) > 0:
-            warnings.append(
-                f"the prompt has {len(row)} tokens with its frame; the model reads {LENGTH}, and the last {ignored} "
-                "were ignored"
-            )
-        if any(weight != 1.0 for _, weight in pieces):
-            warnings.append("the text encoder is a language model; weights in the prompt were ignored")
-        row = row[:LENGTH]
+        row, warnings = self.token_row(tokenizer, pieces, add_special_tokens=False)
         padding, mask = [tokenizer.pad_token_id] * (LENGTH - len(row)), [True] * len(row)
         if tokenizer.padding_side == "left":
             row, mask = padding + row, [False] * len(padding) + mask
         else:
             row, mask = row + padding, mask + [False] * len(padding)
         return PromptTokens({ENCODER: torch.tensor([row]), MASK: torch.tensor([mask])}, {}, 1, tuple(warnings))
-
-    def cleaned(self, text: str) -> str:
-        """Return a prompt without what the chat would not read as text."""
-        return text
 
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         states = ids[ENCODER]

@@ -36,7 +36,7 @@ OTHERS = (
 )
 #: why a pipeline has no tiny model
 UNTRIED = {
-    "BriaFibo2": "its prompts are documents",
+    "BriaFibo2": "its prompts are JSON, not sentences",
     "Cosmos2TextToImage": "its safety checker needs cosmos_guardrail",
     "GlmImage": "its processor needs torchvision",
     "OmniGen": "its processor needs torchvision",

@@ -17,6 +17,8 @@ from PIL import Image
 from inweave.errors import ConfigError, ConflictError, MissingError
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.postgresql import PostgresDatabase
+from inweave.serve.service import Service
+from inweave.serve.settings import ServeSettings
 from inweave.serve.storage import gallery
 from inweave.serve.storage.gallery import GalleryStore
 from inweave.serve.storage.gallery_rows import GalleryImage, GalleryQuery, ImageFacts
@@ -357,6 +359,8 @@ def test_a_thumbnail_belongs_to_one_version_of_its_image(open_gallery: Open) -> 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
+from inweave.serve.service import Service
+from inweave.serve.settings import ServeSettings
 from inweave.serve.storage import gallery
 from tests.serve.test_gallery_store import add
 
@@ -398,3 +402,14 @@ def test_a_kill_between_file_and_row_loses_nothing(tmp_path: Path, moment: str) 
     elif moment.endswith("file"):
         add(store)  # the job is run again
     assert len(ids(store)) == 1 and len(files(store)) == 1
+
+
+def test_workers_of_one_queue_need_one_folder(address: str, tmp_path: Path) -> None:
+    def opened(data: str, pictures: str) -> Service:
+        shared: dict[str, Any] = {"store": address, "blobs": tmp_path / "blobs", "pictures": tmp_path / pictures}
+        return Service(ServeSettings(data=tmp_path / data, **shared))
+
+    one, two = opened("one", "images"), opened("two", "images")
+    with pytest.raises(ConflictError, match=r"--pictures .* use another folder"):
+        opened("three", "elsewhere")
+    assert one.gallery.enabled and two.gallery.enabled

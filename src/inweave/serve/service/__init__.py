@@ -128,6 +128,8 @@ class Service:
         self._library_changed = asyncio.Event()
         self.images = Images(settings, self._uploads, self._sandbox)
         self.gallery = Gallery(open_gallery(settings, database), self._sandbox, self.store)
+        if self.store.shared and settings.gallery:
+            self.store.ensure_same_folder("--pictures", settings.gallery_folder())
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -230,12 +231,14 @@ class Gallery:
             return result
         images, warnings = [], [*result.get("warnings", ())]
         names = [str(lora.get("name")) for lora in result.get("loras", ())]
+        now = time.time()
         for place, image in enumerate(result.get("images", ())):
             settings = {**image.get("settings", {}), "model": job.model}
             facts = ImageFacts("PNG", image["width"], image["height"], **_texts(settings, job.model, names))
             try:
                 content = self._jobs.files.result(job.id, image["file"]).read_bytes()
-                row = self._opened.add(job.id, job.account, place, content, facts, settings)
+                made = now - place * 1e-4  # newest first, a list has the images of a job in their order
+                row = self._opened.add(job.id, job.account, place, content, facts, settings, made)
                 images.append({**image, "gallery": row.id})
             except DatabaseLost:
                 raise

@@ -109,22 +109,33 @@ class GalleryStore:
     # images
 
     def add(
-        self, job: str, account: str, place: int, content: bytes, facts: ImageFacts, settings: Mapping[str, Any]
-    ) -> GalleryImage:
+        self, job: str, account: str, place: int, content: bytes, facts: ImageFacts, settings: Mapping[str, Any],
+        created: float | None = None,
+    ) -> GalleryImage:  # fmt: skip
         """Store an image that a job made; one that an earlier attempt stored is replaced.
+
+        Args:
+            job: its id.
+            account: of the job, "" without one.
+            place: of the image in the job's result.
+            content: a PNG.
+            facts: for the row.
+            settings: for the name: fields of `GenerateConfig` and ``model``.
+            created: the time by which lists are ordered; default: now.
 
         Raises:
             StorageError: the disk is full, or the folder cannot be written.
         """
         self.ensure_there()
         digest, now = hashlib.sha256(content).hexdigest(), self._clock()
+        made = now if created is None else created
         known = self.rows.of_job(job, place)
         if known is not None and known.state == "trashed":
             return known
         if known is None:
-            name = file_path(self._names, {**settings, "job": job}, now, self.rows.next_number(), place)
+            name = file_path(self._names, {**settings, "job": job}, made, self.rows.next_number(), place)
             image = GalleryImage(
-                0, _new_id(), account, "", "writing", job, place, now, now, now, len(content), 0.0, digest, False, facts
+                0, _new_id(), account, "", "writing", job, place, made, now, now, len(content), 0.0, digest, False, facts
             )
             image = self._reserved(image, name, SUFFIXES[facts.format])
         else:

@@ -130,6 +130,7 @@ class QuantizedLayer(nn.Module):
     for_speed: ClassVar[bool] = False
 
     dtype: torch.dtype  # of the original weight
+    _dtypes: Sequence[torch.dtype] | None = None  # of the tensors, where the module holds some as another one
 
     @property
     @abstractmethod
@@ -154,8 +155,18 @@ class QuantizedLayer(nn.Module):
     def quantized(self) -> QuantizedWeight:
         """The tensors of the weight."""
         own, names = self._names()
-        weight: QuantizedWeight = self.weights(*(own[name] for name in names))
+        dtypes = self._dtypes or [own[name].dtype for name in names]
+        pairs = zip(names, dtypes, strict=True)
+        weight: QuantizedWeight = self.weights(
+            *(own[name] if own[name].dtype == dtype else own[name].view(dtype) for name, dtype in pairs)
+        )
         return weight
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The tensors as the module holds them: shards, once FSDP has split them."""
+        own, names = self._names()
+        return [own[name] for name in names]
 
     def _names(self) -> tuple[dict[str, Any], Sequence[str]]:
         """Return the module's own dict with the tensors of the weight, among others, and their names in it."""
@@ -165,9 +176,16 @@ class QuantizedLayer(nn.Module):
         return self._parameters, [f"weight_{name}" for name in names]
 
     def become_parameters(self) -> None:
-        """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers."""
+        """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers.
+
+        Bytes that are integers are held as the 8-bit floats with the same bits: before torch 2.13, FSDP creates every
+        parameter as one that could require a gradient, which integers cannot.
+        """
+        self._dtypes = [tensor.dtype for tensor in self.held]
         for name in self.weights._fields:
             tensor = cast("Tensor", self._buffers.pop(name))
+            if tensor.itemsize == 1 and not tensor.is_floating_point():
+                tensor = tensor.view(torch.float8_e4m3fn)
             self._parameters[f"weight_{name}"] = nn.Parameter(tensor, requires_grad=False)
 
     @torch.no_grad()

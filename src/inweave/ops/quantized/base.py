@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
@@ -247,7 +248,10 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
         """
         place = store or layers[0].weight.device
         parts = [layer.weight.detach().flatten(1).to(device or layer.weight.device) for layer in layers]
-        whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
+        if parts[0].is_meta and place.type == "meta":
+            whole = _blank_weight(cls.weights, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype)
+        else:
+            whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
         for layer, quantized in zip(layers, whole.split(len(layers)), strict=True):
             cls.layer_for(layer).hold(layer, quantized, layer.weight.dtype)
 
@@ -266,6 +270,17 @@ PACKED_FORMATS: dict[str, type[QuantizedLinear]] = {}
 def format_of(name: str) -> type[QuantizedLinear]:
     """Return the layer of a format by name."""
     return FORMATS[name] if name in FORMATS else PACKED_FORMATS[name]
+
+
+def _blank_weight(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    """Return new tensors on the meta device, as quantizing a matrix of this size would make them."""
+    return weights(*map(torch.empty_like, _weight_of_size(weights, rows, columns, dtype)))
+
+
+@cache
+def _weight_of_size(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    # the arithmetic of a format is hundreds of operations, and a network has thousands of layers in a few sizes
+    return weights.of(torch.empty(rows, columns, dtype=dtype, device="meta"))
 
 
 def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:

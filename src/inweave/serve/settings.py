@@ -77,6 +77,9 @@ class ServeSettings(CheckedModel):
     quantized_cache_gb: Annotated[float, Field(ge=0, lt=2**20)] = Field(
         default=32.0, description="disk space for quantized denoisers; 0: none"
     )
+    batch: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = Field(
+        default="auto", description="images of a job that are made together, at most"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE

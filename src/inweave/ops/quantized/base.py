@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
@@ -236,8 +237,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
     @torch.no_grad()
     def quantize(
         cls, *layers: nn.Linear | nn.Conv2d, device: torch.device | None = None, store: torch.device | None = None
-    ) -> None:
-        """Quantize the weights of layers in place.
+    ) -> float:
+        """Quantize the weights of layers in place; return the relative error of the first one's, where it is computed.
 
         Args:
             layers: one layer, or several of one shape and input: these are quantized as one matrix, which
@@ -247,9 +248,15 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
         """
         place = store or layers[0].weight.device
         parts = [layer.weight.detach().flatten(1).to(device or layer.weight.device) for layer in layers]
-        whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
+        if parts[0].is_meta and place.type == "meta":
+            whole, error = _blank_weight(cls.weights, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype), 0.0
+        else:
+            whole = cls.weights.of(torch.cat(parts))
+            error = relative_error(parts[0], whole.split(len(layers))[0])
+            whole = cls.weights(*(tensor.to(place) for tensor in whole))
         for layer, quantized in zip(layers, whole.split(len(layers)), strict=True):
             cls.layer_for(layer).hold(layer, quantized, layer.weight.dtype)
+        return error
 
     def forward(self, input: Tensor) -> Tensor:
         # a matrix inside: if an autograd function returned a view, it could not be added to in place
@@ -266,6 +273,17 @@ PACKED_FORMATS: dict[str, type[QuantizedLinear]] = {}
 def format_of(name: str) -> type[QuantizedLinear]:
     """Return the layer of a format by name."""
     return FORMATS[name] if name in FORMATS else PACKED_FORMATS[name]
+
+
+def _blank_weight(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    """Return new tensors on the meta device, as quantizing a matrix of this size would make them."""
+    return weights(*map(torch.empty_like, _weight_of_size(weights, rows, columns, dtype)))
+
+
+@cache
+def _weight_of_size(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    # the arithmetic of a format is hundreds of operations, and a network has thousands of layers in a few sizes
+    return weights.of(torch.empty(rows, columns, dtype=dtype, device="meta"))
 
 
 def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:

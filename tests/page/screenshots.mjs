@@ -90,6 +90,21 @@ const VIEWS = {
 		await page.locator(".beforeafter img").nth(1).waitFor()
 	},
 	"edit-start": page => page.goto("/#/edit"),
+	gallery: async page => {
+		await page.goto("/#/gallery")
+		await page.locator(".gallery-tile").nth(7).waitFor()
+		for (const index of [0, 2]) await page.locator(".gallery-tile").nth(index).getByRole("checkbox").click()
+		await page.getByText("2 selected").waitFor()
+	},
+	"gallery-viewer": async page => {
+		await page.goto("/#/gallery?q=fox")
+		await page.locator(".gallery-item").first().click()
+		await page
+			.locator("dt", {hasText: /^Steps$/})
+			.or(page.locator(".gallery-viewer-image"))
+			.first()
+			.waitFor()
+	},
 	library: async page => {
 		await page.goto("/#/library")
 		await page.getByRole("link", {name: /pixel/}).waitFor()
@@ -158,6 +173,7 @@ if (all) {
 	await take("generate", "page-generate", 1280, 800, "light")
 	await take("compare", "page-compare", 1280, 800, "dark")
 	await take("edit", "page-edit", 1280, 800, "light")
+	await take("gallery", "page-gallery", 1280, 800, "light")
 	await take("library-details", "page-library", 1280, 800, "light")
 	await take("train-desk", "page-train", 1280, 800, "light")
 	await take("train-run", "page-run", 1280, 800, "dark")

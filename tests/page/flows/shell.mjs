@@ -1,5 +1,5 @@
 // The frame around every view.
-const VIEWS = ["generate", "compare", "edit", "library", "train", "queue"]
+const VIEWS = ["generate", "compare", "edit", "gallery", "library", "train", "queue"]
 
 export function flow({test, assert, api, submit, ended, violations, shot, timed}) {
 	test("every view opens, in light and dark, without a violation of WCAG AA", async page => {

@@ -34,6 +34,7 @@ const VIEWS = {
 	generate: () => import("./views/generate.js"),
 	compare: () => styled("compare", import("./views/compare.js")),
 	edit: () => styled("edit", import("./views/edit.js")),
+	gallery: () => styled("gallery", import("./views/gallery.js")),
 	library: () => styled("library", import("./views/library.js")),
 	train: () => styled("train", import("./views/train.js")),
 	queue: () => styled("queue", import("./views/queue.js"))

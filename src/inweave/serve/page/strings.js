@@ -1,5 +1,5 @@
-// The English texts of the frame and of most views, a section per view; views/train/strings.js has those of Train. Texts
-// with values are functions; lib/types.d.ts has their parameters.
+// The English texts of the frame and of most views, a section per view; Train and Gallery have files of their own.
+// Texts with values are functions; lib/types.d.ts has their parameters.
 
 /** @type {(n: number, word: string) => string} */
 export const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`
@@ -22,6 +22,7 @@ export const texts = {
 		generate: "Generate",
 		compare: "Compare",
 		edit: "Edit",
+		gallery: "Gallery",
 		library: "Library",
 		train: "Train",
 		queue: "Queue"

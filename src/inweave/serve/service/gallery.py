@@ -29,6 +29,8 @@ __all__ = ["MAX_IMAGES", "Gallery", "GalleryQuery"]
 log = logging.getLogger("inweave.serve")
 #: images in one call
 MAX_IMAGES = 1000
+#: for a file on its way into the trash or out of it
+MOVE_SECONDS = 0.1
 #: pixels of the longer side of a small copy
 THUMBNAIL = 384
 _MAX_TEXT = 20_000
@@ -76,9 +78,22 @@ class Gallery:
     async def _find(self, image: str) -> GalleryImage:
         return await asyncio.to_thread(self._store.rows.image, _account(), image)
 
+    async def _content(self, image: str) -> tuple[GalleryImage, bytes]:
+        """Return an image and the bytes of its file, which another call may be moving."""
+        row = await self._find(image)
+        try:
+            return row, await asyncio.to_thread(self._store.read, row.path)
+        except MissingError:
+            await asyncio.sleep(MOVE_SECONDS)
+            row = await self._find(image)
+            return row, await asyncio.to_thread(self._store.read, row.path)
+
     async def file(self, image: str) -> tuple[Path, str, str]:
         """Return (the folder of the gallery, the path of an image in it, its media type)."""
         row = await self._find(image)
+        if not await asyncio.to_thread((self._store.folder / row.path).is_file):  # another call may be moving it
+            await asyncio.sleep(MOVE_SECONDS)
+            row = await self._find(image)
         return self._store.folder, row.path, f"image/{row.facts.format.lower()}"
 
     async def thumbnail(self, image: str) -> Path | None:
@@ -88,14 +103,14 @@ class Gallery:
             return None
         path = self._store.thumbnail(row)
         if not path.is_file():
-            content = await asyncio.to_thread(self._store.read, row.path)
+            row, content = await self._content(image)
             small = await self._sandbox.thumbnail_of(content, THUMBNAIL, f"image {row.id}")
             await asyncio.to_thread(self._store.put_thumbnail, row, small)
         return path
 
     async def settings(self, image: str) -> dict[str, Any]:
         """Return the settings that an image was made with; raise RequestError if it does not hold them."""
-        content = await asyncio.to_thread(self._store.read, (await self._find(image)).path)
+        _, content = await self._content(image)
         return await self._sandbox.settings(content)
 
     async def facets(self) -> dict[str, Any]:

@@ -529,6 +529,56 @@ interface SliderProps {
   hideLabel?: boolean;
 }
 
+/** views/gallery.js */
+interface GalleryFilters {
+  /** words of prompts, LoRAs, models, names */
+  q: string;
+  lora: string;
+  model: string;
+  /** its id */
+  album: string;
+  starred: boolean;
+  trashed: boolean;
+}
+
+/** A name with the number of its images. */
+interface Counted {
+  name: string;
+  images: number;
+}
+
+interface Album extends Counted {
+  id: string;
+  created: number;
+  /** address of an image */
+  cover: string | null;
+}
+
+/** views/gallery/state.js */
+interface GalleryState {
+  filters: GalleryFilters;
+  /** null until loaded */
+  images: GalleryRow[] | null;
+  /** where the list continues */
+  next: string | null;
+  total: number;
+  facets: { images: number; bytes: number; starred: number; trashed: number; trash_days: number; models: Counted[]; loras: Counted[] } | null;
+  albums: Album[];
+  /** ids */
+  selected: Set<string>;
+  /** the one that was selected last: where a range begins */
+  anchor: string | null;
+}
+
+/** views/gallery.js */
+interface TileProps {
+  row: GalleryRow;
+  selected: boolean;
+  /** whether any image is selected: a click selects */
+  selecting: boolean;
+  open: (id: string) => void;
+}
+
 /** views/compare.js */
 interface SheetProps {
   sheet: Sheet;
@@ -680,6 +730,26 @@ type Query = Record<string, string | number | null | undefined>;
 type Labels = Record<string, string>;
 type Of<T> = (value: T) => string;
 type Words = { [name: string]: unknown };
+/** views/gallery/strings.js */
+interface GalleryPhrases extends Words {
+  count: (n: number, size: string) => string;
+  found: Of<number>;
+  inTrash: (n: number, days: number) => string;
+  trash: Of<number>;
+  refreshed: (read: number, missing: number) => string;
+  skipped: Of<number>;
+  open: Of<string>;
+  select: Of<string>;
+  star: Of<string>;
+  unstar: Of<string>;
+  selected: Of<number>;
+  restored: Of<number>;
+  purgeTitle: Of<number>;
+  purged: Of<number>;
+  albums: Words & { title: Of<number>; added: (n: number, name: string) => string; removed: Of<number>; deleteTitle: Of<string>; deleted: Of<string>; images: Of<number> };
+  imports: Words & { progress: (done: number, total: number) => string; done: (added: number, known: number) => string; refused: Of<number>; ignored: Of<number>; tooLarge: Of<string> };
+  viewer: Words & { place: (index: number, total: number) => string; zoom: Of<number> };
+}
 /** The texts with values in them: their parameters. */
 interface Phrases {
   app: Words & { notReady: Of<string> };

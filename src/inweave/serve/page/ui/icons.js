@@ -5,6 +5,7 @@ const PATHS = {
 	generate: "M12 3v4M12 17v4M3 12h4M17 12h4M6.3 6.3l2.4 2.4M15.3 15.3l2.4 2.4M17.7 6.3l-2.4 2.4M8.7 15.3l-2.4 2.4",
 	compare: "M12 3v18M4 6h5v12H4zM15 6h5v12h-5z",
 	edit: "M4 20l1-4L16.5 4.5a2.1 2.1 0 0 1 3 3L8 19zM14 7l3 3",
+	gallery: "M8 4h12v12H8zM8 8H4v12h12v-4M8 14l4-4l3 3l2-2l3 3M16 7.5v.01",
 	library: "M4 5h6v6H4zM14 5h6v6h-6zM4 15h6v4H4zM14 15h6v4h-6z",
 	train: "M4 19V5M4 19h16M7 15c3 0 3-7 6-7s3 4 6 4",
 	queue: "M4 6h16M4 12h16M4 18h10",
@@ -40,6 +41,9 @@ const PATHS = {
 	redo: "M16 5l4 4l-4 4M20 9h-9a6 6 0 0 0 0 12h3",
 	invert: "M4 4h16v16H4zM20 4L4 20M8 20l12-12M14 20l6-6",
 	holes: "M4 4h5v5H4zM14 4h6v5h-6zM9 9h5v6H9zM4 15h5v5H4zM14 15h6v5h-6z",
+	star: "M12 3.5l2.6 5.4l5.9.8l-4.3 4.1l1 5.9l-5.2-2.8l-5.2 2.8l1-5.9l-4.3-4.1l5.9-.8z",
+	previous: "M15 5l-7 7l7 7",
+	next: "M9 5l7 7l-7 7",
 	eye: "M2.5 12C6 6 18 6 21.5 12C18 18 6 18 2.5 12zM12 9.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 0 0 0-5"
 }
 

@@ -52,7 +52,7 @@ async function load(cursor) {
 
 /**
  * Move images into the trash, from which a message can restore them.
- * @param {string[]} images @param {() => unknown} [restored]
+ * @param {string[]} images @param {(rows: GalleryRow[]) => unknown} [restored]
  */
 export async function trash(images, restored) {
 	await api("/v1/gallery/delete", {json: {images}})
@@ -60,7 +60,7 @@ export async function trash(images, restored) {
 	await load()
 	const run = () =>
 		api("/v1/gallery/restore", {json: {images}})
-			.then(() => Promise.all([load(), restored?.()]))
+			.then(({images: rows}) => Promise.all([load(), restored?.(rows)]))
 			.catch(showError)
 	toast(t.trashed(images.length), {action: {label: texts.actions.undo, run}})
 }

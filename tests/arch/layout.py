@@ -102,6 +102,7 @@ ROOMS = {
         "session": "a configuration to a trained file: validate, read, plan, load, attach, resume, cache, run",
     },
     "serve": {
+        "gallery_names": "names of image files: the grammar of `--picture-names`",
         "settings": "settings of `inweave serve`",
         "jobs": "jobs as data: requests, the durable queue, result files, states, failures",
         "scheduler": "which waiting job a free device runs next",
@@ -109,8 +110,8 @@ ROOMS = {
         "cluster": "runners on the machines of a Ray cluster: endpoint, host, files by hash, their number",
         "sandbox": "untrusted files, read in a confined process: LoRA checks, images, conversions, library scans",
         "planner": "validation and memory planning of training runs, in a process of its own",
-        "storage": "datasets, uploads and training runs on disk",
-        "service": "the worker without HTTP: jobs, LoRAs, models, images, datasets, training; knows the parts below",
+        "storage": "the gallery, datasets, uploads and training runs on disk",
+        "service": "the worker without HTTP: jobs, LoRAs, models, images, gallery, training; knows the parts below",
         "http": "around every API: authentication, limits, sessions, connections, the files of the page",
         "api": "one package per API: native, a1111, openai, rbee; each with its requests and its error shape",
         "app": "the web application: routers, error handlers, security",

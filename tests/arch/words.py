@@ -26,7 +26,7 @@ PHRASES = (
     (r"\bof ours\b", "name the thing: an InweaveError, this project's"),
     (r"\bas (?:it is|they are)\b(?! (?:read|written|loaded|sent|made|received|generated|stored|built|needed))",
         "unchanged, verbatim"),
-    (r"(?<![./\w`])pictures?(?![\w`/:])", "image"),  # the API has a field `pictures`, and addresses
+    (r"(?<![./\w`])(?<!--)pictures?(?![\w`/:])", "image"),  # the API has a field `pictures`, addresses, options
 )  # fmt: skip
 #: a "#" after spaces: inside a string it begins prose too, and telling them apart takes a tokenizer five times as long
 _COMMENT = re.compile(r"(?:^|\s)#.*")

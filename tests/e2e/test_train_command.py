@@ -297,7 +297,7 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
     def short(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("inweave.generate.pipeline.generate_image", short)
+    monkeypatch.setattr("inweave.generate.drawing.denoise", short)
     sampled = ("--set", "sample_every=1", "--set", "sample_prompts=cat")
     invoked(*quick(tmp_path, cache, "--steps", 1, *sampled))
     records = [json.loads(line) for line in (tmp_path / "lora.jsonl").read_text().splitlines()]

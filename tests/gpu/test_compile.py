@@ -52,7 +52,8 @@ def test_compiled_blocks_train_what_eager_ones_do(more: dict[str, Any], tmp_path
     records: list[Any] = []
     compiled = inweave.train(settings(tmp_path / "compiled", cache, compile="on", **common), on_record=records.append)
     events = [record.get("event") for record in records]
-    assert "compile" in events and "compile failed" not in events and "graph failed" not in events, records
+    assert "compile" in events
+    assert not [record for record in records if record.get("event") in ("compile failed", "graph failed")]
     if "network" not in more:
         assert compiled.losses == pytest.approx(eager.losses, rel=1e-2 if common["precision"] == "bf16" else 2e-3)
     if common["precision"] == "bf16":

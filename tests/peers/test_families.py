@@ -189,7 +189,9 @@ def test_prompts_that_are_composed(variant: str) -> None:
     latents = torch.randn(model.latent_space.shape(SIDE, SIDE), generator=torch.Generator().manual_seed(1))
     t, family = torch.tensor(500.0), model.family
     with torch.no_grad():
-        composed = family.predict(model, latents, t, family.condition(model, request))
+        conditioning = family.condition(model, request)
+        predictions = family.denoise(model, conditioning.expand(latents), t, conditioning.inputs)
+        composed = conditioning.combine(family, predictions)
         separate = [
             family.condition(model, replace(request, positive=each, weight=1.0, others=()))
             for each in (pieces, others[0])

@@ -55,7 +55,7 @@ def measure_training(
     report = progress or (lambda text: None)
     report(f"{case.name}: a step alone")
     bare_step, _ = our_step(case, device, dtype, runs=runs, warmup=4)
-    with tempfile.TemporaryDirectory(prefix="inweave-bench-", dir=_roomy_folder()) as temporary:
+    with tempfile.TemporaryDirectory(prefix="inweave-bench-", dir=roomy_folder()) as temporary:
         folder = Path(temporary)
         report(f"{case.name}: a model folder")
         model = write_model(case.model, folder / "model", device, dtype)
@@ -147,6 +147,6 @@ def write_images(folder: Path, side: int) -> None:
         write_text(folder / f"{number}.txt", f"image number {number}")
 
 
-def _roomy_folder() -> str | None:
+def roomy_folder() -> str | None:
     """Return /dev/shm if it has enough space, since a model is written and read once; else None, the default."""
     return str(_MEMORY) if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None

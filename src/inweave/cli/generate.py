@@ -65,6 +65,8 @@ def generate(
         "--clip-skip", help="2 uses CLIP's second-to-last layer.", show_default="the model's")] = None,
     count: Annotated[int | None, typer.Option(
         "--count", "-c", help="How many images; the seed goes up by one for each.", show_default="1")] = None,
+    batch: Annotated[str, typer.Option(
+        "--batch", help="How many images are made together, at most: a number, or auto.")] = "auto",
     init: Annotated[str | None, typer.Option(
         "--init", help="An image to start from (image to image).", show_default="none", rich_help_panel=EDIT)] = None,
     strength: Annotated[float | None, typer.Option(
@@ -141,6 +143,7 @@ def generate(
         if out is not None and out != "-":
             _check_ending(out)
         progress.start("starting")
+        from inweave.generate.batches import check_batch
         from inweave.generate.find import RequestFinder, check_request, with_alpha
         from inweave.generate.pipeline import pipeline
         from inweave.generate.repeat import (
@@ -152,6 +155,7 @@ def generate(
         )
         from inweave.models.samplers import ensure_schedule
 
+        check_batch(batch)
         source = _source(repeat)
         settings, model = source.config, model or model_of(source) or MODEL
         if prompt == "-":
@@ -178,7 +182,8 @@ def generate(
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download, quantize=quantize, offload=offload,  # type: ignore[arg-type]
-            quantized_cache_gb=quantized_cache_gb, progress=_on_part(progress, model),
+            quantized_cache_gb=quantized_cache_gb, batch=batch,  # type: ignore[arg-type]
+            progress=_on_part(progress, model),
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
@@ -291,7 +296,10 @@ def _images(
     request = pipe.prepare(config)
     output.check_settings(lambda: pipe.record(request))
     result = pipe.run(request, Callbacks(progress), write)
-    return {"images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
+    return {
+        "images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings,
+        "batches": result.batches,
+    }  # fmt: skip
 
 
 def _axes(grid: list[str], comparing: bool) -> list[Axis]:
@@ -358,6 +366,8 @@ def _on_step(progress: Display) -> Callable[[Progress], None]:
 
     def show(at: Progress) -> None:
         activity = f"image {at.image + 1} of {at.images}" if at.images > 1 else "generating"
-        progress.update(activity, at.image * at.total + at.step, at.total * at.images)
+        if at.batch > 1:
+            activity = f"images {at.image + 1} to {at.image + at.batch} of {at.images}"
+        progress.update(activity, at.done, at.work)
 
     return show

@@ -13,7 +13,7 @@ from inweave.cli.console import reporting_errors
 from inweave.cli.extras import require
 
 MODELS, SEVERAL, CLUSTER = "Models", "Several workers", "Several machines"
-LIMITS, RBEE = "Limits", "Started by rbee"
+GALLERY, LIMITS, RBEE = "Gallery", "Limits", "Started by rbee"
 
 
 def serve(
@@ -65,6 +65,9 @@ def serve(
     quantized_cache_gb: Annotated[float | None, typer.Option(
         "--quantized-cache-gb", help="Disk space for quantized denoisers; 0: none.", show_default="32",
         rich_help_panel=MODELS)] = None,
+    batch: Annotated[str | None, typer.Option(
+        "--batch", help="How many images of a job are made together, at most: a number, or auto.",
+        show_default="auto", rich_help_panel=MODELS)] = None,
     memory: Annotated[float | None, typer.Option(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,
@@ -88,6 +91,20 @@ def serve(
         show_default="~/.cache/inweave/node", rich_help_panel=CLUSTER)] = None,
     node_cache_gb: Annotated[float | None, typer.Option(
         "--node-cache-gb", help="Gigabytes of these copies.", show_default="50", rich_help_panel=CLUSTER)] = None,
+    pictures: Annotated[Path | None, typer.Option(
+        "--pictures", metavar="DIR", help="Folder where images of finished jobs stay, as ordinary files.",
+        show_default="images in --data", rich_help_panel=GALLERY)] = None,
+    picture_names: Annotated[str | None, typer.Option(
+        "--picture-names", metavar="PATTERN", help="Folders and names of its files, such as [model_name]/[seed].",
+        show_default="[date]/[seed]-[prompt_words]", rich_help_panel=GALLERY)] = None,
+    picture_days: Annotated[float | None, typer.Option(
+        "--picture-days", help="Days after which images without a star or an album are deleted.", show_default="never",
+        rich_help_panel=GALLERY)] = None,
+    picture_gb: Annotated[float | None, typer.Option(
+        "--picture-gb", help="Gigabytes beyond which the oldest images without a star or an album are deleted.",
+        show_default="no limit", rich_help_panel=GALLERY)] = None,
+    no_gallery: Annotated[bool, typer.Option(
+        "--no-gallery", help="Let images expire with their jobs.", rich_help_panel=GALLERY)] = False,
     queue_limit: Annotated[int | None, typer.Option(
         "--queue-limit", help="Maximum number of waiting jobs; more are refused with 429.", show_default="1000",
         rich_help_panel=LIMITS)] = None,
@@ -171,9 +188,11 @@ def serve(
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize, "offload": offload,
-            "quantized_cache_gb": quantized_cache_gb,
+            "quantized_cache_gb": quantized_cache_gb, "batch": batch,
             "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
+            "gallery": not no_gallery, "pictures": pictures, "picture_names": picture_names,
+            "picture_days": picture_days, "picture_gb": picture_gb,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
             "origins": tuple(origin or ()),
             "cluster": cluster, "min_runners": min_runners, "max_runners": max_runners,

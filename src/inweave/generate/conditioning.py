@@ -6,7 +6,7 @@ step needs another text. Steps are those that are made: image to image at a stre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from PIL import Image
@@ -17,7 +17,7 @@ from inweave.generate.prompt import ParsedPrompt, Pieces
 from inweave.models import embedded
 from inweave.models.configuration import library_errors
 from inweave.models.embedded_words import read_pieces
-from inweave.models.families.base import Conditioning, ConditioningRequest
+from inweave.models.families.conditioning import Conditioning, ConditioningRequest, join
 from inweave.models.model import Model
 
 #: the texts of one step: positive ones with their weights, and the negative one
@@ -74,6 +74,31 @@ class PromptConditioning:
         spelled, notes = read_pieces(pieces)
         self.warnings += notes
         return spelled
+
+
+class BatchConditioning:
+    """The conditioning of images that are made together: at each step in as few groups as their texts allow."""
+
+    def __init__(self, model: Model, images: Sequence[PromptConditioning], latents: tuple[int, ...]) -> None:
+        self.model, self.images, self._latents = model, images, latents
+        self._groups: dict[tuple[int, ...], list[tuple[list[int], Conditioning]]] = {}
+
+    def at(self, step: int, steps: int) -> list[tuple[list[int], Conditioning]]:
+        """Return groups of images, each with its conditioning of step ``step``, counted from 0, of ``steps``."""
+        each = [image.at(step, steps) for image in self.images]
+        key = tuple(map(id, each))  # they live as long as their image
+        if key not in self._groups:
+            numbers: dict[tuple[object, ...], list[int]] = {}
+            for number, conditioning in enumerate(each):
+                numbers.setdefault(conditioning.layout(self.model.family), []).append(number)
+            self._groups[key] = [(group, self._join([each[number] for number in group])) for group in numbers.values()]
+        return self._groups[key]
+
+    def _join(self, images: list[Conditioning]) -> Conditioning:
+        if len(images) == 1:
+            return images[0]
+        with network_errors(self.model):
+            return join(self.model.family, self.model, images, self._latents)
 
 
 def composition_problem(model: Model, guidance: float) -> Problem:

@@ -1,43 +1,62 @@
-"""The denoising loop: from noise to an image, the same for every family and task.
+"""The denoising loop: from noise to images, the same for every family and task.
 
     text to image     x_T = noise
     image to image    x_t = noised image, from step (1 - strength) * steps on
     inpainting        9-channel models see mask and masked image; for all others the known part is put back
                       after every step:  x = mask * x + (1 - mask) * noised image
 
-All random numbers of an image come from one CPU generator in a fixed order, so a seed means the same on every device.
+Images of one batch share sampler, steps, size and strength; each has its own prompts, guidance, seed and input images.
+All random numbers of an image come from its own CPU generator in a fixed order, so a seed means the same on every
+device and in every batch: the noise of an image is bit for bit that of the image alone. What networks compute from it
+is rounded differently, because kernels sum rows of another shape in another order.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
-from inweave.errors import CancelledError, FormatError, RequestError
-from inweave.generate.conditioning import PromptConditioning, network_errors
-from inweave.generate.images import to_image
-from inweave.models import vae
+from inweave.errors import CancelledError
+from inweave.generate.conditioning import BatchConditioning, PromptConditioning, network_errors
+from inweave.generate.latents import decode, encode, encode_each, ensure_finite, mask_channels
+from inweave.models.families.conditioning import Conditioning
 from inweave.models.model import Model
 from inweave.models.samplers import make_scheduler, scaled_input, set_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a request is; ``preview`` only where previews are on."""
+    """How far a request is; ``preview`` only where previews are on.
+
+    ``image`` is the first of the ``batch`` images that are made together. A preview is that of ``image``, which is then
+    image ``position`` of its batch.
+    """
 
     step: int
     total: int
-    eta: float  # seconds
+    eta: float  # seconds, for this batch
     image: int = 0
     images: int = 1
     preview: Image.Image | None = None
+    batch: int = 1
+    position: int = 0
+
+    @property
+    def done(self) -> int:
+        """The steps that are done, of all images."""
+        return (self.image - self.position) * self.total + self.step * self.batch
+
+    @property
+    def work(self) -> int:
+        """The steps of all images."""
+        return self.total * self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +81,26 @@ class ImageTask:
     seed: int
     width: int
     height: int
-    init: torch.Tensor | None = None  # the image to start from, in -1..1
-    mask: torch.Tensor | None = None  # one where to repaint
+    init: Tensor | None = None  # the image to start from, in -1..1
+    mask: Tensor | None = None  # one where to repaint
     strength: float = 1.0
     loras: tuple[str, ...] = ()  # names and strengths, for messages
 
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What all images of a batch have in common."""
+        inputs = self.init is not None, self.mask is not None, self.init is not None and self.strength
+        return self.sampler, self.schedule, self.steps, self.width, self.height, *inputs
+
 
 @torch.no_grad()
-def generate_image(
-    model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int] = (0, 1)
-) -> Image.Image:
-    """Make one image, the first of ``number`` out of the second; raise RequestError if its values are not finite."""
-    if model.family.own_pipeline:
-        return _from_pipeline(model, task, callbacks, number)
-    generator = torch.Generator("cpu").manual_seed(task.seed)
-    if task.init is not None and task.strength == 0.0:
-        return _decode(model, _encode(model, task.init, None), callbacks, task.loras)
+def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, number: tuple[int, int] = (0, 1)) -> Tensor:
+    """Return the latents of a batch of images, of which the first is ``number`` of all: (number, all)."""
+    task, generators = tasks[0], [torch.Generator("cpu").manual_seed(each.seed) for each in tasks]
+    assert len({each.shared for each in tasks}) == 1, "images of a batch share their settings"
+    inits = [each.init for each in tasks if each.init is not None]
+    if inits and task.strength == 0.0:
+        return torch.cat([encode(model, init) for init in inits])
     with network_errors(model):
         scheduler = make_scheduler(model.blueprint.scheduler, task.sampler, task.schedule, flow=model.flow)
         shape = model.latent_space.shape(task.width, task.height)
@@ -92,9 +115,9 @@ def generate_image(
         )
         first, order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part
-        from_noise = task.init is None or (model.inpaints and task.mask is not None and task.strength == 1.0)
-        original = None if from_noise or task.init is None else _encode(model, task.init, generator)
-        noise = torch.randn(shape, generator=generator).to(model.device, model.dtype)
+        from_noise = not inits or (model.inpaints and task.mask is not None and task.strength == 1.0)
+        original = None if from_noise else encode_each(model, inits, generators)
+        noise = torch.cat([torch.randn(shape, generator=each) for each in generators]).to(model.device, model.dtype)
         if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
             if times[:1].tolist() == times[1:2].tolist() and hasattr(scheduler, "set_begin_index"):
@@ -108,8 +131,11 @@ def generate_image(
             latents = _add_noise(scheduler, original, noise, times[first : first + 1])
             if task.mask is not None and task.strength == 1.0:
                 latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-        channels, mask = _mask_inputs(model, task, generator)
-        options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        size = task.width, task.height
+        channels, mask = mask_channels(model, [t.init for t in tasks], [t.mask for t in tasks], size, generators)
+        draws = "generator" in inspect.signature(scheduler.step).parameters
+        options = {"generator": generators if len(tasks) > 1 else generators[0]} if draws else {}
+    conditioning = BatchConditioning(model, [each.conditioning for each in tasks], shape)
     started = time.perf_counter()
     total = -(-(len(times) - first) // order)
     with model.using(model.blueprint.denoiser.folder):
@@ -119,23 +145,49 @@ def generate_image(
             with network_errors(model):
                 rows = scaled_input(scheduler, latents, t)
                 rows = rows if channels is None else torch.cat([rows, channels], 1)
-                prediction = model.family.predict(model, rows, t, task.conditioning.at(step // order, total))
+                prediction = _predict(model, rows, t, conditioning.at(step // order, total))
                 latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
                 # the first half of a step of two ends at no noise level of its own
                 if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
                     following = times[first + step + 1 : first + step + 2]
                     outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                     latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
-            _report(model, callbacks, step // order + 1, total, started, latents, number)
-    _ensure_finite(model, latents, "the denoiser", task.loras)
-    return _decode(model, latents, callbacks, task.loras)
+            _report(model, callbacks, step // order + 1, total, started, latents, number, len(tasks))
+    return latents
 
 
-def _from_pipeline(model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int]) -> Image.Image:
+def run_denoiser(model: Model, rows: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the denoiser's predictions for rows of latents at time ``t``; a step does nothing else with a network."""
+    return model.family.denoise(model, rows, t, inputs)
+
+
+def _predict(model: Model, latents: Tensor, t: Tensor, groups: list[tuple[list[int], Conditioning]]) -> Tensor:
+    """Return one prediction per image; images whose texts do not fit into one batch take a call per group."""
+    predictions: dict[int, Tensor] = {}
+    for numbers, conditioning in groups:
+        own = latents if len(groups) == 1 else latents[numbers]
+        made = run_denoiser(model, conditioning.expand(own), t, conditioning.inputs)
+        prediction = conditioning.combine(model.family, made)
+        if len(groups) == 1:
+            return prediction
+        predictions |= zip(numbers, prediction.chunk(len(numbers)), strict=True)
+    return torch.cat([predictions[number] for number in range(len(latents))])
+
+
+@torch.no_grad()
+def decode_image(model: Model, latents: Tensor, task: ImageTask, callbacks: Callbacks) -> Image.Image:
+    """Return the image of one row of `denoise`; raise RequestError if its values are not finite."""
+    is_encoded = task.init is not None and task.strength == 0.0
+    ensure_finite(model, latents, "the autoencoder" if is_encoded else "the denoiser", task.loras)
+    return decode(model, latents, callbacks.warn, task.loras)
+
+
+@torch.no_grad()
+def pipeline_image(model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int]) -> Image.Image:
     """Return the image that the model's own pipeline makes."""
     started = time.perf_counter()
 
-    def on_step(step: int, latents: torch.Tensor | None) -> None:
+    def on_step(step: int, latents: Tensor | None) -> None:
         if callbacks.cancelled is not None and callbacks.cancelled():
             raise CancelledError(f"cancelled after step {step} of {task.steps}")
         _report(model, callbacks, min(step, task.steps), task.steps, started, latents, number)
@@ -148,30 +200,6 @@ def _from_pipeline(model: Model, task: ImageTask, callbacks: Callbacks, number: 
     return image
 
 
-def _ensure_finite(model: Model, values: torch.Tensor, source: str, loras: tuple[str, ...]) -> None:
-    """Raise RequestError instead of making a black image, and name the weight that is the most likely cause."""
-    if bool(torch.isfinite(values).all()):
-        return
-    stack = f" with the LoRAs {', '.join(loras)}" if loras else ""
-    dtype = str(values.dtype).removeprefix("torch.")
-    raise RequestError(
-        f"{source} gave numbers that are not finite in {dtype}{stack}, so there is no image; {_largest_weight(model)}. "
-        "Use lower strengths and guidance, or a dtype with a wider range (bf16, fp32)"
-    )
-
-
-def _largest_weight(model: Model) -> str:
-    largest, place = 0.0, ""
-    for folder, network in model.networks.items():
-        for name, weight in network.named_parameters():
-            size = float(weight.detach().abs().amax()) if weight.numel() else 0.0
-            if not size <= largest:  # NaN too
-                largest, place = size, f"{folder}: {name}"
-            if not math.isfinite(size):
-                break
-    return f"the largest number in its weights is {largest:g}, in {place}"
-
-
 def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -> int:
     """Return the step where denoising starts at this strength; a fraction of a step is rounded down, for flows up.
 
@@ -182,49 +210,12 @@ def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -
     return min(int(skipped), steps - 1) * order
 
 
-def _encode(model: Model, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    with network_errors(model), model.using("vae"):
-        return vae.encode(model.vae, image, generator).to(model.dtype)
-
-
-def _decode(
-    model: Model, latents: torch.Tensor, callbacks: Callbacks, loras: tuple[str, ...] = (), *, preview: bool = False
-) -> Image.Image:
-    with network_errors(model), model.using("vae"):
-        values = vae.decode(model.vae, latents, callbacks.warn)
-        if preview and values.shape[1] == 4:
-            values = values[:, :3]  # without its alpha
-        if values.shape[1] != 3:
-            raise FormatError(f"{model.name}: the autoencoder gives {values.shape[1]} channels; an image has 3")
-    if not preview:
-        _ensure_finite(model, values, "the autoencoder", loras)
-    return to_image(values)
-
-
-def _add_noise(scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+def _add_noise(scheduler: Any, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
     if hasattr(scheduler, "scale_noise"):
-        noisy: torch.Tensor = scheduler.scale_noise(latents, t, noise)
+        noisy: Tensor = scheduler.scale_noise(latents, t, noise)
     else:
         noisy = scheduler.add_noise(latents, noise, t)
     return noisy
-
-
-def _mask_inputs(
-    model: Model, task: ImageTask, generator: torch.Generator
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the extra channels of a 9-channel model, and the mask to put the known part back with."""
-    if task.mask is None or task.init is None:
-        if model.inpaints:  # nothing is known: the whole image is to be painted
-            blank = _encode(model, torch.zeros(1, 3, task.height, task.width), generator)
-            return torch.cat([torch.ones_like(blank[:, :1]), blank], 1), None
-        return None, None
-    scale = model.latent_scale
-    small = torch.nn.functional.interpolate(task.mask, size=(task.height // scale, task.width // scale))
-    small = small.to(model.device, model.dtype)
-    if not model.inpaints:
-        return None, small
-    masked = _encode(model, task.init * (task.mask < 0.5), generator)
-    return torch.cat([small, masked], 1), None
 
 
 def _report(
@@ -233,10 +224,11 @@ def _report(
     step: int,
     total: int,
     started: float,
-    latents: torch.Tensor | None,
+    latents: Tensor | None,
     number: tuple[int, int],
+    batch: int = 1,
 ) -> None:
-    """Call ``progress``; without ``latents`` there is no preview."""
+    """Call ``progress``, for a preview once for each image; without ``latents`` there is none."""
     if callbacks.progress is None:
         return
     left = (time.perf_counter() - started) / step * (total - step)
@@ -245,5 +237,10 @@ def _report(
         if callbacks.preview_first
         else (step % callbacks.preview_every == 0 and step < total)
     )
-    preview = _decode(model, latents, callbacks, preview=True) if due and latents is not None else None
-    callbacks.progress(Progress(step, total, left, *number, preview=preview))
+    if not due or latents is None:
+        callbacks.progress(Progress(step, total, left, *number, batch=batch))
+        return
+    image, images = number
+    for position, row in enumerate(latents.chunk(batch)):
+        preview = decode(model, row, callbacks.warn, preview=True)
+        callbacks.progress(Progress(step, total, left, image + position, images, preview, batch, position))

@@ -11,13 +11,11 @@ are woven in for it on top of the pipeline's own stack; the next request gets it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Unpack
 
@@ -26,23 +24,22 @@ from PIL import Image
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem, RequestError
-from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, rounding_note, stack_of
+from inweave.generate.applied import OnMismatch, apply_loras, stack_of
+from inweave.generate.batches import Batch, check_batch
 from inweave.generate.conditioning import PromptConditioning, composition_problem, pipeline_problems
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
-from inweave.generate.denoise import Callbacks, ImageTask, Progress, generate_image
+from inweave.generate.denoise import Callbacks, Progress
+from inweave.generate.drawing import Drawing, OnImage
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import (
     ImageInput,
-    is_blank,
-    mask_tensor,
     open_image,
     open_mask,
-    paste,
     size_warnings,
-    to_tensor,
     working_size,
 )
 from inweave.generate.loading import CACHE_GB, load_for_images
+from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
 from inweave.models.model import Model, Quantize
@@ -55,18 +52,6 @@ from inweave.weights.stack import Strength
 MAX_SIDE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request that was checked and has a value for every setting."""
-
-    config: GenerateConfig
-    loras: list[AppliedLora]
-    init: Image.Image | None
-    mask: Image.Image | None
-    size: tuple[int, int]
-    warnings: tuple[str, ...] = ()
-
-
 class Pipeline:
     """A loaded model that generates images: `pipe("a red apple", seed=7).images[0]`.
 
@@ -77,6 +62,7 @@ class Pipeline:
         loras: the stack that every request gets, below its own LoRAs.
         lora_folders: folders in which LoRAs are looked up by name or hash.
         finder: looks up LoRA files in place of ``lora_folders``.
+        batch: how many images of a request are made together, at most: a number, or "auto".
     """
 
     def __init__(
@@ -86,8 +72,11 @@ class Pipeline:
         loras: Sequence[LoraChoice] = (),
         lora_folders: Iterable[str | os.PathLike[str]] = (),
         finder: LoraFinder | None = None,
+        batch: Batch = "auto",
     ) -> None:
         self.model = model
+        self.batch = check_batch(batch)
+        self._measured: dict[tuple[object, ...], int] = {}
         self.finder = finder or LoraFinder(lora_folders)
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
         self._lock = threading.RLock()
@@ -127,9 +116,10 @@ class Pipeline:
         preview_every: int = 0,
         preview_first: bool = False,
         cancelled: Callable[[], bool] | None = None,
-        on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
+        on_image: OnImage | None = None,
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
+        batch: Batch | None = None,
         **settings: Unpack[RequestSettings],
     ) -> Result:
         """Generate images for one request.
@@ -145,6 +135,7 @@ class Pipeline:
             on_image: called with (number, image, record) after each image.
             on_mismatch: "warn" uses the part of a LoRA that fits, and names the rest in the warnings of the result.
             finder: looks up the LoRAs of this request instead of the pipeline's own finder.
+            batch: how many of its images are made together, at most: a number, or "auto"; None: the pipeline's.
             **settings: the fields of `GenerateConfig`, if ``prompt`` is a text.
 
         Returns:
@@ -163,7 +154,7 @@ class Pipeline:
             config = prompt
         with self._lock:
             callbacks = Callbacks(progress, preview_every, cancelled, preview_first=preview_first)
-            return self.run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image)
+            return self.run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image, batch)
 
     def prepare(
         self,
@@ -212,7 +203,7 @@ class Pipeline:
         """Return the settings of a request as its images carry them, without generating any."""
         request = self.prepare(config, init, mask) if isinstance(config, GenerateConfig) else config
         assert request.config.seed is not None
-        return self._record(request, request.config.seed)
+        return record_of(self.model, self._model_hash, request, request.config.seed)
 
     def _open_images(
         self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str | Problem]
@@ -245,41 +236,20 @@ class Pipeline:
         self,
         request: PreparedRequest,
         callbacks: Callbacks,
-        on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
+        on_image: OnImage | None = None,
+        batch: Batch | None = None,
     ) -> Result:
-        """Generate the images of a request of `prepare`."""
+        """Generate the images of a request of `prepare`; ``batch`` as in a call."""
         with self._lock:
-            config = request.config
-            assert config.seed is not None and config.steps is not None and config.sampler is not None
             started = time.perf_counter()
             self._swap_in(request)
             swap_seconds = time.perf_counter() - started
-            conditioning = self._conditioning(request)
-            init = to_tensor(request.init, request.size) if request.init is not None else None
-            mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
-            images: list[Image.Image] = []
-            records: list[dict[str, Any]] = []
-            warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
-            warnings += [warning for parsed in config.prompts for warning in parsed.warnings]
-            warnings += filter(None, [rounding_note(self.model.rounding_loss)])
-            callbacks = replace(callbacks, warn=warnings.append)
-            for number in range(config.count):
-                seed = config.seed + number
-                task = ImageTask(
-                    conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
-                    config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras),
-                )  # fmt: skip
-                image = generate_image(self.model, task, callbacks, (number, config.count))
-                if is_blank(image):
-                    warnings.append(
-                        f"the image of seed {seed} is a single color; lower the strengths of LoRAs, or the guidance"
-                    )
-                images.append(_finish(image, request))
-                records.append(self._record(request, seed))
-                if on_image is not None:
-                    on_image(number, images[-1], records[-1])
-            warnings += conditioning.warnings
-            return Result(images, records, request.loras, list(dict.fromkeys(warnings)), swap_seconds)
+            drawing = Drawing(
+                self.model, self._model_hash, self.batch if batch is None else check_batch(batch), self._measured
+            )
+            result = drawing(request, self._conditioning(request), callbacks, on_image)
+            result.swap_seconds = swap_seconds
+            return result
 
     def _swap_in(self, request: PreparedRequest) -> None:
         """Make the weights those of the request's LoRAs."""
@@ -289,43 +259,6 @@ class Pipeline:
         config = request.config
         assert config.guidance is not None
         return PromptConditioning(self.model, config.prompts, config.guidance, request.size, config.clip_skip)
-
-    def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
-        config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)
-        config["loras"] = [
-            {"name": lora.name, "te": lora.te, "unet": lora.unet}
-            | ({} if lora.alpha is None else {"alpha": lora.alpha})
-            for lora in request.loras
-            if not lora.in_prompt
-        ]
-        variant = self.model.blueprint.variant
-        return {
-            "config": config,
-            "model": {
-                "name": self.model.name,
-                "variant": variant.name if variant else None,
-                "family": self.model.family.name,
-                "autov1": self._model_hash,
-                **({"quantize": self.model.quantized} if self.model.quantized != "off" else {}),
-            },
-            "loras": [lora.as_dict() for lora in request.loras],
-            "inputs": {
-                name: hashlib.sha256(image.tobytes()).hexdigest()
-                for name, image in (("init", request.init), ("mask", request.mask))
-                if image is not None
-            },
-        }
-
-
-def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:
-    """Return the image at the size of its initial image, with everything outside the mask put back."""
-    if request.init is None:
-        return image
-    if image.size != request.init.size:
-        image = image.resize(request.init.size, Image.Resampling.LANCZOS)
-    if request.mask is not None and request.config.keep_unmasked:
-        return paste(image, request.init, request.mask, request.config.feather)
-    return image
 
 
 def pipeline(
@@ -342,6 +275,7 @@ def pipeline(
     quantize: Quantize = "off",
     offload: Offload = "off",
     quantized_cache_gb: float = CACHE_GB,
+    batch: Batch = "auto",
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -364,6 +298,7 @@ def pipeline(
         offload: "blocks" leaves the weights in host memory and copies them to the device block by block while it
             computes; "auto" does so if the model would not fit on the GPU; "off".
         quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
+        batch: how many images of a request are made together, at most: a number, or "auto".
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -379,7 +314,7 @@ def pipeline(
     expect("allow_download", allow_download, bool)
     if not isinstance(lora_folders, Iterable):
         raise ConfigError(f"lora_folders: expected folders, got {type(lora_folders).__name__}")
-    choices = parse_loras(loras)
+    choices, batch = parse_loras(loras), check_batch(batch)
     folders = [lora_folders] if isinstance(lora_folders, str | os.PathLike) else list(lora_folders)
     finder = finder or LoraFinder(folders)
     layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
@@ -388,4 +323,4 @@ def pipeline(
         blueprint, loras=layers, device=device, dtype=dtype, quantize=quantize, offload=offload,
         cache_gb=quantized_cache_gb, progress=progress,
     )  # fmt: skip
-    return Pipeline(loaded, loras=choices, finder=finder)
+    return Pipeline(loaded, loras=choices, finder=finder, batch=batch)

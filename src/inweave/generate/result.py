@@ -28,6 +28,7 @@ class Result:
         loras: each LoRA with its file, its strengths and the number of modules it changed.
         warnings: settings that had no effect, and other remarks.
         swap_seconds: the time to merge all LoRAs into the weights.
+        batches: how many images were made together, for each batch.
     """
 
     images: list[Image.Image]
@@ -35,6 +36,7 @@ class Result:
     loras: list[AppliedLora]
     warnings: list[str] = field(default_factory=list)
     swap_seconds: float = 0.0
+    batches: list[int] = field(default_factory=list)
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
         """Write one image with its settings in it.

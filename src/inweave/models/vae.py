@@ -15,7 +15,7 @@ channels and half the sides. Their mean and variance are those of a batch norm (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +118,13 @@ def encode(vae: Any, image: Tensor, generator: torch.Generator | None) -> Tensor
     """Latents sampled for a batch of images; without a generator the most likely ones."""
     space, distribution = latent_space(vae), _distribution(vae, image)
     hidden = distribution.mode() if generator is None else distribution.sample(generator)
+    return space.normalize(_without_frames(hidden, space))
+
+
+def encode_samples(vae: Any, image: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Return latents of one image, sampled once with each generator."""
+    space, distribution = latent_space(vae), _distribution(vae, image)
+    hidden = torch.cat([distribution.sample(generator) for generator in generators])
     return space.normalize(_without_frames(hidden, space))
 
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.checked import CheckedModel, FieldError
-from inweave.errors import Problem
+from inweave.errors import ConfigError, Problem
+from inweave.serve.gallery_names import DEFAULT_NAMES, ensure_pattern
 
 MEBIBYTE = 1024 * 1024
 CLUSTER_ONLY = {"min_runners", "max_runners", "idle_seconds", "runner_cpus", "node_cache", "node_cache_gb"}
@@ -76,6 +77,9 @@ class ServeSettings(CheckedModel):
     quantized_cache_gb: Annotated[float, Field(ge=0, lt=2**20)] = Field(
         default=32.0, description="disk space for quantized denoisers; 0: none"
     )
+    batch: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = Field(
+        default="auto", description="images of a job that are made together, at most"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
@@ -89,6 +93,15 @@ class ServeSettings(CheckedModel):
     plan_seconds: Annotated[float, Field(gt=0)] = Field(default=60.0, description="one plan of a training run")
     keep_hours: Annotated[float, Field(gt=0)] = 24.0
     keep_gb: Annotated[float, Field(gt=0)] = 4.0
+    gallery: bool = Field(default=True, description="whether images of jobs stay in a folder after their jobs expired")
+    pictures: Path | None = Field(default=None, description="the folder of the gallery; default: images in `data`")
+    picture_names: str = Field(default=DEFAULT_NAMES, description="names of image files: `inweave.serve.gallery_names`")
+    picture_days: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="after which images without a star or an album are deleted; default: never"
+    )
+    picture_gb: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="size of the gallery, beyond which its oldest images are deleted; default: any"
+    )
     upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded images")
     upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="size of all uploaded images")
     dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
@@ -121,6 +134,14 @@ class ServeSettings(CheckedModel):
                 Problem("blobs", "expected a folder that all workers see; object stores are not supported")
             )
         return value
+
+    @field_validator("picture_names")
+    @classmethod
+    def _pattern(cls, value: str) -> str:
+        try:
+            return ensure_pattern(value)
+        except ConfigError as error:
+            raise FieldError(error.problems[0]) from None
 
     @field_validator("proxies")
     @classmethod
@@ -198,10 +219,15 @@ class ServeSettings(CheckedModel):
         """Return the folder of datasets, training runs, and LoRAs that were uploaded or trained."""
         return self.blobs_folder() if self.shared is None else self.shared
 
+    def gallery_folder(self) -> Path:
+        """Return the folder of the gallery."""
+        return self.blobs_folder() / "images" if self.pictures is None else self.pictures.expanduser()
+
     def private_folders(self) -> tuple[str, ...]:
         """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
         parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
-        return tuple(map(str, (self.data, self.blobs_folder(), self.shared_folder(), *self.lora_folders, *parents)))
+        own = (self.data, self.blobs_folder(), self.shared_folder(), self.gallery_folder())
+        return tuple(map(str, (*own, *self.lora_folders, *parents)))
 
 
 def model_name(where: str) -> str:

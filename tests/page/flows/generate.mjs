@@ -42,12 +42,43 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 				page.waitForEvent("download"),
 				page.getByRole("link", {name: "Download"}).click()
 			])
-			assert.match(download.suggestedFilename(), /^job-.*\.png$/)
+			assert.match(download.suggestedFilename(), /^11-a-red-apple.*\.png$/)
+			await page.getByRole("button", {name: "Delete", exact: true}).click()
+			await image.waitFor({state: "detached"})
+			await page.getByRole("button", {name: "Undo"}).click()
+			await image.waitFor()
 			await page.getByRole("button", {name: "Delete", exact: true}).click()
 			await image.waitFor({state: "detached"})
 		},
 		{core: true}
 	)
+
+	test("an image outlives its job, with its settings, Compare and Edit", async page => {
+		const job = await ended(await submit({prompt: "a pear <lora:ink:0.3>", seed: 21, steps: 4}))
+		await api(`/v1/jobs/${job.id}?forget=true`, undefined, "DELETE")
+		await page.goto("/#/generate?prompt=x")
+		const open = async () => {
+			await page.goto("/#/generate")
+			await page.locator(".gallery-item img[alt='a pear <lora:ink:0.3>, seed 21']").click()
+			await page.locator(".stage img[alt='a pear <lora:ink:0.3>, seed 21']").waitFor()
+		}
+		await open()
+		await page.getByText("Generation details").click()
+		await page.locator(".facts dd", {hasText: /^4$/}).waitFor() // its steps, from the file
+		await page.getByRole("button", {name: "Reuse settings"}).click()
+		await page.getByText("Image settings loaded").waitFor()
+		assert.equal(await prompt(page).inputValue(), "a pear <lora:ink:0.3>")
+		assert.equal(await page.getByLabel("Steps").inputValue(), "4")
+		await page.getByRole("button", {name: "Compare", exact: true}).click()
+		await page.waitForURL(/#\/compare/)
+		await page.locator(".compare-lora").waitFor()
+		assert.match(page.url(), /seed=21/)
+		await open()
+		await page.getByRole("link", {name: "Edit", exact: true}).last().click()
+		await page.locator(".edit-frame").waitFor()
+		assert.match(page.url(), /gallery=image-/)
+		await page.waitForFunction(() => document.querySelector("textarea")?.value === "a pear <lora:ink:0.3>")
+	})
 
 	test(
 		"tags, cards, sliders and words stay in step",

@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_bits_after_other_work_and_swaps(pipe: Pipe
 
 
 def test_images_of_a_batch_are_those_of_their_seeds(pipe: Pipeline) -> None:
-    several = pipe("cat face", steps=2, seed=3, count=3, **SMALL)
+    several = pipe("cat face", steps=2, seed=3, count=3, batch=1, **SMALL)
     assert [record["config"]["seed"] for record in several.records] == [3, 4, 5]
     assert several.images[2].tobytes() == pipe("cat face", steps=2, seed=5, **SMALL).images[0].tobytes()
 
@@ -133,7 +133,7 @@ def test_inpainting_changes_the_mask_and_nothing_else(pipe: Pipeline) -> None:
 
 def test_progress_and_preview(pipe: Pipeline) -> None:
     reports: list[Progress] = []
-    pipe("cat face", progress=reports.append, preview_every=2, steps=4, seed=1, count=2, **SMALL)
+    pipe("cat face", progress=reports.append, preview_every=2, steps=4, seed=1, count=2, batch=1, **SMALL)
     assert [(at.image, at.step, at.total) for at in reports] == [(p, s, 4) for p in (0, 1) for s in (1, 2, 3, 4)]
     assert [at.preview is not None for at in reports[:4]] == [False, True, False, False]
     assert reports[3].eta == 0 and reports[0].eta > 0

@@ -24,8 +24,7 @@ Contract
   truncates them inside `denoise`.
 - Text encoders are either trainable, and then run inside the training step, or frozen: the states of a frozen one are
   computed once (`frozen_states`) and replace its token ids in `encode`.
-- Composed prompts add up to one positive prediction, which is then guided like any other:
-  positive = negative + sum of weight (prediction - negative).
+- Predictions of prompts are guided and composed, and images joined, in `inweave.models.families.conditioning`.
 - Return values depend only on the arguments and the weights; a family has no state.
 - A family of another package may bring classes of its own (`Network.library`), and for single files the configurations
   of its variants (`Family.package`). Such files use the tensor names of the network's class (`table = "own"`).
@@ -40,6 +39,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from inweave.errors import FormatError
+from inweave.models.families.conditioning import Conditioning as Conditioning
+from inweave.models.families.conditioning import ConditioningRequest as ConditioningRequest
+from inweave.models.families.conditioning import Pieces as Pieces
 from inweave.models.families.declared import Network as Network
 from inweave.models.families.declared import Variant as Variant
 
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 Tensors = dict[str, "Tensor"]
-#: (text, weight) in order; a piece with the text BREAK starts a new chunk
-Pieces = Sequence[tuple[str, float]]
 
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
@@ -71,37 +71,6 @@ class PromptTokens:
     weights: Tensors
     chunks: int
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ConditioningRequest:
-    """Both prompts of an image, how strongly to guide, and the image's size in pixels.
-
-    ``others``: prompts that are composed with the positive one, each with its weight; ``weight`` is the first one's.
-    """
-
-    positive: Pieces
-    negative: Pieces
-    guidance: float
-    width: int
-    height: int
-    clip_skip: int | None = None
-    weight: float = 1.0
-    others: tuple[tuple[Pieces, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Conditioning:
-    """Arguments of the denoiser; where ``guided``, rows for the negative prompt come before those for the positive.
-
-    ``weights``: those of several positive prompts, in order; nothing for a single one of weight 1.
-    """
-
-    inputs: Mapping[str, Tensor]
-    guidance: float
-    guided: bool
-    warnings: tuple[str, ...] = ()
-    weights: tuple[float, ...] = ()
 
 
 class BlueprintView(Protocol):
@@ -370,22 +339,8 @@ class Family(ABC):
             latents = model.latent_space.shape(request.width, request.height)
             inputs = self.batch_inputs(model, text, sizes, latents, request.guidance)
         weights = (request.weight, *(weight for _, weight in request.others))
-        return Conditioning(inputs, request.guidance, guided, tuple(warnings), () if weights == (1.0,) else weights)
-
-    def predict(self, model: ModelView, latents: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return one prediction, guided if the conditioning is."""
-        import torch
-
-        if not conditioning.guided:
-            return self.denoise(model, latents, t, conditioning.inputs)
-        rows = 1 + max(len(conditioning.weights), 1)
-        predictions = self.denoise(model, torch.cat([latents] * rows), t, conditioning.inputs)
-        negative, *positives = predictions.chunk(rows)
-        positive = positives[0]
-        if conditioning.weights:
-            weighted = zip(conditioning.weights, positives, strict=True)
-            positive = negative + sum(weight * (each - negative) for weight, each in weighted)
-        return self.guide(negative, positive, conditioning.guidance)
+        weights = () if weights == (1.0,) else weights
+        return Conditioning(inputs, request.guidance, guided, tuple(warnings), weights, text, sizes)
 
 
 def on_encoders(model: ModelView, ids: Tensors) -> Tensors:

@@ -13,6 +13,7 @@ sentence to them: weights of its words have no meaning here and are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.models.families.base import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 QWEN_TOKENIZERS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 ENCODER, MASK = "text_encoder", "text_encoder.mask"
+STATES, STATES_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 UNIT = 32  # tokens: what Z-Image pads each text to anyway
 
 
@@ -91,9 +93,9 @@ class ChatFamily(Family):
         if not states.is_floating_point():
             states = self._states(model, states)
         if MASK not in ids:
-            return {"encoder_hidden_states": states}
+            return {STATES: states}
         mask = ids[MASK]
-        return {"encoder_hidden_states": states * mask[..., None].to(states.dtype), "encoder_hidden_states_mask": mask}
+        return {STATES: states * mask[..., None].to(states.dtype), STATES_MASK: mask}
 
     def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         return {ENCODER: self._states(model, ids[ENCODER].to(device_of(model.networks[ENCODER])))}
@@ -103,6 +105,22 @@ class ChatFamily(Family):
 
         padding = {name: chunks * UNIT - value.shape[1] for name, value in text.items()}
         return {name: pad(value, (0, 0) * (value.dim() - 2) + (0, padding[name])) for name, value in text.items()}
+
+    def join_text(self, rows: Sequence[Tensors]) -> Tensors:
+        """Pad rows of different lengths to the longest; where one has a mask, or needs one, all get theirs."""
+        import torch
+        from torch.nn.functional import pad
+
+        if len({(len(row), row[STATES].shape[1]) for row in rows}) == 1:
+            return super().join_text(rows)
+        longest = max(row[STATES].shape[1] for row in rows)
+        padded = []
+        for row in rows:
+            states, padding = row[STATES], longest - row[STATES].shape[1]
+            mask = row.get(STATES_MASK)
+            mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device) if mask is None else mask
+            padded.append({STATES: pad(states, (0, 0, 0, padding)), STATES_MASK: pad(mask, (0, padding))})
+        return super().join_text(padded)
 
     def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
         import torch

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
@@ -130,6 +131,7 @@ class QuantizedLayer(nn.Module):
     for_speed: ClassVar[bool] = False
 
     dtype: torch.dtype  # of the original weight
+    _dtypes: Sequence[torch.dtype] | None = None  # of the tensors, where the module holds some as another one
 
     @property
     @abstractmethod
@@ -154,8 +156,18 @@ class QuantizedLayer(nn.Module):
     def quantized(self) -> QuantizedWeight:
         """The tensors of the weight."""
         own, names = self._names()
-        weight: QuantizedWeight = self.weights(*(own[name] for name in names))
+        dtypes = self._dtypes or [own[name].dtype for name in names]
+        pairs = zip(names, dtypes, strict=True)
+        weight: QuantizedWeight = self.weights(
+            *(own[name] if own[name].dtype == dtype else own[name].view(dtype) for name, dtype in pairs)
+        )
         return weight
+
+    @property
+    def held(self) -> list[Tensor]:
+        """The tensors as the module holds them: shards, once FSDP has split them."""
+        own, names = self._names()
+        return [own[name] for name in names]
 
     def _names(self) -> tuple[dict[str, Any], Sequence[str]]:
         """Return the module's own dict with the tensors of the weight, among others, and their names in it."""
@@ -165,9 +177,16 @@ class QuantizedLayer(nn.Module):
         return self._parameters, [f"weight_{name}" for name in names]
 
     def become_parameters(self) -> None:
-        """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers."""
+        """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers.
+
+        Bytes that are integers are held as the 8-bit floats with the same bits: before torch 2.13, FSDP creates every
+        parameter as one that could require a gradient, which integers cannot.
+        """
+        self._dtypes = [tensor.dtype for tensor in self.held]
         for name in self.weights._fields:
             tensor = cast("Tensor", self._buffers.pop(name))
+            if tensor.itemsize == 1 and not tensor.is_floating_point():
+                tensor = tensor.view(torch.float8_e4m3fn)
             self._parameters[f"weight_{name}"] = nn.Parameter(tensor, requires_grad=False)
 
     @torch.no_grad()
@@ -229,7 +248,10 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
         """
         place = store or layers[0].weight.device
         parts = [layer.weight.detach().flatten(1).to(device or layer.weight.device) for layer in layers]
-        whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
+        if parts[0].is_meta and place.type == "meta":
+            whole = _blank_weight(cls.weights, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype)
+        else:
+            whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
         for layer, quantized in zip(layers, whole.split(len(layers)), strict=True):
             cls.layer_for(layer).hold(layer, quantized, layer.weight.dtype)
 
@@ -248,6 +270,17 @@ PACKED_FORMATS: dict[str, type[QuantizedLinear]] = {}
 def format_of(name: str) -> type[QuantizedLinear]:
     """Return the layer of a format by name."""
     return FORMATS[name] if name in FORMATS else PACKED_FORMATS[name]
+
+
+def _blank_weight(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    """Return new tensors on the meta device, as quantizing a matrix of this size would make them."""
+    return weights(*map(torch.empty_like, _weight_of_size(weights, rows, columns, dtype)))
+
+
+@cache
+def _weight_of_size(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
+    # the arithmetic of a format is hundreds of operations, and a network has thousands of layers in a few sizes
+    return weights.of(torch.empty(rows, columns, dtype=dtype, device="meta"))
 
 
 def restore_weight(name: str, *tensors: Tensor | None) -> QuantizedWeight:

@@ -1,6 +1,6 @@
-"""Files of the library in answers: opened first, without leaving their folder, and sent from the descriptor.
+"""Files of the library and the gallery in answers: opened first, without leaving their folder.
 
-A response that opens a path by itself would follow a link that was put there in between.
+They are sent from the descriptor: a response that opens a path by itself would follow a link that came in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OpenedFile(FileResponse):
 
 
 def library_file(root: str, path: str, label: str, **options: Any) -> OpenedFile:
-    """Return a file of a library folder; raise MissingError unless it is a regular file inside of it."""
+    """Return a file of a folder that other programs write to; raise MissingError unless it is one."""
     try:
         descriptor = open_beneath(Path(root), path, os.O_RDONLY | os.O_NONBLOCK)
     except (OSError, ValueError):

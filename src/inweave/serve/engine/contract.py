@@ -70,6 +70,7 @@ class RunnerSettings:
     quantize: str = "off"  # an argument of `inweave.pipeline`
     offload: str = "off"  # another one
     quantized_cache_gb: float = 0.0  # another one
+    batch: int | Literal["auto"] = "auto"  # another one
 
 
 @dataclass(frozen=True, slots=True)

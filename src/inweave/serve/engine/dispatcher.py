@@ -321,9 +321,9 @@ class Dispatcher:
         if not await self._stored(self._store.holds, job.id, job.lease):
             log.warning("%s: another process runs it now; this result is dropped", job.id)
         elif report.state == "done":
-            result = await asyncio.to_thread(self._deliver, job, report.result)
-            for image, name in zip(result.get("images", ()), files, strict=False):
+            for image, name in zip(report.result.get("images", ()), files, strict=False):
                 image["file"] = name
+            result = await self._stored(self._deliver, job, report.result, repeat=(DatabaseLost,))
             await self._end(job, "done", result=result)
         elif report.state == "failed":
             await self._end(job, "failed", error=report.error)

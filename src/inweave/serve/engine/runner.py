@@ -100,7 +100,7 @@ class Runner:
             pipe = pipeline(
                 model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model),
                 quantize=self.settings.quantize, offload=self.settings.offload,  # type: ignore[arg-type]
-                quantized_cache_gb=self.settings.quantized_cache_gb,
+                quantized_cache_gb=self.settings.quantized_cache_gb, batch=self.settings.batch,
             )  # fmt: skip
             self._sizes[model] = model_bytes(pipe)
             self._refuse_too_large(model)
@@ -130,9 +130,9 @@ class Runner:
         started = time.perf_counter()
 
         def report(at: Progress) -> None:
-            steps, total = at.image * at.total + at.step, at.total * at.images
             data = {
-                "step": steps, "total": total, "percent": round(100 * steps / total, 2), "eta": round(at.eta, 3),
+                "step": at.done, "total": at.work, "percent": round(100 * at.done / at.work, 2),
+                "eta": round(at.eta, 3),
                 "index": at.image, "count": at.images,
             }  # fmt: skip
             if at.preview is None:

@@ -7,7 +7,8 @@
     images_per_day = 500        images of the jobs of the last 24 hours, also of those that failed
     upload_gb_per_day = 2.0     gigabytes of request bodies of the last 24 hours: uploads, datasets, LoRAs, images
 
-A quota that is left out does not limit. Tokens are for limits: every account sees all jobs and the whole library.
+A quota that is left out does not limit. Tokens are for limits: every account sees all jobs and the whole library,
+and its own images in the gallery.
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ import {lock, unlock} from "./lib/session.js"
 /** The views in the order of the navigation. @type {Record<string, Loader>} */
 const VIEWS = {
 	generate: () => import("./views/generate.js"),
-	compare: () => import("./views/compare.js"),
-	edit: () => import("./views/edit.js"),
-	library: () => import("./views/library.js"),
-	train: () => import("./views/train.js"),
-	queue: () => import("./views/queue.js")
+	compare: () => styled("compare", import("./views/compare.js")),
+	edit: () => styled("edit", import("./views/edit.js")),
+	library: () => styled("library", import("./views/library.js")),
+	train: () => styled("train", import("./views/train.js")),
+	queue: () => styled("queue", import("./views/queue.js"))
 }
 const NAMES = Object.keys(VIEWS)
 const stored = persisted("theme", "auto")
@@ -98,6 +98,23 @@ function Navigation({current}) {
 			</a>`
 		)}
 	</nav>`
+}
+
+/** A view once its own stylesheet is loaded. @param {string} name @param {ReturnType<Loader>} view @returns {ReturnType<Loader>} */
+async function styled(name, view) {
+	const href = new URL(`./css/${name}.css`, import.meta.url).href
+	if (!document.querySelector(`link[href="${href}"]`)) {
+		const link = Object.assign(document.createElement("link"), {rel: "stylesheet", href})
+		await new Promise((resolve, reject) => {
+			link.onload = resolve
+			link.onerror = reject
+			document.head.append(link)
+		}).catch(error => {
+			link.remove()
+			throw error
+		})
+	}
+	return view
 }
 
 /** @param {{ name: string }} props */

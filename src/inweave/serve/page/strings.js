@@ -121,6 +121,8 @@ export const texts = {
 		gallery: "Images",
 		galleryEmpty: "Your images appear here.",
 		keptFor: hours => `kept for ${hours >= 48 ? `${Math.round(hours / 24)} days` : `${hours} hours`}`,
+		all: "Open the gallery",
+		trashed: n => `${counted(n, "image")} moved to the trash`,
 		imageOf: (prompt, seed) => `${prompt || "no prompt"}, seed ${seed}`,
 		use: "Reuse settings",
 		compare: "Compare",

@@ -36,6 +36,17 @@ class SandboxClient:
         """Return a small copy of an image that was checked before, as WebP."""
         return bytes((await self._call("thumbnail", label, path=path, side=side))["content"])
 
+    async def thumbnail_of(self, content: bytes, side: int, label: str) -> bytes:
+        """Return a small copy of an untrusted image, as WebP; raise RequestError if it cannot be read."""
+        return bytes((await self._call("thumbnail_of", label, content=content, side=side, label=label))["content"])
+
+    async def image_facts(self, content: bytes, label: str) -> dict[str, Any]:
+        """Return the `format`, `width`, `height` and `settings` of an untrusted image.
+
+        ``settings``: fields of `ImageSettings`, or None. Raise RequestError if the image cannot be read.
+        """
+        return await self._call("image_facts", label, content=content, label=label)
+
     async def record(self, content: bytes) -> dict[str, str]:
         """Return the texts in an image file."""
         return dict((await self._call("record", "image", content=content))["texts"])

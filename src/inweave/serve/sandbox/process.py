@@ -22,6 +22,9 @@ from inweave.serve.jobs.private_paths import PATHS, public
 MEMORY = 4 * 1024**3
 MAX_RECORD_PIXELS = 4096 * 4096
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+#: those that every browser shows
+GALLERY_FORMATS = ("PNG", "JPEG", "WEBP")
+EXIF_ORIENTATION = 0x0112
 #: the longest side over the shortest: a line of pixels is not a useful image, and expands to a large canvas
 MAX_RATIO = 16
 
@@ -60,15 +63,54 @@ def eight_bits(image: Any) -> Any:
 
 
 def make_thumbnail(data: Data) -> Data:
-    """Return a small copy of an image."""
+    """Return a small copy of an image, which was checked before."""
     from PIL import Image
 
     with Image.open(data["path"], formats=("PNG",)) as image:
-        small = image.convert("RGBA" if image.mode in ("RGBA", "LA", "PA") else "RGB")
-    small.thumbnail((data["side"], data["side"]))
+        return {"content": _small(image, data["side"])}
+
+
+def make_thumbnail_of(data: Data) -> Data:
+    """Return a small copy of the bytes of an image, upright."""
+    from PIL import ImageOps
+
+    from inweave.files.images import open_image_bytes
+
+    label = data["label"]
+    with open_image_bytes(data["content"], label, error=RequestError, formats=GALLERY_FORMATS) as image:
+        try:
+            image.draft("RGB", (2 * data["side"], 2 * data["side"]))  # a JPEG is decoded at a fraction of its size
+            return {"content": _small(eight_bits(ImageOps.exif_transpose(image)), data["side"])}
+        except Exception:
+            raise RequestError(Problem(label, "not an image that can be read: it is cut short or broken")) from None
+
+
+def _small(image: Any, side: int) -> bytes:
+    small = image.convert("RGBA" if image.mode in ("RGBA", "LA", "PA") else "RGB")
+    small.thumbnail((side, side))
     target = io.BytesIO()
     small.save(target, format="WEBP", quality=80)
-    return {"content": target.getvalue()}
+    return target.getvalue()
+
+
+def read_facts(data: Data) -> Data:
+    """Return the format, the upright size and the settings of an image, decoded to its last pixel."""
+    from inweave.files.images import open_image_bytes
+    from inweave.generate.record import settings_of
+
+    label = data["label"]
+    with open_image_bytes(data["content"], label, error=RequestError, formats=GALLERY_FORMATS) as image:
+        try:
+            image.load()
+            turned = image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
+        except Exception:
+            raise RequestError(Problem(label, "not an image that can be read: it is cut short or broken")) from None
+        size = image.size[::-1] if turned else image.size
+        try:
+            settings = settings_of(image, label).as_dict()
+        except InweaveError:  # most images have none
+            settings = None
+        return {"format": image.format, "width": size[0], "height": size[1], "settings": settings}
 
 
 def check_record(data: Data) -> Data:
@@ -157,6 +199,8 @@ def check_adapter(data: Data) -> Data:
 CALLS: dict[str, Callable[[Data], Data]] = {
     "image": check_image,
     "thumbnail": make_thumbnail,
+    "thumbnail_of": make_thumbnail_of,
+    "image_facts": read_facts,
     "record": check_record,
     "settings": check_settings,
     "lora": check_lora,

@@ -4,6 +4,7 @@ jobs        queue, wait for, reorder, cancel
 loras       look up, add, check against models, convert
 models      names and locations
 images      images of requests, uploads, settings stored in images
+gallery     images that stay: search, star, albums, delete, import
 datasets    images and captions to train on
 training    plan, submit, extend; checkpoints
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, ConflictError, Problem
+from inweave.errors import ConfigError, ConflictError, InweaveError, Problem
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig
 from inweave.library import Library
@@ -41,17 +42,18 @@ from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.private_paths import PATHS
 from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
-from inweave.serve.jobs.sql import Database
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.jobs.usage import Usage
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
+from inweave.serve.service.gallery import Gallery
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
 from inweave.serve.service.loras import Loras
 from inweave.serve.service.models import Models
+from inweave.serve.service.stores import open_database, open_gallery
 from inweave.serve.service.training import Training
 from inweave.serve.settings import ServeSettings
 from inweave.serve.storage.datasets import DatasetStore
@@ -125,6 +127,9 @@ class Service:
         self.loras.on_change = lambda: self.store.announce(LIBRARY)
         self._library_changed = asyncio.Event()
         self.images = Images(settings, self._uploads, self._sandbox)
+        self.gallery = Gallery(open_gallery(settings, database), self._sandbox, self.store)
+        if self.store.shared and settings.gallery:
+            self.store.ensure_same_folder("--pictures", settings.gallery_folder())
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()
@@ -139,7 +144,7 @@ class Service:
                     RunnerSettings(
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
                         private=private, quantize=settings.quantize, offload=settings.offload,
-                        quantized_cache_gb=settings.quantized_cache_gb,
+                        quantized_cache_gb=settings.quantized_cache_gb, batch=settings.batch,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),
@@ -189,7 +194,7 @@ class Service:
         await asyncio.to_thread(self.loras.clear)
         runners = (self._fleet,) if self._fleet is not None else self._dispatchers
         self._tasks = [asyncio.create_task(each.run()) for each in runners]
-        self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
+        self._tasks += [asyncio.create_task(each) for each in (self._sweep(), self._index(), self._scan_gallery())]
 
     async def stop(self) -> None:
         """Finish running jobs within the grace period, put the rest back, close everything."""
@@ -206,7 +211,7 @@ class Service:
                 log.error("a part of the worker had failed: %s", ended)
         await self._sandbox.close()
         await self.training.close()
-        for part in (self.library, self._uploads, self.usage, self.store):
+        for part in (self.library, self._uploads, self.usage, self.gallery, self.store):
             try:
                 part.close()
             except (sqlite3.Error, OSError) as error:  # a full disk: what was committed is there at the next start
@@ -236,6 +241,7 @@ class Service:
         self._uploads.expire()
         expire_runs(self.store, self.settings.shared_folder() / "training", self.store.keep_bytes)
         self.store.remove_lost_files(older_than=LOST_SECONDS)
+        self.gallery.expire()
 
     async def _index(self) -> None:
         while True:
@@ -247,6 +253,16 @@ class Service:
                 log.error("the library could not be scanned: %s", error)
             await wait_seconds(self._library_changed, SWEEP_SECONDS)
             self._library_changed.clear()
+
+    async def _scan_gallery(self) -> None:
+        """Notice files that other programs put into the folder of the gallery, or remove from it."""
+        while self.gallery.enabled:
+            try:
+                if await asyncio.to_thread(self.store.take_turn, "gallery", 0.9 * SWEEP_SECONDS):
+                    await self.gallery.refresh()
+            except (InweaveError, sqlite3.Error, OSError) as error:
+                log.error("the folder of the gallery could not be read: %s", error)
+            await asyncio.sleep(SWEEP_SECONDS)
 
     @property
     def devices(self) -> list[DeviceState]:
@@ -357,22 +373,11 @@ class Service:
         return Resolved(model, loras, paths)
 
     def _deliver(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        """Put a trained adapter into the library, under a name that is free."""
+        """Put images into the gallery, or a trained adapter into the library, under a name that is free."""
         if job.kind != "train":
-            return result
+            return self.gallery.deliver(job, result)
         source = Path(result["adapter"])
         return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
-
-
-def open_database(settings: ServeSettings) -> Database | None:
-    """Return the database that several workers share; None if this one has its own."""
-    if settings.store is None:
-        return None
-    try:
-        from inweave.serve.jobs.postgresql import PostgresDatabase
-    except ImportError:
-        raise ConfigError('--store needs psycopg; install it with: pip install "inweave[postgresql]"') from None
-    return PostgresDatabase(settings.store)
 
 
 def _stored(config: GenerateConfig) -> dict[str, Any]:

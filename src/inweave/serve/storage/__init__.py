@@ -1,1 +1,1 @@
-"""Datasets, uploads and training runs on disk."""
+"""The gallery, datasets, uploads and training runs on disk."""

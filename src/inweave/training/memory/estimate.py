@@ -37,7 +37,7 @@ from inweave.ops.tensors.device import DTYPES, choose_device
 from inweave.ops.tensors.peak import MetaAttention
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.meta import Measured, measure, quantized_instead
+from inweave.training.memory.meta import Measured, measure, stored_bytes, with_weights
 from inweave.training.memory.speed import CONVERSION, KERNELS, OTHER_CONVERSION, PASSES, PRODUCTS
 from inweave.weights.streaming.stream import SLOTS, streamed_blocks
 
@@ -95,6 +95,7 @@ class Measurements:
         self.own: torch.dtype = getattr(model, "dtype", None) or DTYPES.get(config.precision, torch.bfloat16)
         self._config, self._side, self._chunks = config, side, chunks
         self._cache: dict[tuple[torch.dtype, str, str], Measured] = {}
+        self._stored: dict[tuple[str, torch.dtype], Measured] = {}
 
     def dtype(self, config: TrainConfig) -> torch.dtype:
         """Return the precision as loaded, unless a plan changed it."""
@@ -105,7 +106,10 @@ class Measurements:
         if key not in self._cache and self._config.quantize == "auto" and config.quantize not in ("auto", "off"):
             assert self.blueprint is not None
             plain = self.at(config.model_copy(update={"quantize": "off"}))  # activations are the same
-            self._cache[key] = quantized_instead(plain, self.blueprint, config.quantize, key[0])
+            weights = config.quantize, key[0]  # the same with any gradient checkpointing
+            if weights not in self._stored:
+                self._stored[weights] = stored_bytes(self.blueprint, *weights)
+            self._cache[key] = with_weights(plain, self._stored[weights])
         elif key not in self._cache:
             self._cache[key] = self._measure(config, *key[:2])
         return self._cache[key]
@@ -118,7 +122,11 @@ class Measurements:
         at_size = config if self._side is None else config.model_copy(update={"resolution": self._side})
         backward = mode != "off"  # recomputing needs memory too
         fused = self.device.type == "cuda" and not config.shard
-        return measure(self.blueprint, at_size, dtype, checkpoint, backward=backward, chunks=self._chunks, fused=fused)
+        same = (dtype, config.quantize)
+        known = next((each for key, each in self._cache.items() if (key[0], key[2]) == same), None)
+        return measure(
+            self.blueprint, at_size, dtype, checkpoint, backward=backward, chunks=self._chunks, fused=fused, known=known
+        )
 
 
 def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, resident: int = 0) -> dict[str, Any]:

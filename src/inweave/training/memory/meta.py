@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,10 +67,12 @@ def measure(
     backward: bool,
     chunks: int = 1,
     fused: bool = False,
+    known: Measured | None = None,
 ) -> Measured:
     """Run one example forward; ``backward``: and backward, which adds memory only if activations are recomputed.
 
-    ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU.
+    ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU. ``known``: the
+    same with other checkpointing, whose operations and encoding are the same.
     """
     model, stored = _stored(blueprint, config.quantize, dtype)
     trained = trained_networks(model, config)
@@ -84,18 +87,28 @@ def measure(
             fuse_blocks(network)
     side = (config.side or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
-    encoding = peak_bytes(lambda: _encode(model, side), everything)
-    counter = WorkCounter()
+    counter = WorkCounter() if known is None else None
     activations = peak_bytes(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
+    if known is not None:
+        return replace(
+            known, weights=stored.weights, parameters=parameters, activations=activations, scratch=scratch,
+            quantized=stored.quantized, blocks=stored.blocks,
+        )  # fmt: skip
+    assert counter is not None
+    encoding = peak_bytes(lambda: _encode(model, side), everything)
     return replace(
         stored, parameters=parameters, activations=activations, encoding=encoding, operations=counter.operations,
         launches=counter.launches, scores=frozenset(counter.scores), scratch=scratch,
     )  # fmt: skip
 
 
-def quantized_instead(measured: Measured, blueprint: Blueprint, format: str, dtype: torch.dtype) -> Measured:
-    """Return a measurement as it would be with the denoiser in this format, whose activations are the same."""
-    _, stored = _stored(blueprint, format, dtype)
+def stored_bytes(blueprint: Blueprint, format: str, dtype: torch.dtype) -> Measured:
+    """Return the bytes of a model's weights with the denoiser in this format; nothing is run."""
+    return _stored(blueprint, format, dtype)[1]
+
+
+def with_weights(measured: Measured, stored: Measured) -> Measured:
+    """Return a measurement as it would be with other weights, of a format whose activations are the same."""
     fields = ("weights", "scratch", "quantized", "blocks")
     return replace(measured, **{name: getattr(stored, name) for name in fields})
 
@@ -197,14 +210,16 @@ def _encode(model: Model, side: int) -> None:
     vae.encode_distribution(model.vae, torch.empty(1, 3, side, side, dtype=model.vae.dtype, device=_META))
 
 
-def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: WorkCounter, *, backward: bool) -> None:
+def _step(
+    model: Model, config: TrainConfig, sizes: tuple[int, int], counter: WorkCounter | None, *, backward: bool
+) -> None:
     side, chunks = sizes
     family = model.family
     latents = torch.empty(model.latent_space.shape(side, side), dtype=model.dtype, device=_META)
     with torch.set_grad_enabled(config.train_text_encoders):
         text = family.encode(model, family.example_ids(model, chunks, _META), config.clip_skip)
     inputs = family.batch_inputs(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
-    with counter:
+    with counter or nullcontext():
         prediction = family.denoise(model, latents, torch.empty(1, device=_META), inputs)
     loss = prediction.float().square().mean()
     if backward:

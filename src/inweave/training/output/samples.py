@@ -77,7 +77,7 @@ class _TrainingPipeline(Pipeline):
     """A pipeline over a model whose adapters are trainable layers: nothing is merged."""
 
     def __init__(self, model: Model, *, cache_text: bool) -> None:
-        super().__init__(model)
+        super().__init__(model, batch=1)  # processes that share a base make the same calls
         # the prompts never change, and neither do their encodings by frozen encoders
         self._cache: dict[str, PromptConditioning] | None = {} if cache_text else None
 

@@ -53,7 +53,8 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         )  # fmt: skip
 
     monkeypatch.setattr(estimating, "measure", fake)
-    monkeypatch.setattr(estimating, "quantized_instead", lambda measured, _, format, __: stored(measured, format))
+    monkeypatch.setattr(estimating, "stored_bytes", lambda _, format, __: format)
+    monkeypatch.setattr(estimating, "with_weights", stored)
     monkeypatch.setattr("inweave.training.memory.candidates.quantize_problems", no_fp8)
 
 

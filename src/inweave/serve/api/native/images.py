@@ -32,7 +32,11 @@ async def image_settings(request: Request) -> dict[str, Any]:
     content = await request.body()
     if not content:
         raise ConfigError("the body is empty: send the bytes of an image")
-    source = await service.images.settings(content)
+    return await settings_document(service, await service.images.settings(content))
+
+
+async def settings_document(service: Service, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in an image, as fields of `ImageSettings`, with what this worker has of them."""
     config = _canonical(source["config"])
     warnings = [str(line) for line in source["warnings"]]
     warnings += [f"{name}: the image was made from another one, which it does not hold" for name in source["inputs"]]

@@ -8,6 +8,9 @@ DELETE /v1/jobs/{id}                cancel; ?forget=true removes one that has en
 POST   /v1/jobs/{id}/retry          a new job with the same request; training that was cut short goes on
 GET    /v1/jobs/{id}/events         server-sent events, `Last-Event-ID` resumes
 GET    /v1/jobs/{id}/files/{name}   an image of the result; DELETE removes it, and the job with its last one
+
+DELETE of an image also moves the caller's copy of it in the gallery into the trash, from which it can be restored;
+?keep=true leaves that copy. Jobs that expire or are forgotten leave their images in the gallery.
 """
 
 from __future__ import annotations
@@ -140,8 +143,9 @@ async def job_file(request: Request, job_id: JobId, name: FileName) -> FileRespo
 
 
 @router.delete("/{job_id}/files/{name}")
-async def delete_job_file(request: Request, job_id: JobId, name: FileName) -> dict[str, Any]:
-    queue = service_of(request).jobs
-    await queue.present(job_id)
-    await queue.delete_image(job_id, name)
-    return {"job_id": job_id, "deleted": name}
+async def delete_job_file(request: Request, job_id: JobId, name: FileName, keep: bool = False) -> dict[str, Any]:
+    service = service_of(request)
+    copy = None if keep else await service.gallery.of_job(await service.jobs.present(job_id), name)
+    await service.jobs.delete_image(job_id, name)
+    trashed = await service.gallery.delete([copy]) if copy is not None else []
+    return {"job_id": job_id, "deleted": name, "trashed": trashed}

@@ -31,6 +31,7 @@ _FEATURES = ("lora", "lora_by_hash", "preview", "cancel", "events_resume", "idem
 async def capabilities(request: Request) -> dict[str, Any]:
     service = service_of(request)
     models, limits = service.models, service.settings
+    features = [*_FEATURES, *(["gallery"] if service.gallery.enabled else [])]
     images = ("image_generation", "image_transform", "image_inpaint")
     return {
         "version": __version__, "operations": [*images, *(["train"] if limits.allow_train else [])],
@@ -38,7 +39,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             {"name": name, "default": name == models.name(None), **await models.facts(name)} for name in models.names
         ],
         "samplers": list(offered_samplers()), "schedules": list(offered_schedules()),
-        "bases": [known.name for known in KNOWN], "dialects": written_dialects(), "features": list(_FEATURES),
+        "bases": [known.name for known in KNOWN], "dialects": written_dialects(), "features": features,
         "limits": {
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes,
             "image_pixels": limits.image_pixels, "images_per_job": limits.max_images, "job_seconds": limits.job_seconds,

@@ -47,6 +47,33 @@ interface ResultImage {
   height: number;
   file: string;
   url: string;
+  /** its id in the gallery, if the worker has one */
+  gallery?: string;
+}
+
+/** An image of the gallery. */
+interface GalleryRow {
+  id: string;
+  name: string;
+  path: string;
+  created: number;
+  width: number;
+  height: number;
+  bytes: number;
+  prompt: string;
+  negative_prompt: string;
+  model: string;
+  seed: string;
+  loras: string[];
+  starred: boolean;
+  /** their ids */
+  albums: string[];
+  /** null: it was imported, or found in the folder */
+  job: string | null;
+  place: number;
+  trashed: boolean;
+  url: string;
+  thumbnail: string;
 }
 
 interface ResultLora {
@@ -299,8 +326,10 @@ interface Tag {
 
 /** An image of a job that is done. */
 interface GalleryImage {
+  /** without images in its result if it has expired */
   job: Job;
   image: ResultImage;
+  row?: GalleryRow;
 }
 
 /** A form: the settings of the next image. */
@@ -672,6 +701,7 @@ interface Phrases {
     step: (step: number, total: number) => string;
     left: Of<string>;
     keptFor: Of<number>;
+    trashed: Of<number>;
     imageOf: (prompt: string, seed: number) => string;
     changed: (modules: number, all: number) => string;
     made: Of<string>;

@@ -1,6 +1,5 @@
 // Edit: image to image, and inpainting where a mask is painted.
 import {
-	app,
 	Button,
 	DropZone,
 	html,
@@ -22,7 +21,7 @@ import {Result, useAsSource, useResults} from "./edit/result.js"
 import {cancel, draft, edit, openAddress, openFile, submit, zoomBy} from "./edit/state.js"
 import {fit, setFeather, setSize, Tools, takeAlpha, toggleMask} from "./edit/tools.js"
 import {Form, Seed} from "./generate/form.js"
-import {Gallery, imagesOf} from "./generate/gallery.js"
+import {Gallery, placeOf, useImages} from "./generate/gallery.js"
 
 const t = texts.edit
 const IMAGES = "image/*"
@@ -65,10 +64,9 @@ export function View() {
 }
 
 function Start() {
-	const {ended} = useStore(app)
-	const images = imagesOf(ended)
+	const {images, older} = useImages()
 	return html`<${DropZone} onFiles=${open} accept=${IMAGES} label=${t.drop} hint=${t.dropText} icon="image" />
-		${images.length > 0 && html`<${Gallery} images=${images} selected=${null} onSelect=${each => navigate("edit", {job: each.job.id, image: each.image.index})} />`}`
+		${images.length > 0 && html`<${Gallery} images=${images} older=${older} selected=${null} onSelect=${each => navigate("edit", placeOf(each))} />`}`
 }
 
 /** @param {{ images: any[], current: any, shown: string }} props */

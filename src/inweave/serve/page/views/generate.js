@@ -4,14 +4,10 @@ import {
 	app,
 	Button,
 	cancelJob,
-	formatTag,
 	html,
-	parseTags,
 	showError,
 	submits,
-	tagName,
 	texts,
-	toast,
 	useBusy,
 	usePageDrop,
 	useShortcuts,
@@ -20,20 +16,22 @@ import {
 } from "../kit.js"
 import {draft, randomSeed, submitDraft} from "./generate/draft.js"
 import {Form, Seed} from "./generate/form.js"
-import {Gallery, imagesOf, keyOf} from "./generate/gallery.js"
+import {Gallery, keyOf, useImages} from "./generate/gallery.js"
+import {takeMetadata} from "./generate/metadata.js"
 import {Finished, Nothing, Running, removeImage, reuseSettings} from "./generate/stage.js"
 
 const t = texts.generate
 
 export function View() {
-	const {ended, active} = useStore(app)
+	const {active} = useStore(app)
+	const {images, loaded, older} = useImages()
 	const [selected, setSelected] = useState(/** @type {string | null} */ (null))
 	const [busy, during] = useBusy()
-	const images = imagesOf(ended)
 	const current = active?.find(job => job.operation !== "train")
 	const chosen = images.find(item => keyOf(item) === selected)
 	const shown = chosen ?? (current ? undefined : images[0])
-	const veil = usePageDrop(files => restore(files[0]).catch(showError), t.dropHint)
+	const restore = (/** @type {File[]} */ [file]) => api("/v1/pictures/settings", {method: "POST", body: file})
+	const veil = usePageDrop(files => restore(files).then(takeMetadata).catch(showError), t.dropHint)
 	const show = () => {
 		setSelected(null)
 		document.querySelector(".generate-stage")?.scrollIntoView({block: "nearest"}) // it is below the form on a phone
@@ -68,31 +66,10 @@ export function View() {
 			</form>
 			<div class="generate-result">
 				<div class="generate-stage card">
-					${shown ? html`<${Finished} key=${keyOf(shown)} item=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : ended && html`<${Nothing} />`}
+					${shown ? html`<${Finished} key=${keyOf(shown)} item=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : loaded && html`<${Nothing} />`}
 				</div>
-				${ended && html`<${Gallery} images=${images} selected=${shown ? keyOf(shown) : null} onSelect=${item => setSelected(keyOf(item))} />`}
+				${loaded && html`<${Gallery} images=${images} older=${older} selected=${shown ? keyOf(shown) : null} onSelect=${item => setSelected(keyOf(item))} />`}
 			</div>
 		</div>
 		${veil}`
-}
-
-/** Load the settings of an image file into the form, and report what is missing. @param {File} file */
-async function restore(file) {
-	/** @type {ImageMetadata} */
-	const {settings, loras, warnings} = await api("/v1/pictures/settings", {method: "POST", body: file})
-	const library = app.get().loras
-	let prompt = settings.prompt ?? ""
-	for (const {reference, id, name} of loras) {
-		const lora = library?.find(each => each.id === id)
-		const here = lora ? tagName(lora, library) : name
-		const tag = parseTags(prompt).find(each => each.name === reference)
-		const choice = settings.loras?.find(each => (each.name ?? each.hash) === reference)
-		if (tag) prompt = prompt.slice(0, tag.start) + formatTag(here, tag.te, tag.unet) + prompt.slice(tag.end)
-		else if (choice)
-			prompt =
-				`${prompt} ${formatTag(here, choice.te ?? choice.strength ?? 1, choice.unet ?? choice.strength ?? 1)}`.trim()
-	}
-	draft.take({...settings, prompt})
-	if (warnings.length) toast(t.restoredWarnings, {kind: "warning", details: warnings})
-	else toast(t.restored)
 }

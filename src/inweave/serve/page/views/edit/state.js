@@ -1,7 +1,8 @@
 // The image being edited, its mask, zoom and jobs. It survives changes of view.
 import {ApiError, api, app, call, cancelJob, createStore, texts, toast, toBase64, toPng} from "../../kit.js"
 import {createDraft, submitDraft} from "../generate/draft.js"
-import {promptOf} from "../generate/stage.js"
+import {settingsOf} from "../generate/metadata.js"
+import {metadataOf, promptOf} from "../generate/stage.js"
 import {createCanvas, Mask} from "./mask.js"
 
 const t = texts.edit
@@ -102,16 +103,26 @@ export async function openFile(file) {
 const download = async address => (await call(address)).blob()
 
 /**
- * Open what the address names: `job` and `image`, a generated image; `upload`, an uploaded one; `edit`, an edit with its
+ * Open what the address names: `job` and `image`, a generated image; `gallery`, one of the gallery; `upload`, an uploaded one; `edit`, an edit with its
  * source and mask.
  * @param {Labels} params
  */
-export async function openAddress({job, image = "0", upload, edit: made, prompt}) {
+export async function openAddress({job, image = "0", upload, gallery, edit: made, prompt}) {
 	const id = made ?? job
 	/** @type {Labels} */
-	const from = made ? {edit: made} : job ? {job, image} : {upload}
-	if (!id && !upload) return draft.remember()
+	const from = made ? {edit: made} : job ? {job, image} : gallery ? {gallery} : {upload}
+	if (!id && !upload && !gallery) return draft.remember()
 	if (JSON.stringify(from) === JSON.stringify(edit.get().from)) return
+	if (!id && gallery) {
+		await openImage(await download(`/v1/gallery/${encodeURIComponent(gallery)}/file`), gallery, {from})
+		// one that was made elsewhere may hold no settings
+		if (prompt === undefined)
+			await metadataOf(gallery).then(
+				stored => take(settingsOf(stored)),
+				() => {}
+			)
+		return
+	}
 	if (!id) {
 		await openImage(await download(`/v1/uploads/${encodeURIComponent(upload)}/file`), upload, {from})
 		return
@@ -132,9 +143,13 @@ export async function openAddress({job, image = "0", upload, edit: made, prompt}
 	const found = images.find(each => String(each.index) === image) ?? images[0]
 	if (!found) throw new ApiError(415, t.noImage)
 	await openImage(await download(found.url), id, {from})
+	if (prompt === undefined) take(promptOf({job: opened, image: found}))
+}
+
+/** Take the settings of an image that will be edited. @param {Fields} settings */
+function take(settings) {
 	const {strength, feather} = draft.get()
-	const own = {seed: undefined, width: undefined, height: undefined, strength, feather}
-	if (prompt === undefined) draft.take({...promptOf({job: opened, image: found}), ...own})
+	draft.take({...settings, seed: undefined, width: undefined, height: undefined, strength, feather})
 }
 
 /** Queue a job with the image, its mask if there is one, and the form. */

@@ -1,5 +1,6 @@
 // The large image: the running job, or the image chosen from the gallery.
 import {
+	api,
 	app,
 	Button,
 	cancelJob,
@@ -12,6 +13,7 @@ import {
 	html,
 	Loom,
 	nameOf,
+	navigate,
 	parseTags,
 	showError,
 	statusOf,
@@ -19,9 +21,13 @@ import {
 	Thread,
 	texts,
 	toast,
+	useEffect,
+	useState,
 	useStore
 } from "../../kit.js"
 import {draft} from "./draft.js"
+import {placeOf, trash} from "./gallery.js"
+import {settingsOf, takeMetadata} from "./metadata.js"
 
 const t = texts.generate
 
@@ -64,22 +70,38 @@ export function promptOf({job, image}) {
 	}
 }
 
+/** Whether the job of an image has expired: its settings are in the image alone. @param {GalleryImage} item */
+const isAlone = item => !item.job.result?.images.length
+
+/** What is stored in an image of the gallery. @param {string} id @returns {Promise<ImageMetadata>} */
+export const metadataOf = id => api(`/v1/gallery/${id}/settings`)
+
 /** @param {GalleryImage} item */
 export function reuseSettings(item) {
+	if (item.row && isAlone(item)) return metadataOf(item.row.id).then(takeMetadata, showError)
 	draft.take(promptOf(item))
 	toast(t.restored)
 }
 
 /** @param {GalleryImage} item */
 export function removeImage({job, image}) {
-	deleteImage(job.id, image.file).then(() => toast(t.deleted), showError)
+	if (image.gallery) trash([image.gallery]).catch(showError)
+	else deleteImage(job.id, image.file).then(() => toast(t.deleted), showError)
 }
+
+/** The parameters of Compare for an image of the gallery. @param {string} id */
+export const compareImage = id =>
+	metadataOf(id)
+		.then(settingsOf)
+		.then(settings => navigate("compare", settings), showError)
 
 /** @param {{ item: GalleryImage }} props */
 export function Finished({item}) {
 	const {job, image} = item
 	const name = t.imageOf(image.settings.prompt, image.seed)
-	const place = {job: job.id, image: image.index}
+	const place = placeOf(item)
+	const compared = place.gallery ? {onClick: () => compareImage(String(place.gallery))} : {href: href("compare", place)}
+	const woven = item.row?.loras.length ?? job.result?.loras?.length ?? 0
 	return html`<figure class="stage" data-job=${job.id}>
 		<div class="stage-image" style=${{"--ratio": `${image.width} / ${image.height}`}}>
 			<img src=${image.url} width=${image.width} height=${image.height} alt=${name} />
@@ -87,10 +109,10 @@ export function Finished({item}) {
 		<figcaption class="stack stage-caption">
 			<div class="row wrap">
 				<${Button} size="small" icon="reuse" onClick=${() => reuseSettings(item)}>${t.use}<//>
-				${(job.result?.loras?.length ?? 0) > 0 && html`<${Button} size="small" icon="compare" href=${href("compare", place)}>${t.compare}<//>`}
+				${woven > 0 && html`<${Button} size="small" icon="compare" ...${compared}>${t.compare}<//>`}
 				<${Button} size="small" icon="edit" href=${href("edit", place)}>${texts.nav.edit}<//>
 				<span class="grow"></span>
-				<${Button} size="small" kind="quiet" icon="download" label=${texts.actions.download} href=${image.url} download=${`${job.id}-${image.file}`} />
+				<${Button} size="small" kind="quiet" icon="download" label=${texts.actions.download} href=${image.url} download=${item.row?.name ?? `${job.id}-${image.file}`} />
 				<${Button} size="small" kind="quiet" icon="trash" label=${texts.actions.delete} onClick=${() => removeImage(item)} />
 			</div>
 			<${Details} item=${item} />
@@ -99,8 +121,15 @@ export function Finished({item}) {
 }
 
 /** @param {{ item: GalleryImage }} props */
-function Details({item: {job, image}}) {
-	const {settings} = image
+function Details({item}) {
+	const {job, image, row} = item
+	const [stored, setStored] = useState(/** @type {ImageMetadata | null} */ (null))
+	useEffect(() => {
+		// an image without settings is shown without them
+		if (row && isAlone(item)) metadataOf(row.id).then(setStored, () => {})
+	}, [row?.id])
+	/** @type {ImageSettings} */
+	const settings = {...image.settings, ...stored?.settings}
 	const loras = job.result?.loras ?? []
 	/** @type {[string, any][]} */
 	const rows = [

@@ -21,7 +21,7 @@ from inweave.errors import ConfigError
 from inweave.layers import LoraLayer
 from inweave.layers.hosts import ParameterHost, unhosted
 from inweave.models.roles import projections, token_layers
-from inweave.ops.quantized import FORMATS, QuantizedLayer, QuantizedLinear, joint_weight, relative_error
+from inweave.ops.quantized import FORMATS, QuantizedLayer, QuantizedLinear, joint_weight
 from inweave.ops.tensors.device import DTYPES
 
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
@@ -116,11 +116,10 @@ class Quantizer:
         group: list[Any] = [self._chosen[each] for each in names]
         alike = len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1
         for part in [group] if alike else [[layer] for layer in group]:
-            original = part[0].weight.detach()
-            self._kind.quantize(*part, device=self._device, store=self._store)
-            if not original.is_meta:
-                stored = part[0].quantized
-                self._errors.append(relative_error(original.flatten(1).to(stored[0].device), stored))
+            is_blank = part[0].weight.is_meta
+            error = self._kind.quantize(*part, device=self._device, store=self._store)
+            if not is_blank:
+                self._errors.append(error)
 
     def note(self) -> str:
         """Return what is quantized, for the log."""

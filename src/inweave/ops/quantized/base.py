@@ -237,8 +237,8 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
     @torch.no_grad()
     def quantize(
         cls, *layers: nn.Linear | nn.Conv2d, device: torch.device | None = None, store: torch.device | None = None
-    ) -> None:
-        """Quantize the weights of layers in place.
+    ) -> float:
+        """Quantize the weights of layers in place; return the relative error of the first one's, where it is computed.
 
         Args:
             layers: one layer, or several of one shape and input: these are quantized as one matrix, which
@@ -249,11 +249,14 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
         place = store or layers[0].weight.device
         parts = [layer.weight.detach().flatten(1).to(device or layer.weight.device) for layer in layers]
         if parts[0].is_meta and place.type == "meta":
-            whole = _blank_weight(cls.weights, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype)
+            whole, error = _blank_weight(cls.weights, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype), 0.0
         else:
-            whole = cls.weights(*(tensor.to(place) for tensor in cls.weights.of(torch.cat(parts))))
+            whole = cls.weights.of(torch.cat(parts))
+            error = relative_error(parts[0], whole.split(len(layers))[0])
+            whole = cls.weights(*(tensor.to(place) for tensor in whole))
         for layer, quantized in zip(layers, whole.split(len(layers)), strict=True):
             cls.layer_for(layer).hold(layer, quantized, layer.weight.dtype)
+        return error
 
     def forward(self, input: Tensor) -> Tensor:
         # a matrix inside: if an autograd function returned a view, it could not be added to in place

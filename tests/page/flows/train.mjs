@@ -1,4 +1,4 @@
-// Train: pictures dropped, captions changed together, the check's report, a run with its loss, and its LoRA in a prompt.
+// Train: images dropped, captions changed together, the check's report, a run with its loss, and its LoRA in a prompt.
 import {mkdirSync, mkdtempSync, rmSync, writeFileSync} from "node:fs"
 import {tmpdir} from "node:os"
 import {join} from "node:path"
@@ -76,7 +76,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 	}
 
 	test(
-		"from pictures to a LoRA in a prompt: captions, crops, check, run, pause, resume, use",
+		"from images to a LoRA in a prompt: captions, crops, check, run, pause, resume, use",
 		async page => {
 			await page.goto("/#/train")
 			await page.getByRole("heading", {name: "Examples"}).waitFor()
@@ -90,7 +90,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByRole("button", {name: "Dismiss"}).click()
 			assert.equal(await page.getByRole("textbox", {name: "Caption of wide"}).inputValue(), "a wide thing, blue")
 			// how each is cropped, from the trainer
-			await page.getByRole("heading", {name: "128 × 128 · 2 pictures"}).waitFor()
+			await page.getByRole("heading", {name: "128 × 128 · 2 images"}).waitFor()
 			await page.getByRole("heading", {name: "160 × 96 · 1 picture"}).waitFor()
 			await page.getByText("17% is cropped away").waitFor()
 
@@ -199,7 +199,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 360)
 		await shot(page, "train-pad-phone")
 		await dialog.getByRole("button", {name: "Done"}).click()
-		await page.getByText("2 pictures", {exact: true}).waitFor()
+		await page.getByText("2 images", {exact: true}).waitFor()
 		const id = param(page, "dataset")
 		const {pictures} = await api(`/v1/datasets/${id}`)
 		assert.deepEqual(pictures.map(each => each.caption).sort(), ["a drawing of a circle", "a drawing of a sun"])
@@ -209,7 +209,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		assert.ok((await api(`/v1/datasets/${id}`)).error)
 	})
 
-	test("a folder is dropped: its pictures with the captions beside them, whatever their names", async (page, context) => {
+	test("a folder is dropped: its images with the captions beside them, whatever their names", async (page, context) => {
 		const folder = mkdtempSync(join(tmpdir(), "page-"))
 		try {
 			for (const [name, width] of [
@@ -233,7 +233,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 					y: y + 20,
 					data: {items: [], files: [folder], dragOperationsMask: 1}
 				})
-			await page.getByText("2 pictures", {exact: true}).waitFor()
+			await page.getByText("2 images", {exact: true}).waitFor()
 			await captioned(page, "one of the circles")
 			await captioned(page, "one of the squares")
 			await page.getByText("notes.json: it is neither a picture nor a caption").waitFor()
@@ -256,7 +256,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await dialog.getByText(`${index + 1} of 12 drawings`).waitFor()
 		}
 		await dialog.getByRole("button", {name: "Done"}).click()
-		await page.getByText("4 pictures", {exact: true}).waitFor()
+		await page.getByText("4 images", {exact: true}).waitFor()
 		assert.equal(await page.getByLabel("Preset").inputValue(), "quick")
 		await page.getByLabel("Name of the LoRA").fill("stamps")
 		await page.getByText("More settings").click()

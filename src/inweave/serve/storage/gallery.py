@@ -135,7 +135,21 @@ class GalleryStore:
         if known is None:
             name = file_path(self._names, {**settings, "job": job}, made, self.rows.next_number(), place)
             image = GalleryImage(
-                0, _new_id(), account, "", "writing", job, place, made, now, now, len(content), 0.0, digest, False, facts
+                0,
+                _new_id(),
+                account,
+                "",
+                "writing",
+                job,
+                place,
+                made,
+                now,
+                now,
+                len(content),
+                0.0,
+                digest,
+                False,
+                facts,
             )
             image = self._reserved(image, name, SUFFIXES[facts.format])
         else:

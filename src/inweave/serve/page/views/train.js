@@ -38,8 +38,8 @@ import {
 	thumbnail,
 	undoCaptions
 } from "./train/state.js"
+import {t} from "./train/strings.js"
 
-const t = texts.train
 const ACCEPT = "image/png,image/jpeg,image/webp,image/bmp,.txt,.caption"
 
 export function View() {

@@ -1,8 +1,8 @@
 // Bulk edits of captions: prepend, append, replace, remove a tag; the tags with their counts.
-import {Button, html, Segmented, showError, submits, Text, texts, useState, useStore} from "../../kit.js"
+import {Button, html, Segmented, showError, submits, Text, useState, useStore} from "../../kit.js"
 import {desk, saveCaptions, undoCaptions} from "./state.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 const MAX_TAGS = 40
 
 /** @param {string} caption */

@@ -1,7 +1,7 @@
 // The logged loss, with its running average.
-import {html, texts, useState} from "../../kit.js"
+import {html, useState} from "../../kit.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 const WIDTH = 600
 const HEIGHT = 200
 const MAX_POINTS = 400

@@ -1,8 +1,8 @@
 // The images of a dataset by bucket, each with its crop and its caption.
 import {api, Button, html, Icon, showError, Thread, texts, useEffect, useState, useStore} from "../../kit.js"
 import {desk, path, removeImage, saveCaptions, stem, thumbnail} from "./state.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 const PAGE = 60
 
 /** Keep the planned crops current. @param {Dataset} dataset @param {string} model @param {Fields} settings */

@@ -13,8 +13,8 @@ import {
 	useRef,
 	useState
 } from "../../kit.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 const SIDE = 256
 const COLORS = ["#1f2430", "#c8472f", "#e0a526", "#4a8f5c", "#3d5ba9", "#8a5a9e"]
 /** @param {number} low @param {number} high */

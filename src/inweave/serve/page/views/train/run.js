@@ -32,8 +32,8 @@ import {
 	useState
 } from "../../kit.js"
 import {LossChart} from "./chart.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 /** @type {RunState} */
 const START = {
 	points: [],

@@ -14,15 +14,14 @@ import {
 	submitJob,
 	submits,
 	Text,
-	texts,
 	useBusy,
 	useEffect,
 	useState,
 	useStore
 } from "../../kit.js"
 import {changeForm, desk} from "./state.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 const CHART_POINTS = 200
 let checks = 0
 const NUMBERS = [

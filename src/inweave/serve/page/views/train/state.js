@@ -1,7 +1,7 @@
 // The open dataset: its images, captions with undo, uploads, planned crops, the form of the run.
-import {api, createStore, folderOf, showError, texts} from "../../kit.js"
+import {api, createStore, folderOf, showError} from "../../kit.js"
+import {t} from "./strings.js"
 
-const t = texts.train
 /** @type {OpenDataset} */
 const EMPTY = {dataset: null, crops: null, undo: [], uploads: null, report: null, checking: 0}
 /** A change invalidates the last check, and one that is still running. */

@@ -43,7 +43,7 @@ PACKAGES = {
     "layers": Package(5, "adapters as layers of any torch model", ("torch",)),
     "models": Package(
         6, "model families and their files; the only importer of the model libraries",
-        ("torch", "numpy", "diffusers", "transformers", "huggingface_hub"),
+        ("torch", "numpy", "diffusers", "transformers", "tokenizers", "huggingface_hub"),
     ),
     "generate": Package(7, "one request to images", ("torch", "numpy", "PIL", "pydantic")),
     "training": Package(

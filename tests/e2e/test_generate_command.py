@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from inweave.cli.app import app
 from inweave.demo import story
 from inweave.generate.record import read_record
+from tests.peers import tiny_models as tiny
 from tests.support import DATA, sized
 
 SD15 = DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
@@ -66,7 +68,15 @@ def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
     assert all(Path(image["path"]).is_file() for image in report["images"])
 
 
-#: what the embedded model's libraries could import, and what inweave needs for other commands
+#: the packages that an image of the embedded model may import: its start is most of what a first image takes
+ALLOWED = {
+    "PIL", "annotated_doc", "annotated_types", "inweave", "numpy", "pydantic", "pydantic_core", "rich", "shellingham",
+    "tokenizers", "torch", "torchgen", "tqdm", "typer", "typing_extensions", "typing_inspection",
+    "_distutils_hack", "opt_einsum", "pynvml", "torchcomms", "triton",  # by Python and torch, where they are installed
+}  # fmt: skip
+#: torch's compiler and what it imports, which together take as long as the rest
+NEEDLESS_TORCH = ("torch._dynamo.convert_frame", "torch._inductor", "torch.fx.experimental.symbolic_shapes")
+#: what a model's libraries could import, and what inweave needs for other commands
 NEEDLESS = {
     "scipy.stats",
     "scipy.integrate",
@@ -85,20 +95,33 @@ NEEDLESS_ROOMS = (
 def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
     """A real process: standard input is the prompt, standard output the image, no progress bar on standard error.
 
-    Python itself prints there what is imported: nothing of training, of serving, or of other models.
+    Python itself prints there what is imported: of the packages that are installed, those that are needed.
     """
-    result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1",
-         "-o", "-"], input=b"red apple\n", capture_output=True, check=True, cwd=tmp_path,
-    )  # fmt: skip
-    with Image.open(io.BytesIO(result.stdout)) as image:
-        assert image.size == (128, 128) and "inweave" in image.text  # type: ignore[attr-defined]
-    lines = result.stderr.decode().splitlines()
-    assert [line for line in lines if not line.startswith("import time:")] == []
-    imported = {line.rpartition("|")[2].strip() for line in lines}
+    imported = _imported_for_a_pipe(tmp_path, (128, 128), "--device", "cpu")
+    packages = {name.partition(".")[0] for name in imported} & packages_distributions().keys()
+    assert "torch" in packages and sorted(packages - ALLOWED) == []
+    assert not sorted(name for name in imported if name.startswith((*NEEDLESS_TORCH, *NEEDLESS_ROOMS)))
+
+
+def test_a_model_of_the_libraries_imports_what_it_needs(tmp_path: Path) -> None:
+    """The same with a model whose networks are those of its libraries: nothing of training, or of other models."""
+    imported = _imported_for_a_pipe(tmp_path, (64, 64), "--model", tiny.folder("sd1.5"), "--width", 64, "--height", 64)
     assert {"torch", "diffusers", "transformers.modeling_utils"} <= imported
     assert not sorted(name for name in imported if name in NEEDLESS or name.startswith(NEEDLESS_ROOMS))
-    assert list(tmp_path.iterdir()) == []
+
+
+def _imported_for_a_pipe(folder: Path, size: tuple[int, int], *options: object) -> set[str]:
+    """Return the modules that a process tries to import which writes an image to its standard output."""
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1",
+         "-o", "-", *map(str, options)], input=b"red apple\n", capture_output=True, check=True, cwd=folder,
+    )  # fmt: skip
+    with Image.open(io.BytesIO(result.stdout)) as image:
+        assert image.size == size and "inweave" in image.text  # type: ignore[attr-defined]
+    lines = result.stderr.decode().splitlines()
+    assert [line for line in lines if not line.startswith("import time:")] == []
+    assert list(folder.iterdir()) == []
+    return {line.rpartition("|")[2].strip() for line in lines}
 
 
 def test_without_a_name_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

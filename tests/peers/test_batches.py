@@ -58,7 +58,7 @@ def compare(variant: str, calls: list[Tensor], prompt: str = PROMPT, **settings:
     """Make images together, and each of them by itself."""
     pipe, mine = ours(variant), requests(variant)[0] | settings
     together = pipe(prompt, count=COUNT, batch=COUNT, **mine)
-    assert together.batches == [COUNT]
+    assert together.batches == [COUNT] * COUNT
     rows, first = len(calls[0]) // COUNT, calls[0]
     images = []
     for number in range(COUNT):

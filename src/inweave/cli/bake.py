@@ -31,7 +31,10 @@ def bake(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The .safetensors file to write; for shards or a folder, a new folder.")
+        Path,
+        typer.Option(
+            "--out", "-o", help="The file to write, .safetensors or for a GGUF base .gguf; for shards, a new folder."
+        ),
     ],
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The dtype of the merged checkpoint.")] = Dtype.keep,
     alpha: Alpha = None,

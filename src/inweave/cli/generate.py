@@ -367,7 +367,7 @@ def _on_step(progress: Display) -> Callable[[Progress], None]:
     def show(at: Progress) -> None:
         activity = f"image {at.image + 1} of {at.images}" if at.images > 1 else "generating"
         if at.batch > 1:
-            activity = f"images {at.image + 1} to {at.image + at.batch} of {at.images}"
+            activity = f"images {at.finished + 1} to {at.finished + at.batch} of {at.images}"
         progress.update(activity, at.done, at.work)
 
     return show

@@ -76,13 +76,12 @@ def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> Mod
 
 def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
     """Return the index of a model on disk, for work that needs its weights: the name of a base is not enough."""
-    if not exists(as_path(path)):
+    file = as_path(path)
+    if not exists(file):
         raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
-    if packed := [file for file in _files_of(as_path(path)) if is_file(file) and is_gguf(file)]:
-        raise ConfigError(
-            f"{packed[0]}: a GGUF file, quantized and packed in a way that this command does not write; generate and "
-            "train take it as a base, and a change is merged into the model in bf16, fp16, fp8, int8 or nf4"
-        )
+    packed = [each for each in _files_of(file) if each != file and is_file(each) and is_gguf(each)]
+    if packed:
+        raise ConfigError(f"{packed[0]}: a GGUF file within a folder; name the file itself")
     return open_base(path)
 
 

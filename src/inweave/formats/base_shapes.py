@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 def base_shapes(path: Path) -> dict[str, Shape]:
     """Return names and shapes of the weights in a safetensors or GGUF file; raise FormatError if it is neither."""
     if is_gguf(path):
-        return {name: tensor.shape for name, tensor in read_gguf(path).items()}
+        return {name: tensor.shape for name, tensor in read_gguf(path).tensors.items()}
     header = read_header(path)
     refuse_renamed(path, header.spans)
     packing = _packing(path, header)

@@ -2,7 +2,8 @@
 
     magic, version, counts    metadata (key, type, value)    tensors (name, axes, the last first, type, offset)    data
 
-Numbers are in blocks along the last axis. `TYPES` are the types that `inweave.ops.quantized.gguf` decodes.
+Numbers are in blocks along the last axis. `TYPES` are the types that `inweave.ops.quantized.gguf` decodes. Offsets
+count from the first multiple of the alignment after the header, so a longer header moves no tensor (`with_text`).
 """
 
 from __future__ import annotations
@@ -54,19 +55,50 @@ class GgufTensor:
         return math.prod(self.shape) // block * size
 
 
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """``texts``: metadata that are strings; ``data``: where the first tensor could begin.
+
+    ``values``: name -> where a value is, with its name; ``listing``: where the tensors are listed; as (begin, end).
+    """
+
+    tensors: Mapping[str, GgufTensor]
+    texts: Mapping[str, str]
+    values: Mapping[str, tuple[int, int]]
+    listing: tuple[int, int]
+    alignment: int
+    data: int
+
+
 def is_gguf(path: Path) -> bool:
     """Return whether a file begins as GGUF files do."""
     with open_regular(path) as file:
         return file.read(4) == MAGIC
 
 
-def read_gguf(path: Path) -> dict[str, GgufTensor]:
-    """Return the tensors of a GGUF file; raise FormatError if its header is broken."""
+def read_gguf(path: Path) -> GgufHeader:
+    """Return the header of a GGUF file; raise FormatError if it is broken."""
     try:
         with open_regular(path) as file:
-            return _Reader(file).tensors()
+            return _Reader(file).header()
     except (struct.error, UnicodeDecodeError, OverflowError, ValueError) as error:
         raise FormatError(f"{path}: a GGUF file with a broken header ({error})") from None
+
+
+def with_text(path: Path, header: GgufHeader, name: str, text: str) -> bytes:
+    """Return all bytes before the tensors of a file, with a string among its metadata, in place of one of this name."""
+    with open_regular(path) as file:
+        raw = file.read(header.listing[1])
+    if len(raw) < header.listing[1]:
+        raise FormatError(f"{path}: changed on disk since it was opened")
+    start = len(MAGIC) + 20
+    version, tensors, values = struct.unpack_from("<IQQ", raw, len(MAGIC))
+    begin, end = header.values.get(name, (header.listing[0],) * 2)
+    key, content = (struct.pack("<Q", len(each)) + each for each in (name.encode(), text.encode()))
+    counts = MAGIC + struct.pack("<IQQ", version, tensors, values + (name not in header.values))
+    added = key + struct.pack("<I", _STRING) + content
+    whole = counts + raw[start:begin] + added + raw[end : header.listing[1]]
+    return whole + b"\0" * (-len(whole) % header.alignment)
 
 
 class _Reader:
@@ -76,7 +108,7 @@ class _Reader:
         self.file = file
         self.size = os.fstat(file.fileno()).st_size
 
-    def tensors(self) -> dict[str, GgufTensor]:
+    def header(self) -> GgufHeader:
         self.take(4)
         (version,) = self.unpack("I")
         if version not in (2, 3):
@@ -85,19 +117,24 @@ class _Reader:
         if max(tensors, values) > _MOST:
             raise ValueError(f"{tensors:,} tensors and {values:,} values")
         original: dict[str, Shape] = {}
+        texts: dict[str, str] = {}
+        places: dict[str, tuple[int, int]] = {}
         alignment = 32
         for _ in range(values):
-            name = self.text()
+            begin, name = self.file.tell(), self.text()
             value = self.value(self.unpack("I")[0])
+            places[name] = begin, self.file.tell()
             if name.startswith(_ORIGINAL) and isinstance(value, list):
                 if not 0 < len(value) <= _MOST_AXES or min(value) < 1:
                     raise ValueError(f"{name[:80]}: {value[:_MOST_AXES]} of {len(value)} axes is not a shape")
                 original[name.removeprefix(_ORIGINAL)] = tuple(value)
             elif name == "general.alignment" and isinstance(value, int):
                 alignment = value
+            elif isinstance(value, str):
+                texts[name] = value
         if not 0 < alignment <= 1 << 20:
             raise ValueError(f"an alignment of {alignment} bytes")
-        rows: dict[str, tuple[Shape, int, int]] = {}
+        after, rows = self.file.tell(), dict[str, tuple[Shape, int, int]]()
         for _ in range(tensors):
             name = self.text()
             (axes,) = self.unpack("I")
@@ -109,11 +146,13 @@ class _Reader:
             kind, offset = self.unpack("IQ")
             stated = original.get(name, shape)
             rows[name] = (stated if math.prod(stated) == math.prod(shape) else shape, kind, offset)
-        start = -(-self.file.tell() // alignment) * alignment
-        return {
-            name: GgufTensor(shape, _NUMBERS.get(kind, f"type {kind}"), start + offset)
+        end = self.file.tell()
+        data = -(-end // alignment) * alignment
+        listed = {
+            name: GgufTensor(shape, _NUMBERS.get(kind, f"type {kind}"), data + offset)
             for name, (shape, kind, offset) in rows.items()
         }
+        return GgufHeader(listed, texts, places, (after, end), alignment, data)
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.file.tell():

@@ -112,6 +112,15 @@ def stack_of(loras: Iterable[AppliedLora]) -> list[tuple[Path | Adapter | Plan, 
     return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
 
 
+def stack_key(loras: Iterable[AppliedLora]) -> tuple[object, ...]:
+    """Return what two requests with the same stack have in common; a stack is a set."""
+    rows = (
+        (str(lora.path), lora.te, lora.unet, repr(lora.alpha), isinstance(lora.source, Plan) and id(lora.source))
+        for lora in loras
+    )
+    return tuple(sorted(rows))
+
+
 def rounding_note(losses: Mapping[str, float]) -> str:
     """Return how much of the LoRAs' change quantized weights could not hold; "" if they hold most of it."""
     mean = sum(losses.values()) / max(len(losses), 1)

@@ -35,8 +35,8 @@ from inweave.models.samplers import make_scheduler, scaled_input, set_steps
 class Progress:
     """How far a request is; ``preview`` only where previews are on.
 
-    ``image`` is the first of the ``batch`` images that are made together. A preview is that of ``image``, which is then
-    image ``position`` of its batch.
+    ``image``: the image of the preview, otherwise the first of the ``batch`` images that are made together, after
+    ``finished`` others.
     """
 
     step: int
@@ -46,12 +46,12 @@ class Progress:
     images: int = 1
     preview: Image.Image | None = None
     batch: int = 1
-    position: int = 0
+    finished: int = 0
 
     @property
     def done(self) -> int:
         """The steps that are done, of all images."""
-        return (self.image - self.position) * self.total + self.step * self.batch
+        return self.finished * self.total + self.step * self.batch
 
     @property
     def work(self) -> int:
@@ -68,6 +68,15 @@ class Callbacks:
     cancelled: Callable[[], bool] | None = None
     warn: Callable[[str], object] | None = None
     preview_first: bool = False  # previews of the steps 1, 1 + every, ... and of the last one
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The numbers of the images of a batch, of ``images``, of which ``finished`` were made before."""
+
+    numbers: Sequence[int] = (0,)
+    finished: int = 0
+    images: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +103,9 @@ class ImageTask:
 
 
 @torch.no_grad()
-def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, number: tuple[int, int] = (0, 1)) -> Tensor:
-    """Return the latents of a batch of images, of which the first is ``number`` of all: (number, all)."""
+def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, place: Place | None = None) -> Tensor:
+    """Return the latents of a batch of images; ``place``: theirs among all images, for progress."""
+    place = place or Place(range(len(tasks)), 0, len(tasks))
     task, generators = tasks[0], [torch.Generator("cpu").manual_seed(each.seed) for each in tasks]
     assert len({each.shared for each in tasks}) == 1, "images of a batch share their settings"
     inits = [each.init for each in tasks if each.init is not None]
@@ -152,7 +162,7 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, numb
                     following = times[first + step + 1 : first + step + 2]
                     outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                     latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
-            _report(model, callbacks, step // order + 1, total, started, latents, number, len(tasks))
+            _report(model, callbacks, step // order + 1, total, started, latents, place)
     return latents
 
 
@@ -183,14 +193,14 @@ def decode_image(model: Model, latents: Tensor, task: ImageTask, callbacks: Call
 
 
 @torch.no_grad()
-def pipeline_image(model: Model, task: ImageTask, callbacks: Callbacks, number: tuple[int, int]) -> Image.Image:
+def pipeline_image(model: Model, task: ImageTask, callbacks: Callbacks, place: Place) -> Image.Image:
     """Return the image that the model's own pipeline makes."""
     started = time.perf_counter()
 
     def on_step(step: int, latents: Tensor | None) -> None:
         if callbacks.cancelled is not None and callbacks.cancelled():
             raise CancelledError(f"cancelled after step {step} of {task.steps}")
-        _report(model, callbacks, min(step, task.steps), task.steps, started, latents, number)
+        _report(model, callbacks, min(step, task.steps), task.steps, started, latents, place)
 
     with network_errors(model), model.using(*model.networks):
         image = model.family.generate(
@@ -225,8 +235,7 @@ def _report(
     total: int,
     started: float,
     latents: Tensor | None,
-    number: tuple[int, int],
-    batch: int = 1,
+    place: Place,
 ) -> None:
     """Call ``progress``, for a preview once for each image; without ``latents`` there is none."""
     if callbacks.progress is None:
@@ -238,9 +247,11 @@ def _report(
         else (step % callbacks.preview_every == 0 and step < total)
     )
     if not due or latents is None:
-        callbacks.progress(Progress(step, total, left, *number, batch=batch))
+        callbacks.progress(_at(place, place.numbers[0], step, total, left, None))
         return
-    image, images = number
-    for position, row in enumerate(latents.chunk(batch)):
-        preview = decode(model, row, callbacks.warn, preview=True)
-        callbacks.progress(Progress(step, total, left, image + position, images, preview, batch, position))
+    for number, row in zip(place.numbers, latents.chunk(len(place.numbers)), strict=True):
+        callbacks.progress(_at(place, number, step, total, left, decode(model, row, callbacks.warn, preview=True)))
+
+
+def _at(place: Place, image: int, step: int, total: int, left: float, preview: Image.Image | None) -> Progress:
+    return Progress(step, total, left, image, place.images, preview, len(place.numbers), place.finished)

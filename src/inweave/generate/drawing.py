@@ -1,12 +1,13 @@
 """From prepared requests to their results: images in batches, each with its record.
 
-If a batch does not fit into memory, it is split and made again: an image depends on its own seed alone.
+Images share a batch if their tasks do (`ImageTask.shared`), whichever request they belong to. If a batch does not fit
+into memory, it is split and made again: an image depends on its own seed alone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,86 +15,136 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from inweave.errors import RequestError
 from inweave.generate.applied import rounding_note
 from inweave.generate.batches import Batch, largest_batch, split
 from inweave.generate.conditioning import PromptConditioning
-from inweave.generate.denoise import Callbacks, ImageTask, decode_image, denoise, pipeline_image
+from inweave.generate.denoise import Callbacks, ImageTask, Place, decode_image, denoise, pipeline_image
 from inweave.generate.images import is_blank
 from inweave.generate.prepared import PreparedRequest, finished, record_of, tasks_of
 from inweave.generate.result import Result
 from inweave.models.model import Model
 
-#: called with (number, image, record)
+#: called with (number, image, record); the images of several requests are numbered through, in their order
 OnImage = Callable[[int, Image.Image, dict[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """Makes the images of requests from the current weights.
+class Job:
+    """A request with its result, to which images are added, and the number of its first image."""
 
-    ``measured``: see `largest_batch`.
+    request: PreparedRequest
+    result: Result
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An image that is to be made."""
+
+    job: Job
+    task: ImageTask
+    number: int  # among all images
+
+
+@dataclass(slots=True)
+class Drawing:
+    """Makes the images of requests from the current weights, and adds them to the results.
+
+    ``measured``: see `largest_batch`. ``images``: how many there are in all calls; ``done``: how many are made.
     """
 
     model: Model
     model_hash: str | None
     batch: Batch
     measured: dict[tuple[object, ...], int]
+    callbacks: Callbacks
+    on_image: OnImage | None
+    images: int
+    done: int = 0
 
-    def __call__(
-        self,
-        request: PreparedRequest,
-        conditioning: PromptConditioning,
-        callbacks: Callbacks,
-        on_image: OnImage | None = None,
-    ) -> Result:
-        """Return the result of one request; raise RequestError if the values of an image are not finite."""
-        result = Result([], [], request.loras, _warnings(self.model, request))
-        tasks = tasks_of(request, conditioning)
-        callbacks = replace(callbacks, warn=result.warnings.append)
-        for number, image in enumerate(self._images(tasks, callbacks, result.batches)):
-            if is_blank(image):
-                result.warnings.append(
-                    f"the image of seed {tasks[number].seed} is a single color; lower the strengths of LoRAs, or the "
-                    "guidance"
-                )
-            result.images.append(finished(image, request))
-            result.records.append(record_of(self.model, self.model_hash, request, tasks[number].seed))
-            if on_image is not None:
-                on_image(number, result.images[-1], result.records[-1])
-        result.warnings = list(dict.fromkeys([*result.warnings, *conditioning.warnings]))
-        return result
+    def __call__(self, jobs: Sequence[Job], conditionings: Sequence[PromptConditioning]) -> None:
+        """Make the images of requests.
 
-    def _images(self, tasks: Sequence[ImageTask], callbacks: Callbacks, batches: list[int]) -> Iterator[Image.Image]:
-        """Make images that can share a batch, in order; the size of each batch is added to ``batches``."""
-        most = largest_batch(self.model, tasks, self.batch, self.measured)
-        waiting = deque(split(len(tasks), most))
+        An image whose values are not finite ends its request with an error in the result.
+        """
+        shared: dict[tuple[object, ...], list[_Draft]] = {}
+        for job, conditioning in zip(jobs, conditionings, strict=True):
+            job.result.warnings += _warnings(self.model, job.request)
+            for number, task in enumerate(tasks_of(job.request, conditioning)):
+                shared.setdefault(task.shared, []).append(_Draft(job, task, job.first + number))
+        for drafts in shared.values():
+            self._draw(drafts)
+        for job, conditioning in zip(jobs, conditionings, strict=True):
+            job.result.warnings = list(dict.fromkeys([*job.result.warnings, *conditioning.warnings]))
+
+    def _draw(self, drafts: Sequence[_Draft]) -> None:
+        """Make images that can share a batch, in order."""
+        most = largest_batch(self.model, [draft.task for draft in drafts], self.batch, self.measured)
+        waiting = deque([drafts[part.start : part.stop] for part in split(len(drafts), most)])
         while waiting:
-            numbers = waiting.popleft()
-            own, place = [tasks[number] for number in numbers], (numbers[0], len(tasks))
+            whole = waiting.popleft()
+            batch = [draft for draft in whole if draft.job.result.error is None]
+            self.done += len(whole) - len(batch)
+            if not batch:
+                continue
+            place = Place([draft.number for draft in batch], self.done, self.images)
             if self.model.family.own_pipeline:
-                batches.append(1)
-                yield pipeline_image(self.model, own[0], callbacks, place)
+                self._add(batch[0], pipeline_image(self.model, batch[0].task, self._callbacks(batch), place), 1)
                 continue
-            if (latents := self._denoise(own, callbacks, place)) is None:
-                halves = split(len(numbers), -(-len(numbers) // 2))
-                waiting.extendleft(range(numbers[0] + half[0], numbers[0] + half[-1] + 1) for half in reversed(halves))
+            if (latents := self._denoise(batch, place)) is None:
+                half = -(-len(batch) // 2)
+                waiting.extendleft((batch[half:], batch[:half]))
                 continue
-            batches.append(len(own))
-            for position, task in enumerate(own):
-                yield decode_image(self.model, latents[position : position + 1], task, callbacks)
+            for draft, row in zip(batch, latents.chunk(len(batch)), strict=True):
+                if draft.job.result.error is not None:
+                    self.done += 1
+                    continue
+                try:
+                    image = decode_image(self.model, row, draft.task, self._callbacks([draft]))
+                except RequestError as error:
+                    draft.job.result.error, image = error, None
+                self._add(draft, image, len(batch))
 
-    def _denoise(self, tasks: Sequence[ImageTask], callbacks: Callbacks, place: tuple[int, int]) -> Tensor | None:
+    def _denoise(self, batch: Sequence[_Draft], place: Place) -> Tensor | None:
         """Return the latents of a batch; None if memory ran out for several images."""
+        callbacks = self._callbacks(batch)
         try:
-            return denoise(self.model, tasks, callbacks, place)
+            return denoise(self.model, [draft.task for draft in batch], callbacks, place)
         except torch.OutOfMemoryError:
-            if len(tasks) == 1:
+            if len(batch) == 1:
                 raise
         # outside of the handler: the error holds its frames, and they hold what was computed
         torch.cuda.empty_cache()
-        if callbacks.warn is not None:
-            callbacks.warn(f"not enough memory for {len(tasks)} images together; they were made in smaller batches")
+        assert callbacks.warn is not None
+        callbacks.warn(f"not enough memory for {len(batch)} images together; they were made in smaller batches")
         return None
+
+    def _add(self, draft: _Draft, image: Image.Image | None, batch: int) -> None:
+        """Add an image to the result of its request; None: it could not be made."""
+        self.done += 1
+        if image is None:
+            return
+        request, result = draft.job.request, draft.job.result
+        if is_blank(image):
+            result.warnings.append(
+                f"the image of seed {draft.task.seed} is a single color; lower the strengths of LoRAs, or the guidance"
+            )
+        result.images.append(finished(image, request))
+        result.records.append(record_of(self.model, self.model_hash, request, draft.task.seed))
+        result.batches.append(batch)
+        if self.on_image is not None:
+            self.on_image(draft.number, result.images[-1], result.records[-1])
+
+    def _callbacks(self, drafts: Sequence[_Draft]) -> Callbacks:
+        """Return the callbacks with warnings that go to the results of these images."""
+
+        def warn(text: str) -> None:
+            for draft in drafts:
+                if text not in draft.job.result.warnings:
+                    draft.job.result.warnings.append(text)
+
+        return replace(self.callbacks, warn=warn)
 
 
 def _warnings(model: Model, request: PreparedRequest) -> list[str]:

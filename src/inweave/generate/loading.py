@@ -16,6 +16,7 @@ from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, Quantize, load_model
 from inweave.models.quantized_cache import QuantizedCache
 from inweave.models.residency import Offload, is_offloaded
+from inweave.models.sd.selection import without_libraries
 from inweave.ops.quantized import FORMATS
 from inweave.ops.tensors.device import choose_device, choose_dtype
 
@@ -46,6 +47,8 @@ def load_for_images(
     if isinstance(cache_gb, bool) or not isinstance(cache_gb, int | float) or not 0 <= cache_gb < 2**20:
         raise ConfigError(f"quantized_cache_gb: expected gigabytes, 0 or more, got {cache_gb!r}")
     offloaded = is_offloaded(offload, blueprint, device, dtype, quantize)
+    if choose_device(device).type == "cpu" and quantize == "off" and not offloaded:
+        blueprint = without_libraries(blueprint)
     cache, key, notes = QuantizedCache(cache_folder(), cache_gb), "", list[str]()
     if quantize in FORMATS:
         target = choose_device(device)

@@ -17,19 +17,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import torch
 from PIL import Image
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem, RequestError
-from inweave.generate.applied import OnMismatch, apply_loras, stack_of
+from inweave.generate.applied import OnMismatch, apply_loras, stack_key, stack_of
 from inweave.generate.batches import Batch, check_batch
 from inweave.generate.conditioning import PromptConditioning, composition_problem, pipeline_problems
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, Progress
-from inweave.generate.drawing import Drawing, OnImage
+from inweave.generate.drawing import Drawing, Job, OnImage
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import (
     ImageInput,
@@ -106,9 +106,26 @@ class Pipeline:
             self.loras = choices
             return written
 
+    @overload
+    def __call__(
+        self, prompt: str | GenerateConfig = ..., *, init: ImageInput | None = ..., mask: ImageInput | None = ...,
+        progress: Callable[[Progress], object] | None = ..., preview_every: int = ..., preview_first: bool = ...,
+        cancelled: Callable[[], bool] | None = ..., on_image: OnImage | None = ..., on_mismatch: OnMismatch = ...,
+        finder: LoraFinder | None = ..., batch: Batch | None = ...,
+        **settings: Unpack[RequestSettings],
+    ) -> Result: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, prompt: Sequence[GenerateConfig], *, init: ImageInput | None = ..., mask: ImageInput | None = ...,
+        progress: Callable[[Progress], object] | None = ..., preview_every: int = ..., preview_first: bool = ...,
+        cancelled: Callable[[], bool] | None = ..., on_image: OnImage | None = ..., on_mismatch: OnMismatch = ...,
+        finder: LoraFinder | None = ..., batch: Batch | None = ...,
+    ) -> list[Result]: ...  # fmt: skip
+
     def __call__(
         self,
-        prompt: str | GenerateConfig = "",
+        prompt: str | GenerateConfig | Sequence[GenerateConfig] = "",
         *,
         init: ImageInput | None = None,
         mask: ImageInput | None = None,
@@ -121,31 +138,39 @@ class Pipeline:
         finder: LoraFinder | None = None,
         batch: Batch | None = None,
         **settings: Unpack[RequestSettings],
-    ) -> Result:
-        """Generate images for one request.
+    ) -> Result | list[Result]:
+        """Generate images for one request, or for several.
 
         Args:
-            prompt: the text, or a complete `GenerateConfig`.
-            init: an image to start from (image to image), as a path or a PIL image.
-            mask: white where to repaint (inpainting), as a path or a PIL image.
+            prompt: the text, a complete `GenerateConfig`, or a list of them, whose images share batches where they can.
+            init: an image to start from (image to image), as a path or a PIL image; of a list for all requests.
+            mask: white where to repaint (inpainting), as a path or a PIL image; of a list for all requests.
             progress: called after each step.
             preview_every: add a preview image to the progress every this many steps; 0 for none.
             preview_first: make previews from the first step on, and one of the last step.
             cancelled: called before each step; true cancels the request.
-            on_image: called with (number, image, record) after each image.
+            on_image: called with (number, image, record) after each image; those of a list are numbered through.
             on_mismatch: "warn" uses the part of a LoRA that fits, and names the rest in the warnings of the result.
             finder: looks up the LoRAs of this request instead of the pipeline's own finder.
-            batch: how many of its images are made together, at most: a number, or "auto"; None: the pipeline's.
+            batch: how many images are made together, at most: a number, or "auto"; None: the pipeline's.
             **settings: the fields of `GenerateConfig`, if ``prompt`` is a text.
 
         Returns:
-            The images with their settings.
+            The images with their settings; for a list one result per request, in its order.
 
         Raises:
             ConfigError: one problem for each invalid setting, and each LoRA that cannot be used.
             CancelledError: ``cancelled()`` returned true.
-            RequestError: the model's output has values that are not finite.
+            RequestError: the model's output has values that are not finite; of a list it is in the `Result.error` of
+                the request, and the others are complete.
         """
+        callbacks = Callbacks(progress, preview_every, cancelled, preview_first=preview_first)
+        if not isinstance(prompt, str | GenerateConfig):
+            if settings:
+                raise ConfigError(f"{', '.join(settings)}: set these in the configurations")
+            with self._lock:
+                requests = self._prepare_all(prompt, init, mask, on_mismatch, finder)
+                return self.run_all(requests, callbacks, on_image, batch)
         if not isinstance(prompt, GenerateConfig):
             config = parse_request({"prompt": prompt, **settings}, finder or self.finder)
         elif settings:
@@ -153,7 +178,6 @@ class Pipeline:
         else:
             config = prompt
         with self._lock:
-            callbacks = Callbacks(progress, preview_every, cancelled, preview_first=preview_first)
             return self.run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image, batch)
 
     def prepare(
@@ -240,16 +264,58 @@ class Pipeline:
         batch: Batch | None = None,
     ) -> Result:
         """Generate the images of a request of `prepare`; ``batch`` as in a call."""
+        (result,) = self.run_all([request], callbacks, on_image, batch)
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def run_all(
+        self,
+        requests: Sequence[PreparedRequest],
+        callbacks: Callbacks,
+        on_image: OnImage | None = None,
+        batch: Batch | None = None,
+    ) -> list[Result]:
+        """Generate the images of several requests of `prepare`, those with one stack of LoRAs after the other."""
         with self._lock:
-            started = time.perf_counter()
-            self._swap_in(request)
-            swap_seconds = time.perf_counter() - started
-            drawing = Drawing(
-                self.model, self._model_hash, self.batch if batch is None else check_batch(batch), self._measured
-            )
-            result = drawing(request, self._conditioning(request), callbacks, on_image)
-            result.swap_seconds = swap_seconds
-            return result
+            jobs, images = list[Job](), 0
+            for request in requests:
+                jobs.append(Job(request, Result([], [], request.loras), images))
+                images += request.config.count
+            size = self.batch if batch is None else check_batch(batch)
+            drawing = Drawing(self.model, self._model_hash, size, self._measured, callbacks, on_image, images)
+            stacks: dict[tuple[object, ...], list[Job]] = {}
+            for job in jobs:
+                stacks.setdefault(stack_key(job.request.loras), []).append(job)
+            for own in stacks.values():
+                started = time.perf_counter()
+                self._swap_in(own[0].request)
+                seconds = time.perf_counter() - started
+                drawing(own, [self._conditioning(job.request) for job in own])
+                for job in own:
+                    job.result.swap_seconds = seconds
+            return [job.result for job in jobs]
+
+    def _prepare_all(
+        self,
+        configs: Sequence[GenerateConfig],
+        init: ImageInput | None,
+        mask: ImageInput | None,
+        on_mismatch: OnMismatch,
+        finder: LoraFinder | None,
+    ) -> list[PreparedRequest]:
+        """Prepare several requests; the problems of all are one error."""
+        prepared, wrong = list[PreparedRequest](), list[str | Problem]()
+        for number, config in enumerate(configs):
+            if not isinstance(config, GenerateConfig):
+                raise ConfigError(f"request {number}: expected a GenerateConfig, got {type(config).__name__}")
+            try:
+                prepared.append(self.prepare(config, init, mask, on_mismatch, finder))
+            except ConfigError as error:
+                wrong += [f"request {number}: {problem}" for problem in error.problems]
+        if wrong:
+            raise ConfigError(wrong)
+        return prepared
 
     def _swap_in(self, request: PreparedRequest) -> None:
         """Make the weights those of the request's LoRAs."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, RequestError
 from inweave.files.image_names import format_of
 from inweave.generate.applied import AppliedLora
 from inweave.generate.saving import save_image
@@ -28,7 +28,8 @@ class Result:
         loras: each LoRA with its file, its strengths and the number of modules it changed.
         warnings: settings that had no effect, and other remarks.
         swap_seconds: the time to merge all LoRAs into the weights.
-        batches: how many images were made together, for each batch.
+        batches: for each image how many were made together, of all requests.
+        error: why its images could not all be made, if it was one request of several.
     """
 
     images: list[Image.Image]
@@ -37,6 +38,7 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     swap_seconds: float = 0.0
     batches: list[int] = field(default_factory=list)
+    error: RequestError | None = None
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
         """Write one image with its settings in it.
@@ -47,8 +49,11 @@ class Result:
 
         Raises:
             ConfigError: the name has another ending, or there is no such image.
+            RequestError: its images could not all be made (`error`).
         """
         format_of(path)
+        if self.error is not None and number >= len(self.images):
+            raise self.error
         if not 0 <= number < len(self.images):
             raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
         save_image(path, self.images[number], self.records[number])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inweave.errors import ConfigError
+from inweave.generate.batches import Batch
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.images import ImageInput
@@ -121,9 +122,11 @@ def run(
     mask: ImageInput | None = None,
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    batch: Batch | None = None,
 ) -> SweepResult:
     """Generate a table of requests; all are prepared first, so that an invalid one stops it before any work.
 
+    Cells that share model, stack, size, steps and sampler are made together, as many as ``batch`` says.
     ``request``: what they were made from, with ``axes``.
     """
     base = pipe.prepare(request, init, mask)
@@ -131,19 +134,12 @@ def run(
         [replace(pipe.prepare(config, init, mask), init=base.init, mask=base.mask) for config in line] for line in table
     ]
     total = sum(len(line) for line in table)
-    results: list[list[Result]] = []
-    done = 0
-    for line in prepared:
-        results.append([])
-        for cell in line:
-            number = done
-
-            def report(at: Progress, number: int = number) -> None:
-                if progress is not None:
-                    progress(Progress(at.step, at.total, at.eta, number, total, at.preview))
-
-            results[-1].append(pipe.run(cell, Callbacks(report, cancelled=cancelled)))
-            done += 1
+    callbacks = Callbacks(progress, cancelled=cancelled)
+    made = iter(pipe.run_all([cell for line in prepared for cell in line], callbacks, batch=batch))
+    results = [[next(made) for _ in line] for line in prepared]
+    for result in (result for line in results for result in line):
+        if result.error is not None:
+            raise result.error
     cells = [[result.images[0] for result in line] for line in results]
     records = [[result.records[0]["config"] for result in line] for line in results]
     grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": total, "settings": records}

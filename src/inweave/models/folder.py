@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +130,15 @@ def weights_of(folder: Path) -> Path:
     return path
 
 
-def tokenizer_at(folder: Path, class_name: str) -> Callable[[], Any]:
-    """Return a function that makes the tokenizer."""
-    if class_name not in (known := tokenizer_classes()):
-        raise FormatError(f"{folder}: a tokenizer of class {class_name!r:.80}; known are {', '.join(known)}")
-    return partial(_tokenizer, folder, class_name)
+@dataclass(frozen=True, slots=True)
+class TokenizerFolder:
+    """Makes the tokenizer of a folder when it is called."""
+
+    folder: Path
+    class_name: str
+
+    def __call__(self) -> Any:
+        return _tokenizer(self.folder, self.class_name)
 
 
 def _tokenizer(folder: Path, class_name: str) -> Any:
@@ -143,6 +147,13 @@ def _tokenizer(folder: Path, class_name: str) -> Any:
     with defer_imports():
         kind = "PreTrainedTokenizerFast" if class_name in _PROCESSORS else class_name
         return make_tokenizer(folder, getattr(transformers, kind))
+
+
+def tokenizer_at(folder: Path, class_name: str) -> TokenizerFolder:
+    """Return a function that makes the tokenizer."""
+    if class_name not in (known := tokenizer_classes()):
+        raise FormatError(f"{folder}: a tokenizer of class {class_name!r:.80}; known are {', '.join(known)}")
+    return TokenizerFolder(folder, class_name)
 
 
 def _variant(folder: Path, index: Mapping[str, Any], denoiser: NetworkBlueprint, family: Family) -> Variant | None:

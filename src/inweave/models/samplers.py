@@ -117,11 +117,14 @@ def own_sampler(config: Mapping[str, Any]) -> str:
 def own_scheduler(config: Mapping[str, Any]) -> Any:
     """Return the model's own scheduler, as configured."""
     name = str(config.get("_class_name"))
-    if not name.isidentifier() or not _is_scheduler(_class(name)):
+    if not name.isidentifier() or not _is_scheduler(_library_class(name)):
         raise ConfigError(f"a scheduler of class {for_message(name)}; the installed diffusers has none of this name")
-    if name == "LMSDiscreteScheduler" and not _has_scipy():  # Euler's has the same settings and noise levels
-        name = "EulerDiscreteScheduler"
-    return _from_config(_class(name), config)
+    return _from_config(_library_class(_installed(name)), config)
+
+
+def _installed(name: str) -> str:
+    """Return the class itself, or without scipy for LMS Euler's: it has the same settings and noise levels."""
+    return "EulerDiscreteScheduler" if name == "LMSDiscreteScheduler" and not _has_scipy() else name
 
 
 def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) -> dict[str, Any]:
@@ -134,11 +137,13 @@ def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) ->
     settings: dict[str, Any] = {"_class_name": own}
     first = own if own != "LMSDiscreteScheduler" else "EulerDiscreteScheduler"
     for name in (first, *_KNOWN_SCHEDULERS):  # the first that declares a setting says what type it has
-        rest = {key: value for key, value in document.items() if key not in settings}
+        rest = {key: value for key, value in document.items() if key not in settings and not key.startswith("_")}
+        if not rest:
+            break
         settings |= diffusers_config(label, _class(name), rest)
     _ensure_length(label, settings)
     with library_errors(f"{label}: no scheduler can be made of these settings"):
-        own_scheduler(settings)
+        _from_config(_class(_installed(own)), settings)
         scheduler = make_scheduler(settings, own_sampler(settings), "simple", flow=flow)
         latents = torch.linspace(-1, 1, 16).view(1, 1, 4, 4)
         for time in set_steps(scheduler, 2, torch.device("cpu"), tokens=16 if flow else None):
@@ -226,10 +231,9 @@ def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False)
         refuse("schedule", f"{schedule!r} is unknown; known are {', '.join(offered_schedules())}")
     elif schedule not in offered_schedules():
         refuse("schedule", f"{schedule!r} {NEEDS_SCIPY}")
-    if not wrong:
+    if not wrong and not _supports(sampler, schedule, flow):
         able = [name for name in offered if _supports(name, schedule, flow)]
-        if sampler not in able:
-            refuse("schedule", f"{sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
+        refuse("schedule", f"{sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
     return wrong
 
 
@@ -348,6 +352,15 @@ def _supports(sampler: str, schedule: str, flow: bool) -> bool:
 
 
 def _class(name: str) -> Any:
+    """Return a scheduler class: DDIM's is inweave's own, which computes the same and imports nothing."""
+    if name == "DDIMScheduler":
+        from inweave.models.sd.ddim import DDIMScheduler
+
+        return DDIMScheduler
+    return _library_class(name)
+
+
+def _library_class(name: str) -> Any:
     import diffusers
 
     with defer_imports():

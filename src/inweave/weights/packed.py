@@ -207,14 +207,16 @@ class GgufSource:
 
     Args:
         path: The file.
+        dtype: Of packed weights, which have none of their own.
 
     Raises:
         FormatError: The file is damaged, or has tensors of a type that inweave does not unpack.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-        self._tensors = read_gguf(self.path)
+    def __init__(self, path: str | os.PathLike[str], dtype: torch.dtype = torch.bfloat16) -> None:
+        self.path, self._dtype = Path(path).absolute(), dtype
+        self.header = read_gguf(self.path)
+        self._tensors = self.header.tensors
         self.kinds = Counter(tensor.type for tensor in self._tensors.values())
         if unknown := [(name, each.type) for name, each in self._tensors.items() if each.type not in TYPES]:
             raise FormatError(
@@ -235,8 +237,7 @@ class GgufSource:
     def spec(self, name: str) -> TensorSpec:
         """Return shape and dtype of one tensor, without reading its data."""
         tensor = self._known(name)
-        dtype = TORCH.get(tensor.type, torch.bfloat16)  # what is packed has no dtype of its own
-        return TensorSpec(tensor.shape, dtype)
+        return TensorSpec(tensor.shape, TORCH.get(tensor.type, self._dtype))
 
     def get(
         self,

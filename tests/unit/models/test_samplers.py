@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from typing import Any
 
+import diffusers
 import pytest
 import torch
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, FormatError
 from inweave.models import bundled, samplers
 from inweave.models.sampler_names import (
     NEAREST_SAMPLERS,
@@ -18,6 +20,7 @@ from inweave.models.sampler_names import (
     schedule_name,
     schedule_refusal,
 )
+from inweave.models.sd.ddim import DDIMScheduler
 
 CPU = torch.device("cpu")
 
@@ -312,3 +315,60 @@ def test_the_trial_of_a_scheduler_leaves_no_warning_of_the_library(name: str) ->
     finally:
         log.removeHandler(handler)
     assert not [record.getMessage() for record in records]
+
+
+_DDIM_SETTINGS = [
+    {},
+    {"beta_schedule": "scaled_linear", "clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1},
+    {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"},
+    {"prediction_type": "sample", "timestep_spacing": "linspace", "clip_sample_range": 2.0},
+    {"beta_schedule": "squaredcos_cap_v2", "thresholding": True, "sample_max_value": 1.5},
+    {"trained_betas": [0.01 * (number + 1) for number in range(60)], "num_train_timesteps": 60},
+]
+
+
+@pytest.mark.parametrize("settings", _DDIM_SETTINGS, ids=lambda each: "-".join(each) or "defaults")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ddim_gives_the_bits_of_diffusers(settings: dict[str, Any], dtype: torch.dtype) -> None:
+    config = {"_class_name": "DDIMScheduler", **settings}
+    theirs, ours = (
+        diffusers.DDIMScheduler.from_config(dict(config)),
+        samplers.make_scheduler(config, "ddim", "simple", flow=False),
+    )
+    assert not isinstance(ours, diffusers.SchedulerMixin)
+    assert torch.equal(ours.alphas_cumprod, theirs.alphas_cumprod) and torch.equal(ours.timesteps, theirs.timesteps)
+    assert (ours.order, ours.init_noise_sigma) == (theirs.order, theirs.init_noise_sigma)
+    assert {**ours.config}.items() >= {**settings}.items()
+    noise = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for steps in (1, 2, 7, 20, 50):
+        for scheduler in (theirs, ours):
+            scheduler.set_timesteps(steps, device="cpu")
+        assert torch.equal(ours.timesteps, theirs.timesteps)
+        rows = [torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(0)).to(dtype) * 3] * 2
+        for time in ours.timesteps:
+            prediction = (rows[0] * 0.5 + noise).to(dtype)
+            rows = [
+                scheduler.step(prediction, time, row, return_dict=False)[0]
+                for scheduler, row in zip((theirs, ours), rows, strict=True)
+            ]
+            assert torch.equal(*rows) and rows[1].dtype == dtype
+        for times in (theirs.timesteps[:1], theirs.timesteps[-1:].repeat(2)):
+            assert torch.equal(ours.add_noise(rows[0], noise, times), theirs.add_noise(rows[0], noise, times))
+
+
+def test_ddim_declares_the_settings_of_diffusers() -> None:
+    ours, theirs = (
+        {name: (each.annotation, each.default) for name, each in inspect.signature(kind.__init__).parameters.items()}
+        for kind in (DDIMScheduler, diffusers.DDIMScheduler)
+    )
+    del ours["self"], theirs["self"]
+    assert ours == theirs
+
+
+def test_ddim_refuses_what_diffusers_refuses() -> None:
+    config = {"_class_name": "DDIMScheduler", "num_train_timesteps": 10}
+    with pytest.raises(ValueError, match="10"):
+        samplers.make_scheduler(config, "ddim", "simple", flow=False).set_timesteps(11)
+    for wrong in ({"beta_schedule": "other"}, {"prediction_type": "other"}, {"timestep_spacing": "other"}):
+        with pytest.raises(FormatError, match="other"):
+            samplers.checked_scheduler("x", config | wrong, flow=False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import FormatError, TargetError
 from inweave.exchange.load import open_base, open_weights
 from inweave.formats.packed import BLOCK, Packed
 from inweave.targets.resolve import resolve
@@ -156,7 +156,7 @@ def test_a_folder_of_another_dtype_no_longer_says_that_it_is_quantized(tmp_path:
 
 def test_what_is_packed_in_another_way_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(60))
-    with pytest.raises(ConfigError, match="GGUF file, quantized and packed"):
+    with pytest.raises(FormatError, match="GGUF file with a broken header"):
         open_weights(tmp_path / "m.gguf")
     base = tmp_path / "i.safetensors"
     save_file({"first.weight": torch.ones(4, 3, dtype=torch.int8)}, base)

@@ -51,6 +51,7 @@ LARGE = 512 * 1024**2  #: bytes of one tensor as float32, above which it is merg
 RUN = 256 * 1024**2  #: bytes of one such run as float32
 Tick = Callable[[int], None]  #: bytes just written
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf")
+MERGED = "inweave.merged"  #: the key of the adapters in the metadata of a file
 _OLD_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
 
 
@@ -177,7 +178,7 @@ class _Job:
         if self.items:
             metadata = {key: value for key, value in metadata.items() if key not in _OLD_HASHES}
             added = [record(item.name, item.sha256, item.strength) for item in self.stack]
-            metadata["inweave.merged"] = json.dumps(_history(metadata) + added)
+            metadata[MERGED] = json.dumps(history(metadata) + added)
         document: dict[str, object] = {"__metadata__": metadata}
         at = 0
         for name in self.layout[path]:
@@ -248,10 +249,10 @@ def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
-def _history(metadata: Mapping[str, str]) -> list[object]:
-    """Return what an earlier bake merged already."""
+def history(metadata: Mapping[str, str]) -> list[object]:
+    """Return the adapters that an earlier bake merged already."""
     try:
-        history = json.loads(metadata.get("inweave.merged", "[]"))
+        history = json.loads(metadata.get(MERGED, "[]"))
     except (ValueError, RecursionError):
         return []
     return history if isinstance(history, list) else []

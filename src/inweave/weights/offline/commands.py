@@ -27,11 +27,12 @@ from inweave.exchange.check import check
 from inweave.exchange.convert import default_dialect, naming_for, refuse_output, save
 from inweave.exchange.load import alphas_for, component_folders, load, open_base, open_weights
 from inweave.exchange.ties import tied_changes
-from inweave.files.paths import as_path
+from inweave.files.paths import as_path, is_file
 from inweave.files.reading import open_regular
 from inweave.formats.alphas import Alphas
 from inweave.formats.dialects import written_dialects
 from inweave.formats.files import maps_of, open_container, refuse_truncated
+from inweave.formats.gguf import is_gguf
 from inweave.formats.read import read_container
 from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
@@ -43,6 +44,7 @@ from inweave.weights.offline import bake as baking
 from inweave.weights.offline import extract as extraction
 from inweave.weights.offline import resize as resizing
 from inweave.weights.offline.bake import Baked, BakeItem
+from inweave.weights.offline.bake_gguf import write_merged_gguf
 from inweave.weights.offline.extract import Extracted
 from inweave.weights.offline.resize import Resized
 from inweave.weights.stack import AdapterLike, StackEntry, Strength, read_stack
@@ -72,7 +74,7 @@ def bake(
     Args:
         base: A file, an index of shards or a model folder.
         loras: Adapters with their strengths, as `Weaver.apply` takes them.
-        out: A .safetensors file, or a new folder for shards and folders.
+        out: A .safetensors file, a .gguf file for a base of that form, or a new folder for shards and folders.
         dtype: Of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
         alpha: For files among ``loras`` that do not store an alpha, as in `load`.
         replace: Whether an existing model folder may be replaced.
@@ -99,10 +101,13 @@ def bake(
         if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():
             raise ConfigError(f"{target}: this is one of the adapters; choose another output")
         stack.append(_bake_item(adapter, strength, index, warnings, scaled))
-    done = baking.write_merged(
-        base, stack, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress,
-        replace=replace,
-    )  # fmt: skip
+    if is_file(as_path(base)) and is_gguf(as_path(base)):
+        done = write_merged_gguf(base, stack, target, index=index, dtype=_dtype(dtype), progress=progress)
+    else:
+        done = baking.write_merged(
+            base, stack, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype),
+            progress=progress, replace=replace,
+        )  # fmt: skip
     done.base = index.base
     done.loras = [baking.record(item.name, item.sha256, item.strength) for item in stack]
     done.warnings = warnings

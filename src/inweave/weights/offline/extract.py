@@ -26,11 +26,12 @@ import torch
 from inweave.adapter import Adapter, Entry, Factors, Full, Lora, Ref, Tensor
 from inweave.errors import TargetError
 from inweave.exchange.convert import Conversion
+from inweave.formats.gguf import is_gguf
 from inweave.targets.index import Component, ModelIndex, module_of
 from inweave.targets.links import Naming
 from inweave.weights.checkpoint_files import Pieces, network_at, networks_in
 from inweave.weights.offline.resize import Row, check_size, chosen_rank, encode_finite
-from inweave.weights.packed import unpack
+from inweave.weights.packed import GgufSource, unpack
 from inweave.weights.source import Renamed, Stacked, WeightSource
 
 LOW = 0.8  #: below this kept energy the report warns
@@ -56,6 +57,8 @@ def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], o
     if path.is_dir() and folders:
         homes = {component: networks_in(path / name)[0] for name, component in folders.items()}
         return OpenedCheckpoint(index, {name: unpack(Pieces(network, opened), path) for name, network in homes.items()})
+    if path.is_file() and is_gguf(path):
+        return OpenedCheckpoint(index, dict.fromkeys(index.components, GgufSource(path, torch.float32)))
     network = networks_in(path)[0] if path.is_dir() else network_at(path)
     return OpenedCheckpoint(index, dict.fromkeys(index.components, unpack(Pieces(network, opened), path)))
 

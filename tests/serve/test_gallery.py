@@ -75,6 +75,16 @@ def test_images_are_there_when_their_job_is_done_and_stay_when_it_is_forgotten(o
     assert settings["settings"]["seed"] == 11 and settings["loras"][0]["id"] is not None and not settings["warnings"]
 
 
+def test_a_job_may_leave_its_images_out(own_worker: Worker) -> None:
+    job, images = made(own_worker, prompt="a draft", gallery=False)
+    assert images == [] and "gallery" not in job["result"]["images"][0]
+    request = {"prompt": "a draft", "do_not_save_samples": True, **SMALL}
+    assert own_worker.http.post("/sdapi/v1/txt2img", json=request).status_code == 200
+    assert images_of(own_worker, q="a draft") == []
+    assert own_worker.http.post("/sdapi/v1/txt2img", json={**request, "do_not_save_samples": False}).is_success
+    assert len(images_of(own_worker, q="a draft")) == 1
+
+
 def test_a_restart_and_a_kill_keep_the_gallery(own_worker: Worker) -> None:
     job, images = made(own_worker, prompt="over a restart", seed=3)
     own_worker.kill()

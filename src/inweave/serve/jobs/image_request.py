@@ -25,7 +25,9 @@ from inweave.generate.config import GenerateConfig
 Operation = Literal["image_generation", "image_transform", "image_inpaint"]
 OnMismatch = Literal["error", "warn"]
 #: fields of a request that are not settings of the image
-_OWN = ("operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "image", "mask_image")
+_OWN = (
+    "operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "gallery", "image", "mask_image",
+)  # fmt: skip
 #: field names of rbee's clients, and fields that have no meaning for a single worker
 _ALIASES = {"kind": "operation", "init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
 _IGNORED = ("hive_id", "worker_id")
@@ -46,6 +48,7 @@ class ImageRequest(CheckedModel):
         default=0, description="a preview image every n steps; 0: none"
     )
     preview_first: bool = Field(default=False, description="previews from the first step on, and of the last one")
+    gallery: bool = Field(default=True, description="whether the images stay in the gallery when the job has expired")
     image: str | None = Field(default=None, description="the image to start from, in base64 or by the id of an upload")
     mask_image: str | None = Field(default=None, description="white where to repaint, likewise")
     settings: GenerateConfig

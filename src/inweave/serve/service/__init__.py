@@ -318,7 +318,7 @@ class Service:
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
             "lora_files": await asyncio.to_thread(self.loras.identities, loras),
             "preview_every": request.preview_every, "preview_first": request.preview_first,
-            "on_mismatch": request.on_mismatch, "warnings": warnings,
+            "on_mismatch": request.on_mismatch, "gallery": request.gallery, "warnings": warnings,
         }  # fmt: skip
         inputs = await self._inputs(request)
         submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)

@@ -242,7 +242,7 @@ class Gallery:
 
         A gallery that refuses does not fail the job, whose images are kept for a while: the result has a warning.
         """
-        if self._opened is None:
+        if self._opened is None or not job.request.get("gallery", True):
             return result
         images, warnings = [], [*result.get("warnings", ())]
         names = [str(lora.get("name")) for lora in result.get("loras", ())]

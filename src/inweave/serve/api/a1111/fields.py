@@ -67,6 +67,8 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     seed = body.get("seed", -1)
     fields["seed"] = int(seed) if isinstance(seed, float) and seed.is_integer() else seed
     fields["count"] = (whole_number(body, "batch_size") or 1) * (whole_number(body, "n_iter") or 1)
+    if switch(body, "do_not_save_samples", False):
+        fields["gallery"] = False
     fields |= _sampler(body, warnings)
     if script := body.get("script_name"):
         raise ConfigError(Problem("script_name", f"script {str(script)[:60]!r} not found; scripts are not supported"))
@@ -126,7 +128,9 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
         f"{name} has no effect here" for name, off in _UNSUPPORTED.items() if name in body and body[name] not in off
     ]
     if body.get("save_images"):
-        lines[lines.index("save_images has no effect here")] += "; results are kept under the job's id for a while"
+        lines[lines.index("save_images has no effect here")] += (
+            "; images stay in the gallery, if there is one"
+        )
     scripts = body.get("alwayson_scripts")
     if isinstance(scripts, Mapping):
         active = [name for name, script in scripts.items() if _is_on(script)]

@@ -37,6 +37,8 @@ interface ImageRequest extends ImageSettings {
   image?: string;
   mask_image?: string;
   on_mismatch?: "error" | "warn";
+  /** false: the images expire with their job */
+  gallery?: boolean;
 }
 
 interface ResultImage {

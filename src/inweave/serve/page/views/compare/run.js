@@ -24,7 +24,12 @@ export async function run(sheet, drafts) {
 	const own = findModel(app.get().capabilities, missing[0]?.model)?.defaults?.steps ?? 20
 	const early = drafts ? missing.filter(({steps = own}) => steps > 2 * DRAFT) : []
 	const waiting = [
-		...early.map(request => ({key: cellKey(request), draft: true, request: {...request, steps: DRAFT}, id: ""})),
+		...early.map(request => ({
+			key: cellKey(request),
+			draft: true,
+			request: {...request, steps: DRAFT, gallery: false},
+			id: ""
+		})),
 		...missing.map(request => ({key: cellKey(request), draft: false, request, id: ""}))
 	]
 	cells.set({left: missing.length})

@@ -278,6 +278,11 @@ class GgufSource:
         weight: QuantizedWeight = PACKED_FORMATS[f"gguf-{tensor.type}"].weights(blocks)
         return weight
 
+    def stored(self, name: str) -> torch.Tensor:
+        """Return the bytes of a tensor."""
+        tensor = self._known(name)
+        return self._bytes(tensor, 0, tensor.size)
+
     def _bytes(self, tensor: GgufTensor, start: int, length: int) -> torch.Tensor:
         with open_regular(self.path, buffering=0) as file:
             if stamp_of(os.fstat(file.fileno())) != self.stamps[self.path]:

@@ -15,7 +15,7 @@ from inweave.errors import ConfigError, FormatError, TargetError
 from inweave.exchange.load import open_base
 from inweave.formats.gguf import TYPES, read_gguf
 from inweave.ops.quantized.gguf import dequantized_blocks
-from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_blocks
+from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_blocks, encoded_like
 from inweave.ops.tensors.decode import TORCH
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource
@@ -28,13 +28,19 @@ from tests.unit.weights.models import adapter, pair
 from tests.unit.weights.test_packed import gguf, weight
 
 OUT, INTO = 96, 512
+#: one for all: a product of the same numbers at another place in memory may differ in the last bit
+LORA = adapter(pair("unet.first", OUT, INTO))
 WRITABLE = [*ENCODERS, "F32", "F16", "BF16"]
 
 
-def stored(kind: str, values: torch.Tensor) -> bytes:
+def stored(kind: str, values: torch.Tensor, old: bytes = b"") -> bytes:
+    """``old``: the bytes of the tensor that these numbers replace."""
     if kind in TORCH:
         return bytes(values.to(TORCH[kind]).contiguous().view(torch.uint8).numpy().tobytes())
-    return bytes(encoded_blocks(kind, values.reshape(-1, TYPES[kind][0])).numpy().tobytes())
+    numbers = values.reshape(-1, TYPES[kind][0])
+    before = torch.frombuffer(bytearray(old), dtype=torch.uint8).view(len(numbers), -1) if old else None
+    blocks = encoded_blocks(kind, numbers) if before is None else encoded_like(kind, numbers, before)
+    return bytes(blocks.numpy().tobytes())
 
 
 def base_file(path: Path, kind: str, second: str = "Q6_K") -> Path:
@@ -46,11 +52,11 @@ def base_file(path: Path, kind: str, second: str = "Q6_K") -> Path:
     return gguf(path, tensors, alignment=64, original={"bias": (3,)})
 
 
-def merged_sum(base: Path, lora: Any, strength: float) -> tuple[torch.Tensor, torch.Tensor]:
+def merged_sum(base: Path, strength: float = 5.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the decoded weight, and the sum by the plain road."""
     before, index = GgufSource(base).get("first.weight", dtype=torch.float32), open_base(base)
     plain = DictSource({"first.weight": before})
-    merged = MergedSource(plain, [(resolve(adapter(lora), index), Strength(strength))], component=None, index=index)
+    merged = MergedSource(plain, [(resolve(LORA, index), Strength(strength))], component=None, index=index)
     return before, merged.get("first.weight", dtype=torch.float32)
 
 
@@ -59,8 +65,8 @@ def raw(path: Path, name: str) -> bytes:
     return path.read_bytes()[tensor.begin : tensor.begin + tensor.size]
 
 
-def baked(base: Path, out: Path, strength: float = 0.7, **options: Any) -> Baked:
-    return bake(base, [(adapter(pair("unet.first", OUT, INTO)), strength)], out, **options)
+def baked(base: Path, out: Path, strength: float = 5.0, **options: Any) -> Baked:
+    return bake(base, [(LORA, strength)], out, **options)
 
 
 @pytest.mark.parametrize("kind", WRITABLE)
@@ -68,10 +74,11 @@ def test_a_changed_tensor_is_the_sum_in_its_type_and_the_others_keep_their_bytes
     base = base_file(tmp_path / "base.gguf", kind)
     steps: list[tuple[int, int]] = []
     done = baked(base, tmp_path / "out.gguf", progress=lambda at, total: steps.append((at, total)))
-    before, total = merged_sum(base, pair("unet.first", OUT, INTO), 0.7)
-    assert float((total - before).norm()) > 0.01 * float(before.norm())
+    before, total = merged_sum(base)
+    assert float((total - before).norm()) > 0.05 * float(before.norm())
     out = Path(done.path)
-    assert raw(out, "first.weight") == stored(kind, total) and raw(out, "first.weight") != raw(base, "first.weight")
+    old = raw(base, "first.weight")
+    assert raw(out, "first.weight") == stored(kind, total, old) and raw(out, "first.weight") != old
     for name in ("bias", "second.weight"):
         assert raw(out, name) == raw(base, name)
     one, two = read_gguf(base), read_gguf(out)
@@ -81,7 +88,7 @@ def test_a_changed_tensor_is_the_sum_in_its_type_and_the_others_keep_their_bytes
     assert two.alignment == 64 and two.data % 64 == 0 and one.values.keys() | {"inweave.merged"} == two.values.keys()
     assert done.merged == 1 and done.tensors == 3 and steps[-1][0] == steps[-1][1] == done.bytes
     if kind in ENCODERS:
-        assert 0 < done.rounding_loss["first.weight"] < 3
+        assert 0 < done.rounding_loss["first.weight"] < 1.5
     assert len(json.loads(two.texts["inweave.merged"])) == 1
 
 
@@ -108,7 +115,7 @@ def test_a_type_without_an_encoder_can_stay_but_not_change(tmp_path: Path) -> No
         baked(base, tmp_path / "changed.gguf")
     assert not (tmp_path / "changed.gguf").exists()
     wide = load_file(baked(base, tmp_path / "wide.safetensors", dtype="fp32").path)
-    assert torch.equal(wide["first.weight"], merged_sum(base, pair("unet.first", OUT, INTO), 0.7)[1])
+    assert torch.equal(wide["first.weight"], merged_sum(base)[1])
 
 
 def test_unpacked_to_a_dtype_it_is_a_safetensors_file_of_every_tensor(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_unpacked_to_a_dtype_it_is_a_safetensors_file_of_every_tensor(tmp_path: 
     written, source = load_file(done.path), GgufSource(base)
     assert written.keys() == set(source.names()) and {each.dtype for each in written.values()} == {torch.bfloat16}
     assert torch.equal(written["second.weight"], source.get("second.weight", dtype=torch.bfloat16))
-    total = merged_sum(base, pair("unet.first", OUT, INTO), 0.7)[1]
+    total = merged_sum(base)[1]
     assert torch.equal(written["first.weight"], total.bfloat16()) and not done.rounding_loss
 
 
@@ -165,10 +172,29 @@ def test_a_difference_is_extracted_from_gguf_files(tmp_path: Path) -> None:
     assert float(rest.norm()) < 0.2 * float((tuned - before).norm())
 
 
-def test_encoders_decode_to_what_is_written() -> None:
-    """The types that can be written are those that are read."""
-    assert set(ENCODERS) < set(TYPES)
-    for kind in ENCODERS:
-        values = weight(8, INTO)
-        blocks = encoded_blocks(kind, values.reshape(-1, TYPES[kind][0]))
-        assert float((dequantized_blocks(kind, blocks).view(8, INTO) - values).norm() / values.norm()) < 0.13
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_block_keeps_its_scales_where_they_are_better(kind: str) -> None:
+    """So numbers that do not change keep their bits, which new scales would not give them back."""
+    count = TYPES[kind][0]
+    old = encoded_blocks(kind, weight(64, count))
+    numbers = dequantized_blocks(kind, old).view(64, count)
+    assert torch.equal(encoded_like(kind, numbers, old), old)
+    changed = numbers.clone()
+    changed[:8] *= 40  # beyond what the old scales hold
+    largest = changed[8:16].abs().argmax(1, keepdim=True)
+    changed[8:16] = changed[8:16].scatter(1, largest, changed[8:16].gather(1, largest) * 1.005)  # new scales move all
+    new = encoded_like(kind, changed, old)
+    assert torch.equal(new[16:], old[16:])
+    assert torch.equal(new[:8], encoded_blocks(kind, changed[:8]))
+    again, fresh = (dequantized_blocks(kind, raw).view(64, count) for raw in (new, encoded_blocks(kind, changed)))
+    better, plain = ((each - changed).norm(dim=1) for each in (again, fresh))
+    assert bool((better <= plain).all()) and float(better[8:16].sum()) < float(plain[8:16].sum())
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_blocks_of_numbers_that_are_none_stay_so(kind: str) -> None:
+    old = encoded_blocks(kind, weight(2, TYPES[kind][0]))
+    numbers = dequantized_blocks(kind, old).view(2, -1).clone()
+    numbers[0, 1] = float("nan")
+    after = dequantized_blocks(kind, encoded_like(kind, numbers, old)).view(2, -1)
+    assert not bool(after[0].isfinite().all()) and torch.equal(after[1], numbers[1])

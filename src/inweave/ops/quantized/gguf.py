@@ -89,7 +89,7 @@ def _q3_k(raw: Tensor) -> Tensor:
     return _grouped(_half(raw, 108) * (scales - 32), (low | high << 2).int() - 4)
 
 
-def _scales_and_least(packed: Tensor) -> tuple[Tensor, Tensor]:
+def scales_and_least(packed: Tensor) -> tuple[Tensor, Tensor]:
     """Return eight scales and eight offsets of 6 bits each, from 12 bytes."""
     first, second, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([first & 63, last & 15 | (first >> 6) << 4], 1)
@@ -105,7 +105,7 @@ def _q5_k(raw: Tensor) -> Tensor:
 
 
 def _with_least(raw: Tensor, numbers: Tensor) -> Tensor:
-    scales, least = _scales_and_least(raw[:, 4:16])
+    scales, least = scales_and_least(raw[:, 4:16])
     return _grouped(_half(raw, 0) * scales, numbers) - (_half(raw, 2) * least).unsqueeze(2)
 
 

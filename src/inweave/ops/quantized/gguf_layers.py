@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inweave.ops.quantized.dequantizing import Dequantizing, PackedLinear, in_pieces
 from inweave.ops.quantized.gguf import SIZES, dequantized_blocks
-from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_blocks
+from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_blocks, encoded_like
 
 _PREFIX = "gguf-"
 
@@ -46,6 +46,12 @@ class GgufWeight(Dequantizing, _Tensors):
     def of(cls, weight: Tensor) -> GgufWeight:
         """Quantize a matrix whose rows are whole blocks, to a type with an encoder."""
         return cls(encoded_blocks(cls.type, weight.float().reshape(-1, SIZES[cls.type][0])).view(len(weight), -1))
+
+    def like(self, weight: Tensor) -> GgufWeight:
+        """Quantize other numbers; a block keeps its scales where these round with a smaller error."""
+        count, size = SIZES[self.type]
+        blocks = encoded_like(self.type, weight.float().reshape(-1, count), self.blocks.reshape(-1, size))
+        return type(self)(blocks.view(len(weight), -1))
 
 
 def _layer_of(type_: str) -> type[PackedLinear]:

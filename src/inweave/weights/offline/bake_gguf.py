@@ -25,7 +25,7 @@ from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.gate import parse_header
 from inweave.formats.gguf import TYPES, GgufTensor, with_text
 from inweave.ops.quantized.gguf import dequantized_blocks
-from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_blocks
+from inweave.ops.quantized.gguf_encoding import ENCODERS, encoded_like
 from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH
 from inweave.targets.index import ModelIndex
 from inweave.weights.blocks import block_names
@@ -186,7 +186,7 @@ class _GgufJob:
             refuse_overflow(name, stored, lambda: before)
             return _bytes_of(stored)
         block, size = TYPES[tensor.type]
-        stored = encoded_blocks(tensor.type, total.reshape(-1, block))
+        stored = encoded_like(tensor.type, total.reshape(-1, block), self.source.stored(name).view(-1, size))
         change = float((total - before).norm())
         rest = float((dequantized_blocks(tensor.type, stored.view(-1, size)).view(total.shape) - total).norm())
         self.rounding_loss[name] = rest / change if change else 0.0

@@ -92,7 +92,7 @@ function Shelf() {
 		? t.inTrash(total, facets?.trash_days ?? 0)
 		: isFiltered(filters)
 			? t.found(total)
-			: t.count(total, bytes(facets?.bytes ?? 0))
+			: t.count(total, total ? bytes(facets?.bytes ?? 0) : "")
 	return html`<header class="view-head">
 			<div>
 				<h1>${t.title}</h1>

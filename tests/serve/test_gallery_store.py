@@ -327,6 +327,9 @@ def test_a_limit_of_bytes_deletes_the_oldest(open_gallery: Open, clock: Clock) -
         images.append(add(store, f"job-{number}").id)
     store.rows.star("", images[:1], True)
     assert [image.id for image in store.beyond_limits()] == images[1:3]
+    with pytest.raises(ConflictError, match="--picture-gb"):
+        store.import_image("", "one more.png", png("green"), facts())
+    assert store.import_image("", "the same.png", png(), facts())[1] is False
 
 
 # imports and thumbnails

@@ -12,7 +12,8 @@ killed in between leaves no image without its job. Files may be copied, moved, e
 `changes` compares the folder with the rows. A file that was moved keeps its stars and albums, by its content.
 
 Nothing is deleted unless a limit of days or bytes is set. Limits apply to images that jobs made, oldest first; images
-with a star or in an album stay, and so does every file that was imported or found.
+with a star or in an album stay, and so does every file that was imported or found. Imports beyond a limit of bytes are
+refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import MissingError
+from inweave.errors import ConflictError, MissingError
 from inweave.files.writing import write_atomic
 from inweave.serve.gallery_names import DEFAULT_NAMES, MAX_PARTS, file_path, visible_name
 from inweave.serve.jobs.clock import AgeClock
@@ -153,7 +154,7 @@ class GalleryStore:
             )
             image = self._reserved(image, name, SUFFIXES[facts.format])
         else:
-            image = replace(known, state="writing", bytes=len(content), sha256=digest, facts=facts)
+            image = replace(known, state="writing", changed=now, bytes=len(content), sha256=digest, facts=facts)
             self.rows.update(image)
         self._write(image.path, content)
         return self._completed(image)
@@ -167,6 +168,11 @@ class GalleryStore:
         for known in self.rows.of_content(digest, "present"):
             if known.account == account and (self.folder / known.path).is_file():
                 return known, False
+        if self._keep_bytes is not None and self.rows.total_bytes() + len(content) > self._keep_bytes:
+            size = self._keep_bytes / 1024**3
+            raise ConflictError(
+                f"the gallery may hold {size:g} GB (--picture-gb); delete some images, or raise the limit"
+            )
         made = now if created is None else min(created, now)
         parts = [visible_name(part) for part in name.replace("\\", "/").split("/") if part.strip(" .")] or ["image"]
         stem = Path(parts[-1]).stem if Path(parts[-1]).suffix.lower() in ENDINGS else parts[-1]

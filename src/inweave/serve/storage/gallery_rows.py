@@ -245,6 +245,11 @@ class GalleryRows:
         query = "SELECT path, id, state, bytes, modified FROM gallery WHERE folder = ?"
         return {row[0]: (row[1], row[2], row[3], row[4]) for row in self.db.execute(query, self.folder).rows}
 
+    def total_bytes(self) -> int:
+        """Return the size of all images of the folder, those in the trash included."""
+        query = "SELECT coalesce(sum(bytes), 0) FROM gallery WHERE folder = ? AND state <> 'missing'"
+        return int(self.db.execute(query, self.folder).value())
+
     def facets(self, account: str) -> dict[str, Any]:
         """Return the models and LoRAs of an account's images with their numbers, and totals."""
         present = "folder = ? AND account = ? AND state = 'present'"

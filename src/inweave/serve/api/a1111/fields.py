@@ -128,9 +128,7 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
         f"{name} has no effect here" for name, off in _UNSUPPORTED.items() if name in body and body[name] not in off
     ]
     if body.get("save_images"):
-        lines[lines.index("save_images has no effect here")] += (
-            "; images stay in the gallery, if there is one"
-        )
+        lines[lines.index("save_images has no effect here")] += "; images stay in the gallery, if there is one"
     scripts = body.get("alwayson_scripts")
     if isinstance(scripts, Mapping):
         active = [name for name, script in scripts.items() if _is_on(script)]

@@ -110,35 +110,40 @@ docs: $(VENV)/.docs
 screenshots: $(VENV)/.dev $(NODE) browser
 	$(BIN)/python tools/page_screenshots.py
 
-# a machine with a GPU that can install nothing: wheels go there packed (13 MB) and are unpacked there; pydantic's
-# core is the one that is not pure Python, so it is that machine's
+# a machine with a GPU that can install nothing: packages go there in one archive (7 MB) and are unpacked there;
+# pydantic's core is the one that is not pure Python, so it is that machine's
 BUNDLE := .gpu-bundle
 SITE   := $(BUNDLE)/site
 PEERS  := $(BUNDLE)/peers
+WHEELS := build/gpu-wheels
 GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
 	markdown-it-py mdurl pygments click pytest-xdist execnet
+PACK    = rm -rf $(1)/site && for wheel in $(1)/*.whl; do python3 -m zipfile -e $$wheel $(1)/site; done && \
+	mkdir -p $(dir $(2)) && cd $(1) && python3 -c "import tarfile; tarfile.open('$(abspath $(2))', 'w:xz').add('site')"
 
 # of cuDNN's frontend the graph API travels, without headers and the kernels of other GPUs
 gpu-bundle: $(VENV)/.base
-	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
-	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE) $(GPU_WHEELS)
-	$(PIP) download --quiet --only-binary=:all: --platform manylinux2014_x86_64 --python-version 312 -d $(BUNDLE) pydantic
-	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_28_x86_64 --python-version 312 -d $(BUNDLE) \
+	rm -rf $(BUNDLE) $(WHEELS)
+	$(PIP) download --quiet --no-deps -c constraints.txt -d $(WHEELS) $(GPU_WHEELS)
+	$(PIP) download --quiet --only-binary=:all: --platform manylinux2014_x86_64 --python-version 312 -d $(WHEELS) pydantic
+	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_28_x86_64 --python-version 312 -d $(WHEELS) \
 		"nvidia-cudnn-frontend>=1.32,<2"
-	python3 tools/slim_wheel.py $(BUNDLE)/nvidia_cudnn_frontend-*.whl \
+	python3 tools/slim_wheel.py $(WHEELS)/nvidia_cudnn_frontend-*.whl \
 		'^include/|^cudnn/(?!engines/|frost/|sdpa/)[^/]+/|^cudnn/sdpa/.*(/kernels/|sm[0-9]{2}|/api_dsl|/qat/|/compact_gqa/)'
-	$(PIP) download --quiet --no-deps --only-binary=:all: --platform any -d $(PEERS) "torchao>=0.18,<0.19"
-	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_24_x86_64 --python-version 312 -d $(PEERS) \
-		"bitsandbytes>=0.50,<0.51"
-	python3 tools/slim_wheel.py $(PEERS)/bitsandbytes-*.whl 'libbitsandbytes_(?!cuda130|cpu)'
+	$(PIP) download --quiet --no-deps --only-binary=:all: --platform any -d $(WHEELS)/peers "torchao>=0.18,<0.19"
+	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_24_x86_64 --python-version 312 \
+		-d $(WHEELS)/peers "bitsandbytes>=0.50,<0.51"
+	python3 tools/slim_wheel.py $(WHEELS)/peers/bitsandbytes-*.whl 'libbitsandbytes_(?!cuda130|cpu)'
+	$(call PACK,$(WHEELS),$(BUNDLE)/site.tar.xz)
+	$(call PACK,$(WHEELS)/peers,$(PEERS)/site.tar.xz)
 
 $(SITE):
-	for wheel in $(BUNDLE)/*.whl; do python3 -m zipfile -e $$wheel $(SITE); done
+	python3 -m tarfile -e $(BUNDLE)/site.tar.xz $(BUNDLE)
 
 # optimizers to compare with, beside the rest: diffusers and PEFT import them wherever they find them, and are measured
 # too. bitsandbytes' wheel has a library for every CUDA, 43 MB; that of CUDA 13.0 travels
 $(PEERS)/site:
-	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
+	python3 -m tarfile -e $(PEERS)/site.tar.xz $(PEERS)
 
 # a process per core: none of them may start threads, or a pool of compilers, for all cores
 test-gpu: $(SITE)

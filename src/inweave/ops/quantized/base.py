@@ -164,7 +164,7 @@ class QuantizedLayer(nn.Module):
         return weight
 
     @property
-    def held(self) -> list[Tensor]:
+    def stored_tensors(self) -> list[Tensor]:
         """The tensors as the module holds them: shards, once FSDP has split them."""
         own, names = self._names()
         return [own[name] for name in names]
@@ -182,7 +182,7 @@ class QuantizedLayer(nn.Module):
         Bytes that are integers are held as the 8-bit floats with the same bits: before torch 2.13, FSDP creates every
         parameter as one that could require a gradient, which integers cannot.
         """
-        self._dtypes = [tensor.dtype for tensor in self.held]
+        self._dtypes = [tensor.dtype for tensor in self.stored_tensors]
         for name in self.weights._fields:
             tensor = cast("Tensor", self._buffers.pop(name))
             if tensor.itemsize == 1 and not tensor.is_floating_point():

@@ -40,9 +40,9 @@ def encoded_like(type: str, blocks: Tensor, old: Tensor) -> Tensor:
     """Return the same for numbers in place of others, whose blocks are ``old``: each with the better of two scales."""
     encoder = ENCODERS[type]
     place = slice(-encoder.scale_bytes, None) if encoder.last else slice(encoder.scale_bytes)
-    kept, new = _with_scales(encoder, blocks, old[:, place]), encoded_blocks(type, blocks)
-    errors = [(dequantized_blocks(type, raw).view_as(blocks) - blocks).square().sum(1) for raw in (kept, new)]
-    return torch.where((errors[0] <= errors[1]).unsqueeze(1), kept, new)
+    choices = _with_scales(encoder, blocks, old[:, place]), encoded_blocks(type, blocks)
+    errors = [(dequantized_blocks(type, raw).view_as(blocks) - blocks).square().sum(1) for raw in choices]
+    return torch.where((errors[0] <= errors[1]).unsqueeze(1), *choices)
 
 
 def _with_scales(encoder: _Encoder, blocks: Tensor, scales: Tensor) -> Tensor:
@@ -57,7 +57,8 @@ def _bytes_of(*floats: Tensor) -> Tensor:
 
 def _floats(scales: Tensor) -> tuple[Tensor, ...]:
     """Return the 16-bit floats in bytes, (blocks, 1) each."""
-    return scales.contiguous().view(torch.float16).float().split(1, 1)
+    floats: Tensor = scales.contiguous().view(torch.float16).float()
+    return floats.unsqueeze(2).unbind(1)
 
 
 def _quotients(numbers: Tensor, scales: Tensor, least: int, most: int) -> Tensor:

@@ -103,7 +103,7 @@ def frozen_bytes(network: nn.Module) -> tuple[int, int]:
     """Return (bytes that this process holds, bytes of the whole base)."""
     whole, storages = 0, dict[int, int]()  # layers that were quantized as one matrix share its memory
     weight: Any
-    tensors = {id(tensor): tensor for layer in _quantized_layers(network) for tensor in layer.held}
+    tensors = {id(tensor): tensor for layer in _quantized_layers(network) for tensor in layer.stored_tensors}
     tensors |= {id(weight): weight for weight in network.parameters()}
     for weight in tensors.values():
         if not weight.requires_grad:

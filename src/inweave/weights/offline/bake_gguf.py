@@ -56,7 +56,7 @@ def write_merged_gguf(
     source, target, done = GgufSource(base, torch.float32), Path(out), Baked(os.fspath(out))
     _check_target(source.path, target, dtype)
     job = _GgufJob(source, stack, index)
-    total = job.bytes(dtype)
+    total = job.size(dtype)
 
     def tick(size: int) -> None:
         done.bytes += size
@@ -110,7 +110,7 @@ class _GgufJob:
         if tensor.shape != placement.shape:
             raise TargetError(f"{name}: the plan expects {list(placement.shape)}, the file has {list(tensor.shape)}")
 
-    def bytes(self, dtype: torch.dtype | None) -> int:
+    def size(self, dtype: torch.dtype | None) -> int:
         """Return the bytes of the tensors to write."""
         if dtype is None:
             return self.source.path.stat().st_size - self.source.header.data

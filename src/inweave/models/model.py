@@ -46,6 +46,7 @@ from inweave.weights.hold import held_summary, memory_summary, stored_quantized
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
 from inweave.weights.resolved import ResolvedItem, resolve_item
+from inweave.weights.row_adapters import RowAdapters
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
@@ -176,6 +177,12 @@ class Model:
             for component in components
             for name, shape in component.shapes.items()
         )
+
+    @cached_property
+    def row_adapters(self) -> RowAdapters:
+        """Adapters that rows of a batch have besides those that are merged."""
+        own = {FOLDERS[folder]: network for folder, network in self.networks.items() if folder in FOLDERS}
+        return RowAdapters(own, self._live_weaver())
 
     def release_weaver(self) -> None:
         """Drop the weaver and its original weights: training swaps no adapters, and networks move."""

@@ -161,6 +161,10 @@ class RowAdapters:
             self._refused[component, f"{layer.name}.weight"] = "the weight is read without a call of its layer"
         return bool(uncalled)
 
+    def is_probed(self, component: str) -> bool:
+        """Return whether `probe` was called for a network."""
+        return component in self._probed
+
     def probe(self, component: str, rows: int, call: Callable[[], object]) -> None:
         """Refuse the layers of a network whose inputs do not have one entry per row; once for each network.
 

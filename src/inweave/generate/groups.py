@@ -21,6 +21,7 @@ A swap costs less than a step, and is left out. A number of images says how many
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -144,7 +145,7 @@ def _share(model: Model, lora: AppliedLora) -> float:
     placements = [each for each in plan_of(model, lora).placements if each.component == "unet"]
     if not lora.unet:
         return 0.0
-    products = sum((each.factors.rank or 0) * (each.shape[0] + sum(each.shape[1:2])) for each in placements)
+    products = sum((each.factors.rank or 0) * (each.shape[0] + math.prod(each.shape[1:])) for each in placements)
     weights: int = sum(weight.numel() for weight in model.denoiser.parameters() if weight.dim() > 1)
     return products / max(weights, 1)
 

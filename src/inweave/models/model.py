@@ -187,6 +187,7 @@ class Model:
     def release_weaver(self) -> None:
         """Drop the weaver and its original weights: training swaps no adapters, and networks move."""
         self.weaver = None
+        self.__dict__.pop("row_adapters", None)  # which holds the weaver
 
     def _live_weaver(self) -> Weaver:
         if self.weaver is None:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from inweave.errors import InweaveError
+from inweave.ops.common.select import has_kernels
 from inweave.ops.kinds import registered_kind
 from inweave.ops.quantized import QuantizedLayer
 from inweave.ops.rowwise import RowTable
@@ -63,7 +64,8 @@ class RowAdapters:
                 self._modules[component, f"{path}.weight" if path else "weight"] = layer
         self._tables = {name: RowTable(_device_of(network)) for name, network in networks.items()}
         self._rows = {name: RowCount(table) for name, table in self._tables.items()}
-        self._slots: OrderedDict[object, tuple[int, LoadedAdapter]] = OrderedDict()  # the adapters: their keys are ids
+        # with the plans, by whose ids the adapters in memory are known
+        self._slots: OrderedDict[object, tuple[int, Plan]] = OrderedDict()
         self._refused: dict[TensorKey, str] = {}
         self._probed: set[str] = set()
 
@@ -106,10 +108,13 @@ class RowAdapters:
                 self._slots.move_to_end(each.key)
                 continue
             each.check_size()
+            for device in {table.device for table in self._tables.values()}:
+                if has_kernels(device):
+                    each.upload(device)  # in one copy, instead of one for each factor
             each.check_finite()
             slot = self._free_slot(needed)
             self._write(slot, each)
-            self._slots[each.key] = slot, each
+            self._slots[each.key] = slot, each.plan
         return [self._slots[each.key][0] for each in loaded]
 
     def _free_slot(self, needed: Collection[object]) -> int:

@@ -80,6 +80,7 @@ ROOMS = {
         "merge": "many low-rank products added to many weights in one launch",
         "residual": "the sum at the end of a residual block, with biases",
         "rotary": "heads of attention, normalized, rotated and joined",
+        "rowwise": "low-rank products added to the rows of a batch, other ones to each row",
         "row_norm": "layer and RMS normalization with the sum before it",
         "fp8": "products of rows in 8-bit floating point",
         "quantized": "formats of quantized weights: the contract and the registry",

@@ -55,7 +55,7 @@ from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
 def fuse_blocks(network: nn.Module, *, in_place: bool = False) -> int:
     """Fuse what can be fused in a network whose base is frozen; returns the number of modules that changed.
 
-    ``in_place``: weights stay where they are, for a Weaver that writes them; convolutions then arrange them in each call.
+    ``in_place``: weights stay where they are, for a Weaver that writes them; convolutions arrange them in each call.
     """
     count = 0
     for module in list(network.modules()):

@@ -30,7 +30,7 @@ class RowTable:
     """The adapters of every row, on the host and on a device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self.runs: tuple[Run, ...] = ()
         self._filled: tuple[tuple[tuple[int, float], ...], ...] | None = None
         self._reserve(1, 1)
@@ -54,8 +54,8 @@ class RowTable:
         self._filled = assignments
 
     def _reserve(self, rows: int, columns: int) -> None:
-        self.slots = torch.full((rows, columns), -1, dtype=torch.int32, device=self._device)
-        self.strengths = torch.zeros(rows, columns, device=self._device)
+        self.slots = torch.full((rows, columns), -1, dtype=torch.int32, device=self.device)
+        self.strengths = torch.zeros(rows, columns, device=self.device)
 
 
 def _runs_of(rows: Sequence[Assignment], columns: int) -> tuple[Run, ...]:

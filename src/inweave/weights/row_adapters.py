@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from inweave.errors import InweaveError
 from inweave.ops.common.select import has_kernels
@@ -84,7 +85,7 @@ class RowAdapters:
             return "DoRA is not a product of two factors"
         if not is_product(placement) or placement.creates:
             return f"{factors.algorithm} is not a product of two factors, or not on this tensor"
-        if module is None or type(module).forward not in _FORWARDS or registered_kind(module) is not None:
+        if module is None or not _is_plain(module):
             kind = "parameter" if module is None else type(module).__name__
             return f"a {kind} takes no products beside its weight"
         if isinstance(module, nn.Conv2d) and module.groups > 1:
@@ -149,12 +150,23 @@ class RowAdapters:
         own = self._acting(component, slots)
         for layer in own:
             layer.calls = 0
-        handles = [layer.module.register_forward_hook(layer) for layer in own]
+        handles, rows = list[RemovableHandle](), self._rows[component]
+
+        def remove() -> None:
+            while handles:
+                handles.pop().remove()
+
+        def install() -> None:  # as new hooks: what was recorded with the old ones reads other addresses
+            remove()
+            handles.extend(layer.module.register_forward_hook(layer) for layer in own)
+
+        install()
+        rows.on_move = install
         try:
-            yield self._rows[component]
+            yield rows
         finally:
-            for handle in handles:
-                handle.remove()
+            rows.on_move = lambda: None
+            remove()
 
     def _acting(self, component: str, slots: Collection[int]) -> list[LayerSlots]:
         return [layer for key, layer in self._layers.items() if key[0] == component and any(map(layer.rank, slots))]
@@ -197,6 +209,12 @@ class RowAdapters:
             elif not all(seen):
                 self._refused[key] = "the layer's input does not have one entry per row of the batch"
         self._probed.add(component)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module computes exactly what a linear layer or a convolution does."""
+    own = type(module)
+    return registered_kind(module) is None and (own.forward in _FORWARDS or getattr(own, "computes_plainly", False))
 
 
 def _key(placement: Placement) -> TensorKey:

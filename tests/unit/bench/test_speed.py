@@ -288,7 +288,9 @@ def test_images_are_measured_alone_in_a_batch_and_with_a_lora_each(tmp_path: Pat
     mixed = report.rows[-1].details
     assert mixed["times without"] == pytest.approx(report.rows[-1].ours / float(mixed["without LoRAs"] or 0))
     assert mixed["times faster"] == pytest.approx(float(mixed["one by one"] or 0) / report.rows[-1].ours)
-    assert report.notes == ("inweave/emoji: diffusers does not read its tokenizer, so there is nothing to compare with",)
+    assert report.notes == (
+        "inweave/emoji: diffusers does not read its tokenizer, so there is nothing to compare with",
+    )
 
 
 def test_images_of_a_peer_are_those_of_its_own_pipeline() -> None:

@@ -172,7 +172,8 @@ def peer_seconds(
     """Return the seconds of an image, of a batch, and of the first image with diffusers; ``kind``: eager, compiled."""
     import diffusers
 
-    pipe: Any = diffusers.DiffusionPipeline.from_pretrained(where, torch_dtype=dtype).to(device)
+    library: Any = diffusers.DiffusionPipeline
+    pipe = library.from_pretrained(where, torch_dtype=dtype).to(device)
     pipe.set_progress_bar_config(disable=True)
     if kind == "compiled":
         part = "unet" if hasattr(pipe, "unet") else "transformer"

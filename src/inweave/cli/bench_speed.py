@@ -1,4 +1,6 @@
-"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT if installed.
+"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT.
+
+Peers are measured if they are installed.
 
 Their output is in `inweave.cli.bench_report`.
 """

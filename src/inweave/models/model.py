@@ -190,8 +190,7 @@ class Model:
     @cached_property
     def row_adapters(self) -> RowAdapters:
         """Adapters that rows of a batch have besides those that are merged."""
-        own = {FOLDERS[folder]: network for folder, network in self.networks.items() if folder in FOLDERS}
-        return RowAdapters(own, self._live_weaver())
+        return RowAdapters(self._live_weaver())
 
     def release_weaver(self) -> None:
         """Drop the weaver and its original weights: training swaps no adapters, and networks move."""
@@ -317,9 +316,8 @@ def load_model(
         if (encoder := networks.get(folder.replace("tokenizer", "text_encoder"))) is not None:
             tokenizers[folder] = make()
             check_tokenizer(f"{blueprint.name}: {folder}", tokenizers[folder], encoder)
-    vae: Any = networks["vae"]
     with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
-        latent_space(vae)
+        latent_space(networks["vae"])
     unpacked = sum(stored_quantized(source) for source in sources.values()) if quantized == "off" else 0
     offloader = _offloader(blueprint, networks, target) if offload else None
     return Model(blueprint, networks, tokenizers, weaver, target, precision, unpacked, quantized, note, offloader)

@@ -30,6 +30,11 @@ class Described:
         stack = ", ".join(f"{loaded.name} at {_text(strength)}" for loaded, strength in self._state.stack) or "the base"
         return f"<Weaver of {', '.join(self._modules)}: {stack}{', uncertain' if self._state.uncertain else ''}>"
 
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """The networks by component."""
+        return self._modules
+
     def loaded(self, adapter: AdapterLike) -> LoadedAdapter:
         """Return an adapter with its plan, read and cached; raise TargetError unless all of it has a place."""
         with self._lock:

@@ -1,6 +1,6 @@
 """Several adapters in one forward pass: every row of a batch has its own, added to the outputs of layers.
 
-    adapters = RowAdapters({"unet": unet}, weaver)
+    adapters = RowAdapters(Weaver({"unet": unet}))
     slots = adapters.load(["a.safetensors", "b.safetensors"])
     with adapters.acting("unet", slots) as rows:
         rows.fill([[(slots[0], 0.8)], [(slots[1], 1.0)]])      of row 0, of row 1
@@ -20,7 +20,7 @@ Adapters stay in memory, at most `MOST_SLOTS` of them; then the least recently u
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,15 +46,10 @@ _FORWARDS = (nn.Linear.forward, nn.Conv2d.forward)
 
 
 class RowAdapters:
-    """The adapters that rows of a batch may have, in slots, on the layers of a model.
+    """The adapters that rows of a batch may have, in slots, on the networks of a Weaver, which finds their places."""
 
-    Args:
-        networks: component -> network.
-        weaver: of the same networks; it reads adapters and finds their places.
-    """
-
-    def __init__(self, networks: Mapping[str, nn.Module], weaver: Weaver) -> None:
-        self._networks, self._weaver = networks, weaver
+    def __init__(self, weaver: Weaver) -> None:
+        self._weaver, networks = weaver, weaver.networks
         self._layers: dict[TensorKey, LayerSlots] = {}
         self._modules: dict[TensorKey, nn.Module] = {}
         for component, network in networks.items():

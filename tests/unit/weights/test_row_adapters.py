@@ -69,7 +69,7 @@ def inputs(rows: int = len(ROWS)) -> tuple[Tensor, Tensor]:
 def make() -> tuple[Network, Weaver, RowAdapters]:
     network = Network().requires_grad_(False).eval()
     weaver = Weaver({"unet": network})
-    return network, weaver, RowAdapters({"unet": network}, weaver)
+    return network, weaver, RowAdapters(weaver)
 
 
 @torch.no_grad()

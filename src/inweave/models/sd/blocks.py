@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inweave.models.sd.network import Recomputing
+
 
 class ResidualBlock(nn.Module):
     """Two convolutions around a skip connection; ``time_width``: of the time embedding that is added between them."""
@@ -146,7 +148,7 @@ class TransformerBlock(nn.Module):
         return out
 
 
-class ImageTransformer(nn.Module):
+class ImageTransformer(Recomputing):
     """A transformer block over the pixels of an image, with a skip connection around it."""
 
     def __init__(self, width: int, heads: int, text_width: int, groups: int) -> None:
@@ -160,7 +162,7 @@ class ImageTransformer(nn.Module):
         batch, width, height, length = x.shape
         tokens = self.proj_in(self.norm(x)).permute(0, 2, 3, 1).reshape(batch, height * length, width)
         for block in self.transformer_blocks:
-            tokens = block(tokens, text)
+            tokens = self.run(block, tokens, text)
         image = tokens.reshape(batch, height, length, width).permute(0, 3, 1, 2).contiguous()
         out: Tensor = self.proj_out(image) + x
         return out

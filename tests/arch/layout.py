@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.arch.words import parsed
+
 SRC = Path(__file__).parents[2] / "src" / "inweave"
 
 
@@ -80,6 +82,7 @@ ROOMS = {
         "merge": "many low-rank products added to many weights in one launch",
         "residual": "the sum at the end of a residual block, with biases",
         "rotary": "heads of attention, normalized, rotated and joined",
+        "rowwise": "low-rank products added to the rows of a batch, other ones to each row",
         "row_norm": "layer and RMS normalization with the sum before it",
         "fp8": "products of rows in 8-bit floating point",
         "quantized": "formats of quantized weights: the contract and the registry",
@@ -137,7 +140,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+    return parsed(path.read_text("utf-8"))
 
 
 @cache

@@ -29,6 +29,7 @@ SUBJECTS = {
     "residual": set(),
     "rotary": {"packed"},
     "row_norm": set(),
+    "rowwise": {"table"},
 }
 #: folders without kernels: shared code, tensors as such, formulas, contracts with registries
 OTHERS = {"common", "delta", "kinds", "quantized", "tensors"}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,9 +26,8 @@ from inweave.models.embedded import style_folder
 from inweave.training import session
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.config.schema import TrainConfig
+from tests.forked import ForkedProcess, fork_program
 from tests.unit.training.tiny import file_bits, make_run, tiny
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +305,7 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
 
 PROGRAM = """
 import time
+from tests.forked import ForkedProcess, fork_program
 from tests.unit.training.tiny import TinyTask, make_run
 from inweave.training import session
 loss = TinyTask.loss
@@ -319,18 +316,15 @@ app()
 """
 
 
-def process(output: Path, *more: str) -> subprocess.Popen[str]:
+def process(output: Path, *more: str) -> ForkedProcess:
     arguments = ["train", "-m", "tiny", "-d", "-", "-o", str(output), "--name", "t", "--steps", "60",
                  "--save-every", "1", "-b", "2", "--rank", "2", "--lr", "0.05", "--set", 'targets=["to_q", "to_k"]',
                  "--set", "dialect=peft", "--set", "save_dtype=fp32", "--set", "precision=fp32",
                  "--set", "log_every=1", *more]  # fmt: skip
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    return fork_program(PROGRAM, *arguments)
 
 
-def after_steps(output: Path, running: subprocess.Popen[str]) -> None:
+def after_steps(output: Path, running: ForkedProcess) -> None:
     deadline = time.monotonic() + 120
     while not (output / "t-state" / "step-000003").exists() and not checkpoints(output / "t-state")[3:]:
         assert running.poll() is None and time.monotonic() < deadline, running.communicate()

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.forked import run_forked
 from tests.support import sized
 
-SOAK = Path(__file__).parents[1] / "soak.py"
 ROUNDS = sized(3, 10)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not() -> None:
-    result = subprocess.run(
-        [sys.executable, str(SOAK), "--rounds", str(ROUNDS), "--seed", "1"],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    result = run_forked("from tests.soak import main; main()", "--rounds", str(ROUNDS), "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1].startswith(f"{ROUNDS} rounds, ")

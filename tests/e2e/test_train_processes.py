@@ -21,10 +21,8 @@ from inweave.cli.app import app
 from inweave.models.embedded import style_folder
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.distributed.env import LOST
+from tests.forked import run_forked
 from tests.unit.training.tiny import EVERYTHING, file_bits, tiny
-
-ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 #: what each process runs: it records the batches it sampled, and only the first one may write
 WORKER = """
@@ -59,14 +57,8 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
     settings = {**EVERYTHING, "gradient_accumulation": 1, "validation_split": 0.2, "save_every": 3}
     one = tiny(tmp_path / "one", **{**settings, "gradient_accumulation": 2})
     report = one.train()
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
     (tmp_path / "two").mkdir()
-    started = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "two"), json.dumps(settings)],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *PYTHONPATH])},
-    )  # fmt: skip
+    started = run_forked(WORKER, str(tmp_path / "two"), json.dumps(settings), folder=tmp_path)
     assert started.returncode == 0, started.stderr[-3000:]
     assert file_bits(tmp_path / "two" / "t") == file_bits(report.path)
     reports = [json.loads((tmp_path / "two" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]

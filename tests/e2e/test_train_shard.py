@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from inweave.training.checkpoint.store import checkpoints
+from tests.forked import run_forked
 from tests.peers import tiny_models
 from tests.unit.training.image_sets import make_set
-
-ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 #: what each process runs: it reports how many bytes it holds at the end, by its own count and by all tensors there are
 WORKER = """
@@ -27,8 +23,6 @@ import gc, json, os, signal, sys
 from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
-from diffusers import AutoencoderKL, FluxTransformer2DModel  # once, and not in either process
-from transformers import CLIPTextModel, T5EncoderModel
 from tests.e2e.ranks import run_ranks
 from inweave.generate import pipeline
 from inweave.training.config.schema import TrainConfig
@@ -70,15 +64,9 @@ def launched(settings: dict[Path, dict[str, Any]]) -> subprocess.CompletedProces
     """One run after the other in the same two processes, each with an output folder of its own."""
     for folder in settings:
         folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "worker.py"
-    script.write_text(WORKER)
     common = {"name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1}
     runs = [{"output": str(folder), **common, **each} for folder, each in settings.items()]
-    return subprocess.run(
-        [sys.executable, str(script), json.dumps(runs)],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *PYTHONPATH])},
-    )  # fmt: skip
+    return run_forked(WORKER, json.dumps(runs), folder=folder)
 
 
 def reports(folder: Path) -> list[list[Any]]:

@@ -6,9 +6,6 @@ Rows of a text have different lengths and images different sizes and masks, so a
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +14,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.e2e.test_train_shard import bits, llama
+from tests.forked import run_forked
 from tests.peers import tiny_models
 from tests.unit.training.image_sets import color_image
-
-ROOT = Path(__file__).parents[2]
-PYTHONPATH = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 #: what each process runs, in worlds of one to three: `delay` seconds at random before every sum
 WORKER = """
 import json, random, sys, time
 from pathlib import Path
-from diffusers import AutoencoderKL, UNet2DConditionModel  # once, and not in every process
-from transformers import CLIPTextModel, LlamaForCausalLM
 from tests.e2e.ranks import run_ranks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
@@ -59,19 +52,13 @@ for size, runs in json.loads(sys.argv[1]):
 
 def trained(folder: Path, worlds: dict[int, dict[str, dict[str, Any]]]) -> None:
     """Run each world's runs in folders of their names."""
-    script = folder / "worker.py"
-    script.write_text(WORKER)
     common = {"name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, "cache_dir": str(folder / "cache")}
     runs = []
     for size, group in worlds.items():
         runs.append((size, [{"output": str(folder / name), **common, **each} for name, each in group.items()]))
         for name in group:
             (folder / name).mkdir()
-    result = subprocess.run(
-        [sys.executable, str(script), json.dumps(runs)],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *PYTHONPATH])},
-    )  # fmt: skip
+    result = run_forked(WORKER, json.dumps(runs), folder=folder)
     assert result.returncode == 0, result.stderr[-3000:]
 
 

@@ -114,6 +114,9 @@ def generate(
     quantized_cache_gb: Annotated[float, typer.Option(
         "--quantized-cache-gb", help="Disk space for quantized denoisers, so that the next start maps a file; 0: none.",
         rich_help_panel=MODELS)] = 32.0,
+    graph: Annotated[str, typer.Option(
+        "--graph", help="Steps recorded in CUDA graphs, on an NVIDIA GPU: auto or off.",
+        rich_help_panel=MODELS)] = "off",
     allow_download: Annotated[bool, typer.Option(
         "--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
@@ -182,7 +185,7 @@ def generate(
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download, quantize=quantize, offload=offload,  # type: ignore[arg-type]
-            quantized_cache_gb=quantized_cache_gb, batch=batch,  # type: ignore[arg-type]
+            quantized_cache_gb=quantized_cache_gb, batch=batch, graph=graph,  # type: ignore[arg-type]
             progress=_on_part(progress, model),
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)

@@ -68,6 +68,9 @@ def serve(
     batch: Annotated[str | None, typer.Option(
         "--batch", help="How many images of a job are made together, at most: a number, or auto.",
         show_default="auto", rich_help_panel=MODELS)] = None,
+    graph: Annotated[str | None, typer.Option(
+        "--graph", help="Steps recorded in CUDA graphs, on an NVIDIA GPU: auto or off.", show_default="off",
+        rich_help_panel=MODELS)] = None,
     memory: Annotated[float | None, typer.Option(
         "--memory", help="Gigabytes for loaded models; as many as fit stay loaded.", show_default="the device's memory",
         rich_help_panel=MODELS)] = None,
@@ -188,7 +191,7 @@ def serve(
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize, "offload": offload,
-            "quantized_cache_gb": quantized_cache_gb, "batch": batch,
+            "quantized_cache_gb": quantized_cache_gb, "batch": batch, "graph": graph,
             "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "gallery": not no_gallery, "pictures": pictures, "picture_names": picture_names,

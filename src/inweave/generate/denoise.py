@@ -148,6 +148,7 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, plac
     conditioning = BatchConditioning(model, [each.conditioning for each in tasks], shape)
     started = time.perf_counter()
     total = -(-(len(times) - first) // order)
+    pace = _Pace(model.device)
     with model.using(model.blueprint.denoiser.folder):
         for step, t in enumerate(times[first:]):
             if callbacks.cancelled is not None and callbacks.cancelled():
@@ -162,13 +163,31 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, plac
                     following = times[first + step + 1 : first + step + 2]
                     outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                     latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
+            pace.wait()
             _report(model, callbacks, step // order + 1, total, started, latents, place)
     return latents
 
 
+class _Pace:
+    """Keeps the host at most one step ahead of a GPU, so that progress and cancellation are about what it computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._step: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Wait for the end of the step before the present one."""
+        if self._device.type != "cuda":
+            return
+        before, self._step = self._step, torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._step.record(torch.cuda.current_stream(self._device))
+        if before is not None:
+            before.synchronize()
+
+
 def run_denoiser(model: Model, rows: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the denoiser's predictions for rows of latents at time ``t``; a step does nothing else with a network."""
-    return model.family.denoise(model, rows, t, inputs)
+    return model.predict(rows, t, inputs)
 
 
 def _predict(model: Model, latents: Tensor, t: Tensor, groups: list[tuple[list[int], Conditioning]]) -> Tensor:

@@ -109,12 +109,18 @@ class Drawing:
     def _denoise(self, batch: Sequence[_Draft], place: Place) -> Tensor | None:
         """Return the latents of a batch; None if memory ran out for several images."""
         callbacks = self._callbacks(batch)
+        recorded = self.model.recorded
         try:
-            return denoise(self.model, [draft.task for draft in batch], callbacks, place)
+            latents = denoise(self.model, [draft.task for draft in batch], callbacks, place)
+            if recorded is not None and callbacks.warn is not None and (problem := recorded.new_problem()):
+                callbacks.warn(f"steps are not recorded in a CUDA graph, which would be faster: {problem}")
+            return latents
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
         # outside of the handler: the error holds its frames, and they hold what was computed
+        if recorded is not None:
+            recorded.clear()
         torch.cuda.empty_cache()
         assert callbacks.warn is not None
         callbacks.warn(f"not enough memory for {len(batch)} images together; they were made in smaller batches")

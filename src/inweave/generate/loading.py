@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.models.acceleration import Graph, record_calls
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, Quantize, load_model
 from inweave.models.quantized_cache import QuantizedCache
 from inweave.models.residency import Offload, is_offloaded
 from inweave.models.sd.selection import without_libraries
+from inweave.ops.common.select import has_kernels
 from inweave.ops.quantized import FORMATS
 from inweave.ops.tensors.device import choose_device, choose_dtype
 
@@ -37,16 +39,23 @@ def load_for_images(
     quantize: Quantize,
     offload: Offload,
     cache_gb: float,
+    graph: Graph = "off",
     **options: Any,
 ) -> Model:
     """Load a model; ``cache_gb``: disk space for quantized bases, 0 for none; ``options``: others of `load_model`.
 
+    ``graph``: "auto" records calls of the denoiser in CUDA graphs, on a GPU that holds the weights.
+
     Raises:
-        ConfigError: ``offload`` or ``cache_gb`` is not one of their values.
+        ConfigError: ``offload``, ``graph`` or ``cache_gb`` is not one of their values.
     """
+    if graph not in get_args(Graph):
+        raise ConfigError(f"graph: {graph!r} is unknown; use {' or '.join(get_args(Graph))}")
     if isinstance(cache_gb, bool) or not isinstance(cache_gb, int | float) or not 0 <= cache_gb < 2**20:
         raise ConfigError(f"quantized_cache_gb: expected gigabytes, 0 or more, got {cache_gb!r}")
     offloaded = is_offloaded(offload, blueprint, device, dtype, quantize)
+    recorded = graph == "auto" and not offloaded and not blueprint.family.own_pipeline
+    recorded = recorded and has_kernels(choose_device(device))
     if choose_device(device).type == "cpu" and quantize == "off" and not offloaded:
         blueprint = without_libraries(blueprint)
     cache, key, notes = QuantizedCache(cache_folder(), cache_gb), "", list[str]()
@@ -60,8 +69,10 @@ def load_for_images(
 
     model = load_model(
         blueprint, device=device, dtype=dtype, quantized=quantize, offload=offloaded, cached=cached,
-        on_quantized=store, **options,
+        on_quantized=store, accelerated=recorded, **options,
     )  # fmt: skip
+    if recorded:
+        record_calls(model)
     if cached is not None:
         notes.append("mapped from the cache")
     model.quantizing = "; ".join(filter(None, [model.quantizing, *notes]))

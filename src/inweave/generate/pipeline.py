@@ -42,6 +42,7 @@ from inweave.generate.loading import CACHE_GB, load_for_images
 from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
+from inweave.models.acceleration import Graph
 from inweave.models.model import Model, Quantize
 from inweave.models.open import open_model
 from inweave.models.residency import Offload
@@ -342,6 +343,7 @@ def pipeline(
     offload: Offload = "off",
     quantized_cache_gb: float = CACHE_GB,
     batch: Batch = "auto",
+    graph: Graph = "off",
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -365,6 +367,7 @@ def pipeline(
             computes; "auto" does so if the model would not fit on the GPU; "off".
         quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
         batch: how many images of a request are made together, at most: a number, or "auto".
+        graph: "auto" records steps in CUDA graphs on an NVIDIA GPU, "off" runs them eagerly.
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -387,6 +390,6 @@ def pipeline(
     blueprint = open_model(model, variant=variant, parts=parts, allow_download=allow_download)
     loaded = load_for_images(
         blueprint, loras=layers, device=device, dtype=dtype, quantize=quantize, offload=offload,
-        cache_gb=quantized_cache_gb, progress=progress,
+        cache_gb=quantized_cache_gb, graph=graph, progress=progress,
     )  # fmt: skip
     return Pipeline(loaded, loras=choices, finder=finder, batch=batch)

@@ -45,6 +45,11 @@ class Siblings:
         self.count = len(layers)
         self.factors: SiblingFactors | None = None
 
+    @property
+    def is_joint(self) -> bool:
+        """Whether the layers are computed as one product at present."""
+        return self.factors is not None
+
     def loras(self) -> tuple[list[LoraBranch], float] | None:
         """Return each layer's only LoRA and their common scale, or None if the layers cannot be computed together."""
         branches: list[Branch] = []
@@ -89,25 +94,34 @@ class Siblings:
         return y.view(*x.shape[:-1], self.count, y.shape[-1] // self.count)
 
 
-class SharedSiblings(Siblings):
-    """Layers across a model that read the same tensor: all outputs are computed before the first layer is called."""
+class SharedOutputs:
+    """A mixin for groups across a model that read the same tensor: its outputs are computed before the first layer is
+    called.
+    """
 
-    def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
-        super().__init__(layers, weight, bias)
-        # the input and its outputs: a single attribute, so that another thread sees both or neither
-        self._shared: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+    # the input and its outputs: a single attribute, so that another thread sees both or neither
+    _shared: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+
+    def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        raise NotImplementedError
 
     def share(self, x: torch.Tensor) -> None:
+        """Compute all outputs for this tensor object."""
         outputs = self.outputs(x)
         self._shared = None if outputs is None else (x, outputs)
 
     def forget(self) -> None:
+        """Drop the outputs."""
         self._shared = None
 
     def output(self, x: torch.Tensor, at: int) -> torch.Tensor | None:
         """Return the output of layer ``at`` for this tensor object, or None if there is none."""
         shared = self._shared
         return shared[1][at] if shared is not None and shared[0] is x else None
+
+
+class SharedSiblings(Siblings, SharedOutputs):
+    """Layers across a model that read the same tensor."""
 
 
 S = TypeVar("S", bound=Siblings)
@@ -120,7 +134,7 @@ def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
     """
     layers = tuple(module for module in modules if isinstance(module, LoraLayer))
     biases = [layer._parameters.get("bias") for layer in layers]
-    if len(layers) < max(2, len(modules)) or not (_alike(biases) or all(bias is None for bias in biases)):
+    if len(layers) < max(2, len(modules)) or not (alike(biases) or all(bias is None for bias in biases)):
         return None
     if any(isinstance(layer.operation, QuantizationAware) for layer in layers):
         return None  # each rounds its own sum
@@ -129,14 +143,14 @@ def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
         weight = joint_weight([layer.base for layer in layers])
     elif all(is_plain_linear(layer.base, layer.kind) for layer in layers):
         weights = [layer._parameters.get("weight") for layer in layers]
-        weight = _one_matrix(cast("list[nn.Parameter]", weights)) if _alike(weights) else None
+        weight = one_matrix(cast("list[nn.Parameter]", weights)) if alike(weights) else None
     if weight is None:
         return None
-    bias = None if biases[0] is None else _one_matrix(cast("list[nn.Parameter]", biases))
+    bias = None if biases[0] is None else one_matrix(cast("list[nn.Parameter]", biases))
     return kind(layers, weight, bias)
 
 
-def _alike(parameters: Sequence[nn.Parameter | None]) -> bool:
+def alike(parameters: Sequence[nn.Parameter | None]) -> bool:
     """Return whether these are distinct frozen parameters with the same shape, dtype and device."""
     kinds = {None if p is None else (type(p), p.shape, p.dtype, p.device, p.requires_grad) for p in parameters}
     first = parameters[0]
@@ -149,7 +163,7 @@ def _alike(parameters: Sequence[nn.Parameter | None]) -> bool:
     )
 
 
-def _one_matrix(parameters: list[nn.Parameter]) -> torch.Tensor:
+def one_matrix(parameters: list[nn.Parameter]) -> torch.Tensor:
     """Concatenate the parameters by rows and make them views of the result, one at a time to limit peak memory."""
     rows = parameters[0].shape[0]
     whole = parameters[0].new_empty(rows * len(parameters), *parameters[0].shape[1:])

@@ -21,11 +21,12 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import MergeStateError
+from inweave.models.acceleration import accelerate
 from inweave.models.blueprint import Blueprint
 from inweave.models.configuration import library_errors
 from inweave.models.construct import on_meta as on_meta
@@ -34,6 +35,7 @@ from inweave.models.naming import Cast, under_names_of
 from inweave.models.offload import Offloader
 from inweave.models.open import open_model
 from inweave.models.quantized_cache import CachedBase
+from inweave.models.recorded import RecordedDenoiser
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace, latent_space
@@ -70,6 +72,7 @@ class Model:
     quantized: Quantize = "off"
     quantizing: str = ""  # what quantizing the denoiser changed
     offloader: Offloader | None = None  # if the networks are in host memory, but for those that compute
+    recorded: RecordedDenoiser | None = None  # the denoiser in CUDA graphs
 
     @property
     def name(self) -> str:
@@ -151,6 +154,12 @@ class Model:
         """Whether its last training step is pure noise (zero terminal SNR)."""
         return bool(self.blueprint.scheduler.get("rescale_betas_zero_snr"))
 
+    def predict(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the denoiser's prediction for noisy latents at time ``t``, recorded where it can be."""
+        if self.recorded is not None:
+            return self.recorded(latents, t, inputs)
+        return self.family.denoise(self, latents, t, inputs)
+
     def using(self, *folders: str) -> AbstractContextManager[None]:
         """Have these networks on the device inside the block; they are always there unless they are offloaded."""
         return nullcontext() if self.offloader is None else self.offloader.using(*folders)
@@ -207,6 +216,7 @@ def load_model(
     arrived: Callable[[str, nn.Module, str], object] | None = None,
     cached: CachedBase | None = None,
     on_quantized: Callable[[nn.Module, str], object] | None = None,
+    accelerated: bool = False,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
@@ -220,7 +230,7 @@ def load_model(
     ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
     ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
     ``cached``: the denoiser's weights as they were quantized before. ``on_quantized``: called with the denoiser and a
-    note once it was quantized, before adapters are merged.
+    note once it was quantized, before adapters are merged. ``accelerated``: see `accelerate`.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -282,6 +292,8 @@ def load_model(
                     known.ensure_used(network)
                 elif on_quantized is not None:
                     on_quantized(network, text)
+    if accelerated:
+        accelerate(networks, blueprint.denoiser.folder)
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
     origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
     weaver: Weaver | None

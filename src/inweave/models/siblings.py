@@ -1,38 +1,51 @@
-"""Which LoRA layers of a denoiser read one input, and how blocks ask for their outputs (`inweave.layers.siblings`).
+"""Which layers of a denoiser read one input, and how blocks ask for their outputs.
 
     attention          queries, keys and values of one stream
     cross attention    keys and values of all blocks of a UNet: the text is the same tensor for all of them
 
-`stack_siblings` finds them in a network with adapters whose blocks are fused (`inweave.models.fused.blocks`), which
-call `project`.
+In a network whose blocks are fused (`inweave.models.fused.blocks`), which call `project`:
+
+    stack_siblings    layers with adapters that are trained    `inweave.layers.siblings`
+    join_siblings     plain layers, to generate with           `inweave.layers.joined`
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from inweave.layers import LoraLayer
-from inweave.layers.siblings import SharedSiblings, Siblings, stacked
+from inweave.layers.joined import JoinedLinear, Member, joined
+from inweave.layers.siblings import SharedOutputs, SharedSiblings, Siblings, stacked
 
 #: of one attention module
 _STREAMS = (("to_q", "to_k", "to_v"), ("add_q_proj", "add_k_proj", "add_v_proj"))
 
 
+Group = Siblings | JoinedLinear
+
+
+class JoinedText(JoinedLinear, SharedOutputs):
+    """Keys and values of several blocks for one text, without adapters."""
+
+
+T = TypeVar("T", SharedSiblings, JoinedText)
+
+
 class ProjectsSiblings:
     """A mixin for attention modules that call `project` or `project_at_once`."""
 
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    siblings: dict[str, Group] = {}  # noqa: RUF012  replaced, never changed
     projects_siblings = True
 
 
 class TextProjections(NamedTuple):
     """Where a cross attention finds its keys and values."""
 
-    group: SharedSiblings
+    group: SharedSiblings | JoinedText
     keys: int
     values: int
 
@@ -49,6 +62,20 @@ def stack_siblings(network: nn.Module, *, across: bool = True) -> int:
             groups += own.values()
     if across and getattr(network, "shares_text", False):
         groups += _stack_text(network)
+    return sum(group.count for group in groups)
+
+
+def join_siblings(network: nn.Module) -> int:
+    """Let plain layers of one input, without adapters, share a product; returns how many do."""
+    groups: list[JoinedLinear] = []
+    for module in network.modules():
+        if getattr(module, "projects_siblings", False):
+            streams = {names[0]: joined(JoinedLinear, [Member(module, name) for name in names]) for names in _STREAMS}
+            own = {name: group for name, group in streams.items() if group is not None}
+            module.siblings = own  # type: ignore[assignment]
+            groups += own.values()
+    if getattr(network, "shares_text", False):
+        groups += _join_text(network)
     return sum(group.count for group in groups)
 
 
@@ -93,12 +120,26 @@ def _stack_text(network: nn.Module) -> list[SharedSiblings]:
             layers = module.to_k, module.to_v
             if all(isinstance(layer, LoraLayer) and len(layer.acting) == 1 for layer in layers):
                 readers.setdefault(_shapes(layers[0]), []).append(module)
-    groups = {}
-    for shapes, modules in readers.items():
-        layers = [layer for module in modules for layer in (module.to_k, module.to_v)]
-        group = stacked(SharedSiblings, layers)
+    return _text_groups(
+        network, readers.values(), lambda layers: stacked(SharedSiblings, [each.layer for each in layers])
+    )
+
+
+def _join_text(network: nn.Module) -> list[JoinedText]:
+    readers: dict[tuple[int, ...], list[Any]] = {}
+    for module in network.modules():
+        if getattr(module, "reads_text", False) and type(module.to_k) is nn.Linear:
+            readers.setdefault(tuple(module.to_k.weight.shape), []).append(module)
+    return _text_groups(network, readers.values(), lambda layers: joined(JoinedText, layers))
+
+
+def _text_groups(network: nn.Module, readers: Iterable[list[Any]], make: Callable[[list[Member]], T | None]) -> list[T]:
+    """Let the cross attentions of each list find their keys and values in one product, where they can share it."""
+    groups: dict[str, T] = {}
+    for modules in readers:
+        group = make([Member(module, name) for module in modules for name in ("to_k", "to_v")])
         if group is not None:
-            groups[f"text {shapes}"] = group
+            groups[f"text {len(groups)}"] = group
             for at, module in enumerate(modules):
                 module.text = TextProjections(group, 2 * at, 2 * at + 1)
     network.siblings = groups  # type: ignore[assignment]

@@ -80,6 +80,9 @@ class ServeSettings(CheckedModel):
     batch: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = Field(
         default="auto", description="images of a job that are made together, at most"
     )
+    graph: Literal["auto", "off"] = Field(
+        default="off", description="whether steps are recorded in CUDA graphs on an NVIDIA GPU"
+    )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import NoReturn
 
 from torch import nn
 
 from inweave.errors import ConfigError
-from inweave.weights.stack import Strength
+from inweave.weights.factors import AdapterCache, LoadedAdapter
+from inweave.weights.stack import AdapterLike, Strength
 from inweave.weights.stack_state import StackState
 from inweave.weights.writer import Writer
 
@@ -19,10 +21,20 @@ class Described:
     _modules: Mapping[str, nn.Module]
     _state: StackState
     _writer: Writer
+    _cache: AdapterCache
+    _lock: threading.RLock
+
+    def _look(self) -> None: ...
 
     def __repr__(self) -> str:
         stack = ", ".join(f"{loaded.name} at {_text(strength)}" for loaded, strength in self._state.stack) or "the base"
         return f"<Weaver of {', '.join(self._modules)}: {stack}{', uncertain' if self._state.uncertain else ''}>"
+
+    def loaded(self, adapter: AdapterLike) -> LoadedAdapter:
+        """Return an adapter with its plan, read and cached; raise TargetError unless all of it has a place."""
+        with self._lock:
+            self._look()
+            return self._cache.get(adapter)
 
     @property
     def rounding_loss(self) -> dict[str, float]:

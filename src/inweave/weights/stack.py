@@ -63,8 +63,7 @@ class Strength:
 
     def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
         """Return the strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
-        component = placement.component
-        value = self.overall * self.components.get(component, self._group(component))
+        value = self.in_component(placement.component)
         if self.blocks:
             value *= self._block(placement, blocks)
         if not math.isfinite(value):
@@ -72,6 +71,10 @@ class Strength:
                 f"{placement.tensor}: its strengths multiply to {value}; a strength must be a finite number"
             )
         return value
+
+    def in_component(self, component: str) -> float:
+        """Return the strength of all placements in a component, without those of blocks."""
+        return self.overall * self.components.get(component, self._group(component))
 
     def _group(self, component: str) -> float:
         """Return the strength of all text encoders, or of both denoisers."""

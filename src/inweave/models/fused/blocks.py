@@ -41,10 +41,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inweave.layers.fused import is_unchanged
-from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused import complex, feed_forward, joint
-from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
+from inweave.models.siblings import Group, TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
 from inweave.ops.common.gradients import are_frozen
 from inweave.ops.conv import frozen_conv2d
@@ -53,15 +52,18 @@ from inweave.ops.residual import residual_sum
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
 
 
-def fuse_blocks(network: nn.Module) -> int:
-    """Fuse what can be fused in a network whose base is frozen; returns the number of modules that changed."""
+def fuse_blocks(network: nn.Module, *, in_place: bool = False) -> int:
+    """Fuse what can be fused in a network whose base is frozen; returns the number of modules that changed.
+
+    ``in_place``: weights stay where they are, for a Weaver that writes them; convolutions arrange them in each call.
+    """
     count = 0
     for module in list(network.modules()):
         for plain, fused, fits in _FUSED:
             if type(module) is plain and fits(module):
                 module.__class__ = fused
                 count += 1
-    if any(type(module) is FusedGroupNorm for module in network.modules()):
+    if not in_place and any(type(module) is FusedGroupNorm for module in network.modules()):
         _set_layout(network, torch.channels_last)
     return count
 
@@ -167,7 +169,7 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
 
 
 class FusedAttention(Attention):
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    siblings: dict[str, Group] = {}  # noqa: RUF012  replaced, never changed
     text: TextProjections | None = None
 
     @property
@@ -182,7 +184,7 @@ class FusedAttention(Attention):
     def inputs(self) -> int:
         """The number of equal inputs: one for each projection, so that their gradients are summed in one kernel."""
         group = self.siblings.get("to_q")
-        return 3 if group is None or group.factors is None else 1
+        return 3 if group is None or not group.is_joint else 1
 
     def forward(
         self,
@@ -220,12 +222,14 @@ class FusedAttention(Attention):
 
 
 class FusedUNet2DConditionModel(UNet2DConditionModel):
-    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    siblings: dict[str, Group] = {}  # noqa: RUF012  replaced, never changed
     shares_text = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the library's forward; ``encoder_hidden_states`` is its third argument."""
         text = kwargs["encoder_hidden_states"] if "encoder_hidden_states" in kwargs else args[2]
+        if args and not torch.is_grad_enabled():
+            args = (args[0].contiguous(memory_format=torch.channels_last), *args[1:])
         with shared_text(self, text):
             return super().forward(*args, **kwargs)
 

@@ -71,6 +71,7 @@ class RunnerSettings:
     offload: str = "off"  # another one
     quantized_cache_gb: float = 0.0  # another one
     batch: int | Literal["auto"] = "auto"  # another one
+    graph: Literal["auto", "off"] = "off"  # another one
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Runner:
                 model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model),
                 quantize=self.settings.quantize, offload=self.settings.offload,  # type: ignore[arg-type]
                 quantized_cache_gb=self.settings.quantized_cache_gb, batch=self.settings.batch,
+                graph=self.settings.graph,
             )  # fmt: skip
             self._sizes[model] = model_bytes(pipe)
             self._refuse_too_large(model)

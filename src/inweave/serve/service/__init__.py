@@ -145,6 +145,7 @@ class Service:
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
                         private=private, quantize=settings.quantize, offload=settings.offload,
                         quantized_cache_gb=settings.quantized_cache_gb, batch=settings.batch,
+                        graph=settings.graph,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),

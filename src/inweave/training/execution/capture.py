@@ -15,14 +15,13 @@ times as fast as all of it, run eagerly.
 
 from __future__ import annotations
 
-import gc
 import time
-import warnings
 from collections.abc import Callable, Hashable
 
 import torch
 
 from inweave.ops.common.select import is_nvidia
+from inweave.ops.tensors.graphs import GraphPool
 from inweave.ops.tensors.oom import out_of_memory
 from inweave.training.config.schema import TrainConfig
 from inweave.training.optim.adamw import OWN_OPTIMIZERS, AdamW, AdamW8bit
@@ -70,12 +69,9 @@ class StepGraphs:
         self.problem: str | None = None  # why recording was given up
         self._reported: str | None = None
         self.seconds = 0.0  # spent on recording
-        self._device = device
+        self._pool = GraphPool(device)
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._seen: set[Hashable] = set()
-        self._pool: tuple[int, int] | None = None
-        self._keeper: torch.cuda.CUDAGraph | None = None
-        self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -91,7 +87,7 @@ class StepGraphs:
             graph.replay()
         elif key not in self._seen:
             self._seen.add(key)
-            self._eager(work)
+            self._pool.run(work)
         elif (recorded := self._record(work, can_split)) is not None:
             self._graphs[key] = recorded
             recorded.replay()
@@ -107,38 +103,13 @@ class StepGraphs:
         """Forget all graphs and their memory: addresses have changed, or the memory is needed."""
         self._graphs.clear()
         self._seen.clear()
-        self._pool = self._keeper = None
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
-
-    def _eager(self, work: Callable[[], None]) -> None:
-        """Do ``work`` on the graphs' stream and in their pool, so that handles and memory are not held twice."""
-        stream, pool = self._side_stream(), self._shared_pool()
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        number = self._number()
-        with torch.cuda.stream(stream):
-            torch._C._cuda_beginAllocateCurrentStreamToPool(number, pool)
-            try:
-                work()
-            finally:
-                torch._C._cuda_endAllocateToPool(number, pool)
-                torch._C._cuda_releasePool(number, pool)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._pool.release()
 
     def _record(self, work: Callable[[], None], can_split: bool) -> torch.cuda.CUDAGraph | None:
         started = time.perf_counter()
-        gc.collect()
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
         try:
-            pool, stream = self._shared_pool(), self._side_stream()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):  # type: ignore[arg-type]
-                work()
+            return self._pool.record(work)
         except Exception as error:  # the model does something that cannot be recorded
-            del graph
-            self._end_recording()
             self.clear()
             if can_split and out_of_memory(error):
                 raise
@@ -147,28 +118,3 @@ class StepGraphs:
             return None
         finally:
             self.seconds += time.perf_counter() - started
-        return graph
-
-    def _end_recording(self) -> None:
-        """Reset the CUDA generator from a cloned state: a failed capture leaves it in capture mode."""
-        generator = torch.cuda.default_generators[self._number()]
-        generator.graphsafe_set_state(generator.clone_state())
-
-    def _number(self) -> int:
-        return torch.cuda.current_device() if self._device.index is None else self._device.index
-
-    def _shared_pool(self) -> tuple[int, int]:
-        """Return the memory pool of all graphs; an empty graph keeps it alive while there is no other."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-            self._keeper = torch.cuda.CUDAGraph()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the graph is empty
-                with torch.cuda.graph(self._keeper, pool=self._pool, stream=self._side_stream()):
-                    pass
-        return self._pool
-
-    def _side_stream(self) -> torch.cuda.Stream:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        return self._stream

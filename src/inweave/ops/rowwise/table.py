@@ -1,0 +1,73 @@
+"""Which rows of a batch get which slots at which strengths: two tables in device memory.
+
+    slots[i, m], strengths[i, m]       the m-th adapter of row i; slot -1: none
+
+The tables keep their addresses while they are large enough, so what was recorded with them stays valid when they are
+filled anew. `runs` says the same on the host: neighboring rows with the same slot in the same column are one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+#: (slot, strength) of every adapter of a row
+Assignment = Sequence[tuple[int, float]]
+
+
+class Run(NamedTuple):
+    """Rows ``first`` to ``last`` - 1, which get one slot, each at its own strength."""
+
+    first: int
+    last: int
+    slot: int
+    strengths: tuple[float, ...]
+
+
+class RowTable:
+    """The adapters of every row, on the host and on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.runs: tuple[Run, ...] = ()
+        self._filled: tuple[tuple[tuple[int, float], ...], ...] | None = None
+        self._reserve(1, 1)
+
+    def fill(self, rows: Sequence[Assignment]) -> None:
+        """Set the adapters of every row; rows and columns beyond them are empty."""
+        assignments = tuple(tuple(row) for row in rows)
+        if assignments == self._filled:
+            return
+        count = max(map(len, assignments), default=0)
+        if len(assignments) > self.slots.shape[0] or count > self.slots.shape[1]:
+            self._reserve(max(len(assignments), self.slots.shape[0]), max(count, self.slots.shape[1]))
+        slots = torch.full(self.slots.shape, -1, dtype=torch.int32)
+        strengths = torch.zeros(self.slots.shape)
+        for number, row in enumerate(assignments):
+            for column, (slot, strength) in enumerate(row):
+                slots[number, column], strengths[number, column] = slot, strength
+        self.slots.copy_(slots)
+        self.strengths.copy_(strengths)
+        self.runs = _runs_of(assignments, count)
+        self._filled = assignments
+
+    def _reserve(self, rows: int, columns: int) -> None:
+        self.slots = torch.full((rows, columns), -1, dtype=torch.int32, device=self.device)
+        self.strengths = torch.zeros(rows, columns, device=self.device)
+
+
+def _runs_of(rows: Sequence[Assignment], columns: int) -> tuple[Run, ...]:
+    runs = list[Run]()
+    for column in range(columns):
+        first = 0
+        while first < len(rows):
+            slot = rows[first][column][0] if column < len(rows[first]) else -1
+            last = first + 1
+            while last < len(rows) and column < len(rows[last]) and rows[last][column][0] == slot:
+                last += 1
+            if slot >= 0:
+                runs.append(Run(first, last, slot, tuple(row[column][1] for row in rows[first:last])))
+            first = last
+    return tuple(runs)

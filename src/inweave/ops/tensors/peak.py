@@ -20,8 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from inweave.ops.tensors.uncompiled import uncompiled
-
 
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of storages on one type of device while the mode is active."""
@@ -82,6 +80,6 @@ def peak_bytes(work: Callable[[], object], networks: Iterable[nn.Module]) -> int
             memory.ignore(tensor)
             if tensor.grad is not None:
                 memory.ignore(tensor.grad)
-    with uncompiled(), MetaAttention(), memory:
+    with MetaAttention(), memory:
         work()
     return memory.peak

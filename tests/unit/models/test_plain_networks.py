@@ -38,10 +38,17 @@ def test_every_network_is_exchanged(models: tuple[Model, Model]) -> None:
     assert type(plain.tokenizer).__module__.startswith("inweave.models.sd")
 
 
+def _layer(network: torch.nn.Module, name: str) -> bool:
+    return isinstance(network.get_submodule(name), torch.nn.Linear | torch.nn.Conv2d)
+
+
 def test_tensors_have_the_names_of_the_libraries(models: tuple[Model, Model]) -> None:
     for folder, network in models[0].networks.items():
         expected, tensors = network.state_dict(), models[1].networks[folder].state_dict()
-        assert tensors.keys() == expected.keys()
+        assert list(tensors) == list(expected), "saved states of a run are in this order"
+        assert [n for n, _ in network.named_modules() if _layer(network, n)] == [
+            n for n, _ in models[1].networks[folder].named_modules() if _layer(network, n)
+        ]
         assert all(torch.equal(tensors[name], expected[name]) for name in expected), folder
 
 

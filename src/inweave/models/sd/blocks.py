@@ -97,6 +97,8 @@ class ImageAttention(Attention):
     def __init__(self, width: int, groups: int, eps: float) -> None:
         super().__init__(width, 1, bias=True)
         self.group_norm = nn.GroupNorm(groups, width, eps)
+        projections = [name for name in self._modules if name != "group_norm"]
+        self._modules |= {name: self._modules.pop(name) for name in projections}  # in the library's order
 
     def forward(self, x: Tensor, text: Tensor | None = None) -> Tensor:
         tokens = self.group_norm(x.flatten(2)).transpose(1, 2)

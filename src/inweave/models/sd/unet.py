@@ -140,13 +140,13 @@ class UNet2DConditionModel(PlainNetwork):
             inputs = [skips[-1], *[width] * (layers_per_block - 1)]
             self.down_blocks.append(_Down(inputs, width, shared, None if level == last else downsample_padding))
             skips += [width] * (layers_per_block + (level != last))
-        self.mid_block = _Middle(widths[-1], shared)
         self.up_blocks = nn.ModuleList()
         before = widths[-1]
         for level, width in reversed(list(enumerate(widths))):
             inputs = [first + skips.pop() for first in (before, *[width] * layers_per_block)]
             self.up_blocks.append(_Up(inputs, width, shared, last=level == 0))
             before = width
+        self.mid_block = _Middle(widths[-1], shared)  # the library's order, which saved states of a run have
         self.conv_norm_out = nn.GroupNorm(norm_num_groups, widths[0], norm_eps)
         self.conv_out = nn.Conv2d(widths[0], out_channels, 3, padding=1)
 

@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.arch.words import parsed
+
 SRC = Path(__file__).parents[2] / "src" / "inweave"
 
 
@@ -138,7 +140,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+    return parsed(path.read_text("utf-8"))
 
 
 @cache

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from tests.arch.layout import SRC
+from tests.arch.layout import SRC, tree_of
 
 from inweave.adapter import ALGORITHMS
 
@@ -60,7 +60,7 @@ def test_algorithms_are_known_in_their_own_modules_alone() -> None:
     known: dict[str, list[tuple[int, str]]] = {}
     for path in FILES:
         name = path.relative_to(SRC).as_posix()
-        if not name.startswith((*HOMES, *SETTINGS)) and (found_here := uses(ast.parse(path.read_text("utf-8")))):
+        if not name.startswith((*HOMES, *SETTINGS)) and (found_here := uses(tree_of(path))):
             known[name] = found_here
     assert {name: places for name, places in known.items() if name not in EXCEPTIONS} == {}
     needless = [name for name in EXCEPTIONS if name not in known and not name.startswith(SETTINGS)]

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tests.arch.layout import tree_of
 
 from inweave.models.families import BUILT_IN
 
@@ -54,7 +55,7 @@ def decisions(tree: ast.AST) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
 def test_no_family_s_name_decides_anything(path: Path) -> None:
-    assert decisions(ast.parse(path.read_text())) == []
+    assert decisions(tree_of(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_such_a_decision_is_seen(text: str) -> None:
 
 def test_families_are_read_without_torch() -> None:
     for path in (SRC / "models" / "families").glob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
             assert "torch" not in names, path
 

@@ -102,3 +102,9 @@ def test_such_prose_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text('def f():\n    """The client is told."""  # whoever asks\n')
     assert len(list(words.phrases_in(path))) == 2 and len(list(words.descriptions_in(path))) == 1
+    examples = ("told", "Stands", "stood", "whoever", "so many", "it is no way", "of ours", "as it is", "as they are",
+                "a Picture")  # fmt: skip
+    assert len(examples) == len(words.PHRASES)
+    for text in examples:
+        path.write_text(f"text = '{text} there'\n")
+        assert len(list(words.phrases_in(path))) == 1, text

@@ -37,8 +37,6 @@ from tests.peers.test_families import (
     requests,
 )
 
-COUNT = 3
-
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
@@ -54,14 +52,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return seen
 
 
-def compare(variant: str, calls: list[Tensor], prompt: str = PROMPT, **settings: Any) -> None:
+def compare(variant: str, calls: list[Tensor], prompt: str = PROMPT, count: int = 2, **settings: Any) -> None:
     """Make images together, and each of them by itself."""
     pipe, mine = ours(variant), requests(variant)[0] | settings
-    together = pipe(prompt, count=COUNT, batch=COUNT, **mine)
-    assert together.batches == [COUNT] * COUNT
-    rows, first = len(calls[0]) // COUNT, calls[0]
+    together = pipe(prompt, count=count, batch=count, **mine)
+    assert together.batches == [count] * count
+    rows, first = len(calls[0]) // count, calls[0]
     images = []
-    for number in range(COUNT):
+    for number in range(count):
         calls.clear()
         single = pipe(prompt, batch=1, **mine | {"seed": mine["seed"] + number})
         images.append(single.images[0])
@@ -73,7 +71,8 @@ def compare(variant: str, calls: list[Tensor], prompt: str = PROMPT, **settings:
 
 @pytest.mark.parametrize("variant", tiny.VARIANTS)
 def test_text_to_image(variant: str, calls: list[Tensor]) -> None:
-    compare(variant, calls)
+    """Three in every family, of which one has neighbors on both sides; two show what is left, options of sampling."""
+    compare(variant, calls, count=3)
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])

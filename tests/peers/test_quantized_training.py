@@ -124,14 +124,24 @@ def test_a_device_without_such_products_is_refused_before_weights_are_read(tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("format", ["int8", "int8-hadamard", "nf4"])
-def test_a_format_that_only_stores_trains_on_any_device(format: str, tmp_path: Path) -> None:
-    """The bundled model, checkpointed; its weights take the bytes that the plan predicts, and fewer than in 16 bits."""
+def storing(folder: Path, format: str) -> TrainConfig:
     settings = {"quantize": format, "targets": "attention-mlp", "gradient_checkpointing": "full"}
-    config = session_config(tmp_path).model_copy(update=settings)
+    return session_config(folder).model_copy(update=settings)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The plan of such a run with weights in 16 bits."""
+    _, _, needs = check(storing(tmp_path_factory.mktemp("plain"), "off"))
+    return needs
+
+
+@pytest.mark.parametrize("format", ["int8", "int8-hadamard", "nf4"])
+def test_a_format_that_only_stores_trains_on_any_device(format: str, plain: dict[str, Any], tmp_path: Path) -> None:
+    """The bundled model, checkpointed; its weights take the bytes that the plan predicts, and fewer than in 16 bits."""
+    config = storing(tmp_path, format)
     _, _, needs = check(config)
     assert needs["problems"] == []
-    _, _, plain = check(config.model_copy(update={"quantize": "off"}))
     records: list[Any] = []
     run, sample = prepare(config)
     names = {name.rpartition(".")[2] for name in run.base}

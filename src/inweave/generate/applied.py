@@ -109,7 +109,12 @@ def _fit(model: Model, path: Path, source: Path | Adapter, on_mismatch: OnMismat
 
 def stack_of(loras: Iterable[AppliedLora]) -> list[tuple[Path | Adapter | Plan, Strength]]:
     """Return the adapters with their strengths, as the weaver takes them."""
-    return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
+    return [(lora.source, strength_of(lora)) for lora in loras]
+
+
+def strength_of(lora: AppliedLora) -> Strength:
+    """Return the strengths of a LoRA for the denoiser and the text encoders."""
+    return Strength(components={"unet": lora.unet, "te": lora.te})
 
 
 def stack_key(loras: Iterable[AppliedLora]) -> tuple[object, ...]:

@@ -65,17 +65,23 @@ def largest_batch(
         return 1
     if batch != "auto":
         return batch
-    if model.device.type == "cpu":
-        _, _, rows, columns = model.latent_space.shape(tasks[0].width, tasks[0].height)
-        return max(1, min(_CPU_IMAGES, _CPU_LATENTS // (rows * columns)))
-    if model.device.type != "cuda":
-        return 1
     task = tasks[0]
+    most = most_images(model, (task.width, task.height))
+    if model.device.type != "cuda":
+        return most
     conditioning = task.conditioning.at(0, task.steps)
     key = task.width, task.height, conditioning.rows, conditioning.layout(model.family)
     if key not in measured:
         measured[key] = _step_bytes(model, task, conditioning)
-    return max(1, min(_GPU_IMAGES, len(tasks), int(_USABLE * _free_bytes(model.device) / measured[key])))
+    return max(1, min(most, len(tasks), int(_USABLE * _free_bytes(model.device) / measured[key])))
+
+
+def most_images(model: Model, size: tuple[int, int]) -> int:
+    """Return how many images of a size "auto" makes together at most, if there is memory for them."""
+    if model.device.type == "cpu":
+        _, _, rows, columns = model.latent_space.shape(*size)
+        return max(1, min(_CPU_IMAGES, _CPU_LATENTS // (rows * columns)))
+    return _GPU_IMAGES if model.device.type == "cuda" else 1
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -6,11 +6,12 @@ step needs another text. Steps are those that are made: image to image at a stre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from PIL import Image
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import Problem
 from inweave.generate.config import GenerateConfig
 from inweave.generate.prompt import ParsedPrompt, Pieces
@@ -19,7 +20,11 @@ from inweave.models.configuration import library_errors
 from inweave.models.embedded_words import read_pieces
 from inweave.models.families.conditioning import Conditioning, ConditioningRequest, join
 from inweave.models.model import Model
+from inweave.weights.layer_slots import RowCount
+from inweave.weights.stack import Strength
 
+#: adapters in slots (`inweave.weights.row_adapters`) that are added to what is merged, for one image
+Added = tuple[tuple[int, Strength], ...]
 #: the texts of one step: positive ones with their weights, and the negative one
 Texts = tuple[tuple[tuple[Pieces, float], ...], Pieces]
 
@@ -32,7 +37,11 @@ def network_errors(model: Model) -> Iterator[None]:
 
 
 class PromptConditioning:
-    """The conditioning of any step; ``warnings`` are about the texts that were encoded so far."""
+    """The conditioning of any step; ``warnings`` are about the texts that were encoded so far.
+
+    ``added``: adapters of the image, for its texts too. ``complete``: whether every layer of the encoders that they
+    change was called; otherwise the texts were encoded without a part of them.
+    """
 
     def __init__(
         self,
@@ -41,8 +50,9 @@ class PromptConditioning:
         guidance: float,
         size: tuple[int, int],
         clip_skip: int | None,
+        added: Added = (),
     ) -> None:
-        self.model = model
+        self.model, self.added, self.complete = model, added, True
         self.positive, self.negative = prompts
         self.guidance, self.size, self.clip_skip = guidance, size, clip_skip
         self.warnings: list[str] = []
@@ -65,10 +75,23 @@ class PromptConditioning:
         (first, weight), *others = positives
         request = ConditioningRequest(first, negative, self.guidance, *self.size, self.clip_skip, weight, tuple(others))
         encoders = self.model.networks.keys() - {"vae", self.model.blueprint.denoiser.folder}
-        with network_errors(self.model), self.model.using(*encoders):
+        with network_errors(self.model), self.model.using(*encoders), self._acting(encoders):
             conditioning = self.model.family.condition(self.model, request)
         self.warnings += conditioning.warnings
         return conditioning
+
+    @contextmanager
+    def _acting(self, folders: Iterable[str]) -> Iterator[None]:
+        """Let these encoders add the image's adapters, to all rows."""
+        with ExitStack() as active:
+            acting = dict[str, list[int]]()
+            for component in sorted(FOLDERS[folder] for folder in folders if self.added and folder in FOLDERS):
+                own = at_component(self.added, component)
+                acting[component] = [slot for slot, _ in own]
+                active.enter_context(self.model.row_adapters.acting(component, acting[component])).fill_all(own)
+            yield
+        for component, slots in acting.items():
+            self.complete &= not self.model.row_adapters.refuse_uncalled(component, slots)
 
     def _spelled(self, pieces: Pieces) -> Pieces:
         spelled, notes = read_pieces(pieces)
@@ -82,6 +105,10 @@ class BatchConditioning:
     def __init__(self, model: Model, images: Sequence[PromptConditioning], latents: tuple[int, ...]) -> None:
         self.model, self.images, self._latents = model, images, latents
         self._groups: dict[tuple[int, ...], list[tuple[list[int], Conditioning]]] = {}
+        component = FOLDERS[model.blueprint.denoiser.folder]
+        self._added = [at_component(image.added, component) for image in images]
+        self._component = component
+        self._rows: RowCount | None = None
 
     def at(self, step: int, steps: int) -> list[tuple[list[int], Conditioning]]:
         """Return groups of images, each with its conditioning of step ``step``, counted from 0, of ``steps``."""
@@ -94,11 +121,32 @@ class BatchConditioning:
             self._groups[key] = [(group, self._join([each[number] for number in group])) for group in numbers.values()]
         return self._groups[key]
 
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Let the denoiser add the adapters of each image inside the block."""
+        slots = {slot for own in self._added for slot, _ in own}
+        if not slots:
+            yield
+            return
+        with self.model.row_adapters.acting(self._component, slots) as self._rows:
+            yield
+
+    def fill(self, numbers: Sequence[int], conditioning: Conditioning) -> None:
+        """Set the adapters of the denoiser's rows for these images, which the next call predicts."""
+        if self._rows is not None:
+            self._rows.fill([self._added[number] for number in numbers for _ in range(conditioning.rows)])
+
     def _join(self, images: list[Conditioning]) -> Conditioning:
         if len(images) == 1:
             return images[0]
         with network_errors(self.model):
             return join(self.model.family, self.model, images, self._latents)
+
+
+def at_component(added: Added, component: str) -> list[tuple[int, float]]:
+    """Return the slots that change a component, with their strengths there."""
+    pairs = [(slot, strength.in_component(component)) for slot, strength in added]
+    return [(slot, strength) for slot, strength in pairs if strength != 0.0]
 
 
 def composition_problem(model: Model, guidance: float) -> Problem:

@@ -26,7 +26,6 @@ from torch import Tensor
 from inweave.errors import CancelledError
 from inweave.generate.conditioning import BatchConditioning, PromptConditioning, network_errors
 from inweave.generate.latents import decode, encode, encode_each, ensure_finite, mask_channels
-from inweave.models.families.conditioning import Conditioning
 from inweave.models.model import Model
 from inweave.models.samplers import make_scheduler, scaled_input, set_steps
 
@@ -149,14 +148,14 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, plac
     started = time.perf_counter()
     total = -(-(len(times) - first) // order)
     pace = _Pace(model.device)
-    with model.using(model.blueprint.denoiser.folder):
+    with model.using(model.blueprint.denoiser.folder), conditioning.acting():
         for step, t in enumerate(times[first:]):
             if callbacks.cancelled is not None and callbacks.cancelled():
                 raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
             with network_errors(model):
                 rows = scaled_input(scheduler, latents, t)
                 rows = rows if channels is None else torch.cat([rows, channels], 1)
-                prediction = _predict(model, rows, t, conditioning.at(step // order, total))
+                prediction = _predict(model, rows, t, conditioning, (step // order, total))
                 latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
                 # the first half of a step of two ends at no noise level of its own
                 if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
@@ -190,11 +189,13 @@ def run_denoiser(model: Model, rows: Tensor, t: Tensor, inputs: Mapping[str, Ten
     return model.predict(rows, t, inputs)
 
 
-def _predict(model: Model, latents: Tensor, t: Tensor, groups: list[tuple[list[int], Conditioning]]) -> Tensor:
+def _predict(model: Model, latents: Tensor, t: Tensor, images: BatchConditioning, at: tuple[int, int]) -> Tensor:
     """Return one prediction per image; images whose texts do not fit into one batch take a call per group."""
     predictions: dict[int, Tensor] = {}
+    groups = images.at(*at)
     for numbers, conditioning in groups:
         own = latents if len(groups) == 1 else latents[numbers]
+        images.fill(numbers, conditioning)
         made = run_denoiser(model, conditioning.expand(own), t, conditioning.inputs)
         prediction = conditioning.combine(model.family, made)
         if len(groups) == 1:

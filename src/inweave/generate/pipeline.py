@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Unpack, overload
@@ -24,13 +23,14 @@ from PIL import Image
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem, RequestError
-from inweave.generate.applied import OnMismatch, apply_loras, stack_key, stack_of
+from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
 from inweave.generate.batches import Batch, check_batch
-from inweave.generate.conditioning import PromptConditioning, composition_problem, pipeline_problems
+from inweave.generate.conditioning import Added, PromptConditioning, composition_problem, pipeline_problems
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.drawing import Drawing, Job, OnImage
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
+from inweave.generate.groups import draw_groups
 from inweave.generate.images import (
     ImageInput,
     open_image,
@@ -279,7 +279,7 @@ class Pipeline:
         on_image: OnImage | None = None,
         batch: Batch | None = None,
     ) -> list[Result]:
-        """Generate the images of several requests of `prepare`, those with one stack of LoRAs after the other."""
+        """Generate the images of several requests of `prepare`, in groups that share batches (`generate.groups`)."""
         with self._lock:
             jobs, images = list[Job](), 0
             for request in requests:
@@ -287,16 +287,7 @@ class Pipeline:
                 images += request.config.count
             size = self.batch if batch is None else check_batch(batch)
             drawing = Drawing(self.model, self._model_hash, size, self._measured, callbacks, on_image, images)
-            stacks: dict[tuple[object, ...], list[Job]] = {}
-            for job in jobs:
-                stacks.setdefault(stack_key(job.request.loras), []).append(job)
-            for own in stacks.values():
-                started = time.perf_counter()
-                self._swap_in(own[0].request)
-                seconds = time.perf_counter() - started
-                drawing(own, [self._conditioning(job.request) for job in own])
-                for job in own:
-                    job.result.swap_seconds = seconds
+            draw_groups(drawing, jobs, self._swap_in, self._conditioning)
             return [job.result for job in jobs]
 
     def _prepare_all(
@@ -320,14 +311,14 @@ class Pipeline:
             raise ConfigError(wrong)
         return prepared
 
-    def _swap_in(self, request: PreparedRequest) -> None:
-        """Make the weights those of the request's LoRAs."""
-        self.model.swap(stack_of(request.loras))
+    def _swap_in(self, loras: Sequence[AppliedLora]) -> None:
+        """Make the weights those of these LoRAs."""
+        self.model.swap(stack_of(loras))
 
-    def _conditioning(self, request: PreparedRequest) -> PromptConditioning:
+    def _conditioning(self, request: PreparedRequest, added: Added = ()) -> PromptConditioning:
         config = request.config
         assert config.guidance is not None
-        return PromptConditioning(self.model, config.prompts, config.guidance, request.size, config.clip_skip)
+        return PromptConditioning(self.model, config.prompts, config.guidance, request.size, config.clip_skip, added)
 
 
 def pipeline(

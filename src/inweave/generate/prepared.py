@@ -27,6 +27,13 @@ class PreparedRequest:
     size: tuple[int, int]
     warnings: tuple[str, ...] = ()
 
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What requests have in common whose images may share a batch; see `ImageTask.shared`."""
+        config, has_image = self.config, self.init is not None
+        inputs = has_image, self.mask is not None, has_image and config.strength
+        return config.sampler, config.schedule, config.steps, self.size, inputs
+
 
 def tasks_of(request: PreparedRequest, conditioning: PromptConditioning) -> list[ImageTask]:
     """Return the images of a request; they share its input images."""

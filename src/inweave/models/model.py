@@ -48,6 +48,7 @@ from inweave.weights.hold import held_summary, memory_summary, stored_quantized
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
 from inweave.weights.resolved import ResolvedItem, resolve_item
+from inweave.weights.row_adapters import RowAdapters
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
@@ -156,9 +157,9 @@ class Model:
 
     def predict(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return the denoiser's prediction for noisy latents at time ``t``, recorded where it can be."""
-        if self.recorded is not None:
-            return self.recorded(latents, t, inputs)
-        return self.family.denoise(self, latents, t, inputs)
+        mixed = "row_adapters" in vars(self) and self.row_adapters.active  # what rows have of their own is in no graph
+        graph = None if mixed else self.recorded
+        return self.family.denoise(self, latents, t, inputs) if graph is None else graph(latents, t, inputs)
 
     def using(self, *folders: str) -> AbstractContextManager[None]:
         """Have these networks on the device inside the block; they are always there unless they are offloaded."""
@@ -185,6 +186,12 @@ class Model:
             for component in components
             for name, shape in component.shapes.items()
         )
+
+    @cached_property
+    def row_adapters(self) -> RowAdapters:
+        """Adapters that rows of a batch have besides those that are merged."""
+        own = {FOLDERS[folder]: network for folder, network in self.networks.items() if folder in FOLDERS}
+        return RowAdapters(own, self._live_weaver())
 
     def release_weaver(self) -> None:
         """Drop the weaver and its original weights: training swaps no adapters, and networks move."""

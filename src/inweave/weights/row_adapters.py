@@ -66,6 +66,7 @@ class RowAdapters:
         self._slots: OrderedDict[object, tuple[int, LoadedAdapter]] = OrderedDict()  # the adapters: their keys are ids
         self._refused: dict[TensorKey, str] = {}
         self._probed: set[str] = set()
+        self.active = 0  # blocks of `acting` that are open
 
     def obstacle(self, plan: Plan) -> str:
         """Return why an adapter cannot be added to the outputs of layers; "" if it can."""
@@ -145,9 +146,11 @@ class RowAdapters:
         for layer in own:
             layer.calls = 0
         handles = [layer.module.register_forward_hook(layer) for layer in own]
+        self.active += 1
         try:
             yield self._rows[component]
         finally:
+            self.active -= 1
             for handle in handles:
                 handle.remove()
 
@@ -160,6 +163,10 @@ class RowAdapters:
         for layer in uncalled:
             self._refused[component, f"{layer.name}.weight"] = "the weight is read without a call of its layer"
         return bool(uncalled)
+
+    def is_probed(self, component: str) -> bool:
+        """Return whether `probe` was called for a network."""
+        return component in self._probed
 
     def probe(self, component: str, rows: int, call: Callable[[], object]) -> None:
         """Refuse the layers of a network whose inputs do not have one entry per row; once for each network.

@@ -157,7 +157,7 @@ def test_cells_of_a_sheet_that_share_their_settings_are_made_together(pipe: Pipe
     assert [cell.batches for row in steps.results for cell in row] == [[2]] * 4
     stacks = GenerateConfig(prompt="cat", loras=["pixel:0.8"], **SMALL)  # type: ignore[arg-type]
     strengths = sweep(pipe, stacks, [Axis("strength", (0.0, 1.0)), Axis("seed", (1, 2))], batch=6)
-    assert [cell.batches for row in strengths.results for cell in row] == [[2]] * 4
+    assert [cell.batches for row in strengths.results for cell in row] == [[4]] * 4
 
 
 def test_several_requests_share_batches(pipe: Pipeline) -> None:
@@ -169,7 +169,7 @@ def test_several_requests_share_batches(pipe: Pipeline) -> None:
     made: list[int] = []
     results = pipe(requests, batch=8, on_image=lambda number, *rest: made.append(number))
     assert sorted(made) == [0, 1, 2, 3]
-    assert [result.batches for result in results] == [[3, 3], [1], [3]]
+    assert [result.batches for result in results] == [[4, 4], [4], [4]]
     for request, result in zip(requests, results, strict=True):
         single = pipe(request, batch=1)
         assert result.records == single.records and len(result.loras) == len(single.loras)

@@ -231,7 +231,7 @@ def test_sizes_that_a_pipeline_does_not_make_are_refused(tmp_path: Path) -> None
         dataset="inweave/pixel", model=folder, steps=1, resolution=512, rank=2, output=str(tmp_path / "out"),
         cache_dir=str(tmp_path / "cache"),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="buckets: Kandinsky5T2IPipeline makes 1024x1024 where 512x512"):
+    with pytest.raises(ConfigError, match="buckets: Kandinsky5T2IPipeline makes 1024x1024 where"):
         inweave.train(config)
 
 

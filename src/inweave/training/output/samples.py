@@ -88,10 +88,10 @@ class _TrainingPipeline(Pipeline):
         for step in range(prepared.config.steps):
             conditioning.at(step, prepared.config.steps)
 
-    def _swap_in(self, request: Any) -> None:
+    def _swap_in(self, loras: Any) -> None:
         pass  # the adapter is attached already
 
-    def _conditioning(self, request: Any) -> PromptConditioning:
+    def _conditioning(self, request: Any, added: Any = ()) -> PromptConditioning:
         if self._cache is None:
             return super()._conditioning(request)
         key = repr((request.config, request.size))

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from inweave.errors import ConfigError
@@ -23,6 +24,8 @@ from inweave.models.families.base import Tensors
 from inweave.models.model import Model, on_meta
 from inweave.models.open import open_model
 from inweave.models.variants import find_variant
+from inweave.training.adapters.targets import select_modules
+from inweave.training.config.schema import TrainConfig
 from inweave.weights.source import DictSource
 
 _META = torch.device("meta")
@@ -76,6 +79,21 @@ def fill_random(network: nn.Module, seed: int) -> None:
             tensor.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             tensor.normal_(std=tensor[0].numel() ** -0.5, generator=generator)
+
+
+@torch.no_grad()
+def write_lora(path: Path, model: Model, rank: int, seed: int) -> Path:
+    """Write a LoRA in the diffusers dialect on every attention projection of the denoiser."""
+    network, folder = model.denoiser, model.blueprint.denoiser.folder
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module in select_modules("unet", network, TrainConfig.of(dataset="-", targets="attention")):
+        out, into = network.get_submodule(module).weight.shape
+        down, up = (torch.randn(shape, generator=generator) * 0.02 for shape in ((rank, into), (out, rank)))
+        tensors[f"{folder}.{module}.lora_A.weight"] = down.to(model.dtype)
+        tensors[f"{folder}.{module}.lora_B.weight"] = up.to(model.dtype)
+    save_file(tensors, path)
+    return path
 
 
 @torch.no_grad()

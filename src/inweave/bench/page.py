@@ -20,6 +20,7 @@ from inweave.files.writing import write_text
 
 TITLES = {
     "kernels": "Kernels", "step": "A training step", "train": "The training command", "memory": "Activation memory",
+    "generate": "Images",
     "swap": "Swapping LoRAs", "unmerged": "A forward pass with unmerged LoRAs", "cluster": "Many runners, simulated",
 }  # fmt: skip
 _HINT = "<!-- made by `make bench-docs` of docs/bench; edit docs/bench/page.md -->"

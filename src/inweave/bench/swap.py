@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from inweave.bench.models import published_blueprint, random_model
+from inweave.bench.models import published_blueprint, random_model, write_lora
 from inweave.bench.report import BenchRow
 from inweave.bench.step import PEER, fresh_memory
 from inweave.bench.timing import Rates, Work, wall_seconds
@@ -65,18 +65,7 @@ class SwapBench:
         self.notes: list[str] = []
 
     def _lora(self, name: str, seed: int) -> Path:
-        """Write a LoRA in the diffusers dialect on every attention projection."""
-        generator = torch.Generator().manual_seed(seed)
-        tensors = {}
-        for module in self.modules:
-            out, into = self.network.get_submodule(module).weight.shape
-            shapes = (self.rank, into), (out, self.rank)
-            down, up = (torch.randn(shape, generator=generator) * 0.02 for shape in shapes)
-            tensors[f"{self.part.folder}.{module}.lora_A.weight"] = down.to(self.dtype)
-            tensors[f"{self.part.folder}.{module}.lora_B.weight"] = up.to(self.dtype)
-        path = self.folder / f"{name}.safetensors"
-        save_file(tensors, path)
-        return path
+        return write_lora(self.folder / f"{name}.safetensors", self.model, self.rank, seed)
 
     def milliseconds(
         self, work: Work, *, before: Work | None = None, runs: int | None = None, warmup: int = 1

@@ -1,4 +1,4 @@
-"""`inweave bench kernels`, `step`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT if installed.
+"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT if installed.
 
 Their output is in `inweave.cli.bench_report`.
 """
@@ -172,6 +172,51 @@ def step(
         )  # fmt: skip
 
 
+def generate(
+    context: typer.Context,
+    model: ModelName = None,
+    size: PixelSize = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, max=150, help="Steps per image.", show_default="the model's")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=100, help="Images of the batch.")] = 4,
+    loras: Annotated[
+        int,
+        typer.Option("--loras", min=0, max=32, help="Requests with a LoRA each, of ranks 4 to 128, in one batch."),
+    ] = 8,
+    quantize: Annotated[
+        Quantize,
+        typer.Option("--quantize", help="Quantize the denoiser: off, fp8, int8, int8-hadamard, nf4, nf4-hadamard."),
+    ] = Quantize.off,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs of each row.")] = 5,
+    peers: Peers = True,
+    peers_compiled: Annotated[
+        bool, typer.Option("--peers-compiled", help="Measure diffusers compiled too, which takes minutes.")
+    ] = False,
+    device: DeviceName = None,
+    report: Report = None,
+) -> None:
+    """Measure images of a full-size model with random weights: the first, one, a batch, and a batch of LoRAs.
+
+    Example: inweave bench generate --model sdxl --peers-compiled --json generate.json
+    """
+    if not peers:
+        refuse_unused(context, "with --no-peers", "peers_compiled")
+    with measuring("generate", context, device, report) as bench:
+        from inweave.bench.generate import GenerateCase, measure_generate
+        from inweave.bench.models import published_blueprint
+
+        name, pixels = bench.model(model, size)
+        blueprint = published_blueprint(name)
+        case = GenerateCase(
+            name, pixels, steps or (blueprint.variant or blueprint.family).steps, batch, loras, quantize.value
+        )
+        kinds = ["eager", *(["compiled"] if peers_compiled else [])] if bench.with_peers(peers) else []
+        bench.rows, bench.notes = measure_generate(
+            case, bench.device, bench.dtype, runs=runs, peers=kinds, progress=bench.progress
+        )
+
+
 def swap(
     context: typer.Context,
     model: ModelName = None,
@@ -238,4 +283,6 @@ def memory(
         )  # fmt: skip
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"kernels": kernels, "step": step, "swap": swap, "memory": memory}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "kernels": kernels, "step": step, "generate": generate, "swap": swap, "memory": memory,
+}  # fmt: skip

@@ -343,7 +343,11 @@ def _grid(
     output.write(0, made.sheet.render(), made.record, cells=[result.records[0]["config"] for result in results])
     loras = {each.name: each.as_dict() for result in results for each in result.loras}
     warnings = list(dict.fromkeys(warning for result in results for warning in result.warnings))
-    return {"images": output.saved, "loras": list(loras.values()), "warnings": warnings}
+    return {
+        "images": output.saved, "loras": list(loras.values()), "warnings": warnings,
+        "batches": [count for result in results for count in result.batches],
+        "merge_reasons": list(dict.fromkeys(result.merge_reason for result in results if result.merge_reason)),
+    }  # fmt: skip
 
 
 def _parts(options: list[str] | None) -> dict[str, str]:

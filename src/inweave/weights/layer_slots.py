@@ -11,7 +11,7 @@ by which launches are shaped, only grows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -117,11 +117,13 @@ class RowCount:
         self._table = table
         self._rows = 0
         self._same: list[tuple[int, float]] | None = None
+        self.on_move: Callable[[], object] = lambda: None  # called when the table has new addresses
 
     def fill(self, rows: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Set (slot, strength) of every adapter of each row."""
         self._rows, self._same = len(rows), None
-        self._table.fill(rows)
+        if self._table.fill(rows):
+            self.on_move()
 
     def fill_all(self, stack: Sequence[tuple[int, float]]) -> None:
         """Set (slot, strength) of every adapter for any number of rows."""

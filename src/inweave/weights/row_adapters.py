@@ -26,8 +26,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from inweave.errors import InweaveError
+from inweave.ops.common.select import has_kernels
 from inweave.ops.kinds import registered_kind
 from inweave.ops.quantized import QuantizedLayer
 from inweave.ops.rowwise import RowTable
@@ -63,7 +65,8 @@ class RowAdapters:
                 self._modules[component, f"{path}.weight" if path else "weight"] = layer
         self._tables = {name: RowTable(_device_of(network)) for name, network in networks.items()}
         self._rows = {name: RowCount(table) for name, table in self._tables.items()}
-        self._slots: OrderedDict[object, tuple[int, LoadedAdapter]] = OrderedDict()  # the adapters: their keys are ids
+        # with the plans, by whose ids the adapters in memory are known
+        self._slots: OrderedDict[object, tuple[int, Plan]] = OrderedDict()
         self._refused: dict[TensorKey, str] = {}
         self._probed: set[str] = set()
         self.active = 0  # blocks of `acting` that are open
@@ -83,7 +86,7 @@ class RowAdapters:
             return "DoRA is not a product of two factors"
         if not is_product(placement) or placement.creates:
             return f"{factors.algorithm} is not a product of two factors, or not on this tensor"
-        if module is None or type(module).forward not in _FORWARDS or registered_kind(module) is not None:
+        if module is None or not _is_plain(module):
             kind = "parameter" if module is None else type(module).__name__
             return f"a {kind} takes no products beside its weight"
         if isinstance(module, nn.Conv2d) and module.groups > 1:
@@ -107,10 +110,13 @@ class RowAdapters:
                 self._slots.move_to_end(each.key)
                 continue
             each.check_size()
+            for device in {table.device for table in self._tables.values()}:
+                if has_kernels(device):
+                    each.upload(device)  # in one copy, instead of one for each factor
             each.check_finite()
             slot = self._free_slot(needed)
             self._write(slot, each)
-            self._slots[each.key] = slot, each
+            self._slots[each.key] = slot, each.plan
         return [self._slots[each.key][0] for each in loaded]
 
     def _free_slot(self, needed: Collection[object]) -> int:
@@ -145,14 +151,25 @@ class RowAdapters:
         own = self._acting(component, slots)
         for layer in own:
             layer.calls = 0
-        handles = [layer.module.register_forward_hook(layer) for layer in own]
+        handles, rows = list[RemovableHandle](), self._rows[component]
+
+        def remove() -> None:
+            while handles:
+                handles.pop().remove()
+
+        def install() -> None:  # as new hooks: what was recorded with the old ones reads other addresses
+            remove()
+            handles.extend(layer.module.register_forward_hook(layer) for layer in own)
+
+        install()
+        rows.on_move = install
         self.active += 1
         try:
-            yield self._rows[component]
+            yield rows
         finally:
             self.active -= 1
-            for handle in handles:
-                handle.remove()
+            rows.on_move = lambda: None
+            remove()
 
     def _acting(self, component: str, slots: Collection[int]) -> list[LayerSlots]:
         return [layer for key, layer in self._layers.items() if key[0] == component and any(map(layer.rank, slots))]
@@ -195,6 +212,12 @@ class RowAdapters:
             elif not all(seen):
                 self._refused[key] = "the layer's input does not have one entry per row of the batch"
         self._probed.add(component)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module computes exactly what a linear layer or a convolution does."""
+    own = type(module)
+    return registered_kind(module) is None and (own.forward in _FORWARDS or getattr(own, "computes_plainly", False))
 
 
 def _key(placement: Placement) -> TensorKey:

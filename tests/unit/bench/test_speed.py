@@ -20,6 +20,7 @@ from inweave.bench import bench as benches
 from inweave.bench import step as stepping
 from inweave.bench import train_command
 from inweave.bench.clocks import ClockLog, clock_note
+from inweave.bench.generate import GenerateCase, peer_seconds
 from inweave.bench.kernel_cases import GROUPS, KernelCase
 from inweave.bench.kernels import largest_error
 from inweave.bench.memory import measure_memory
@@ -33,6 +34,7 @@ from inweave.cli.app import app
 from inweave.cli.bench_report import print_table
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.data.reader import read_dataset
+from tests.peers import tiny_models
 
 CPU = torch.device("cpu")
 EMOJI = StepCase("inweave/emoji", batch=2, rank=4, size=64, graph="off")
@@ -272,6 +274,29 @@ def test_a_forward_pass_with_unmerged_loras_is_compared_with_the_base_and_the_pe
     base, one, three = report.rows
     for row in (one, three):
         assert row.details["times the base"] == pytest.approx(row.ours / base.ours) and row.peers[PEER] > 0
+
+
+def test_images_are_measured_alone_in_a_batch_and_with_a_lora_each(tmp_path: Path) -> None:
+    file = tmp_path / "g.json"
+    code, output = run("generate", "--size", "64", "--steps", "2", "--batch", "2", "--loras", "3", "--runs", "1",
+                       "--device", "cpu", "--json", str(file))  # fmt: skip
+    assert code == 0, output
+    report = BenchReport.read(file)
+    assert [row.name.removeprefix("inweave/emoji, 64 pixels, 2 steps: ") for row in report.rows] == [
+        "first image", "an image", "2 images", "3 requests, a LoRA each, ranks 4 to 16",
+    ]  # fmt: skip
+    mixed = report.rows[-1].details
+    assert mixed["times without"] == pytest.approx(report.rows[-1].ours / float(mixed["without LoRAs"] or 0))
+    assert mixed["times faster"] == pytest.approx(float(mixed["one by one"] or 0) / report.rows[-1].ours)
+    assert report.notes == (
+        "inweave/emoji: diffusers does not read its tokenizer, so there is nothing to compare with",
+    )
+
+
+def test_images_of_a_peer_are_those_of_its_own_pipeline() -> None:
+    case = GenerateCase("sd1.5", 64, 2, batch=2, loras=0)
+    one, several, first = peer_seconds(str(tiny_models.folder("sd1.5")), case, CPU, torch.float32, "eager", 1)
+    assert 0 < one < first + several and several > 0
 
 
 def test_swaps_restore_the_base_and_are_compared_with_the_peers() -> None:

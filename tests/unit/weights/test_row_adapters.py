@@ -220,3 +220,17 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
     broken = adapter(1, 4, "qkv", more={"conv.diff": torch.full(SHAPES["conv"], float("nan"))})
     with pytest.raises(TargetError, match="holds NaN or infinity"):
         adapters.load([broken])
+
+
+def test_a_table_with_new_addresses_has_new_hooks() -> None:
+    """A recorded graph compares hooks, so that it does not read the old table."""
+    network, _, adapters = make()
+    one, two = adapters.load([ONE, TWO])
+    with adapters.acting("unet", [one, two]) as rows:
+        rows.fill([[(one, 1.0)]])
+        before = set(network.qkv._forward_hooks)
+        rows.fill([[(two, 1.0)]])
+        assert set(network.qkv._forward_hooks) == before
+        rows.fill([[(two, 1.0), (one, 0.5)], []])
+        assert not set(network.qkv._forward_hooks) & before and len(network.qkv._forward_hooks) == 1
+    assert not network.qkv._forward_hooks

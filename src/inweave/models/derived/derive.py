@@ -236,10 +236,10 @@ def _sample(
     A pipeline draws its noise as latents and then rearranges them, or as the scheduler gets them; decoding tells.
     """
     before, after = first.steps[0].sample, first.steps[-1].result
-    drawn = _layout(noise, before, shape, "the sample of the scheduler")
-    shifts = _is_shifted(first, drawn.unpack(after, shape), space)
+    by_noise = _layout(noise, before, shape, "the sample of the scheduler")
+    shifts = _is_shifted(first, by_noise.unpack(after, shape), space)
     if shifts is not None:
-        return drawn, noise, shifts
+        return by_noise, noise, shifts
     if before.numel() == noise.numel():
         for layout in layouts(shape, tuple(before.shape[1:])):
             shifts = _is_shifted(first, layout.unpack(after, shape), space)

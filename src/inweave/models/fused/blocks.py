@@ -95,6 +95,8 @@ class FusedGroupNorm(nn.GroupNorm):
 
 
 class FrozenConv2d(nn.Conv2d):
+    computes_plainly = True  # by another kernel
+
     def forward(self, input: Tensor) -> Tensor:
         return self.convolve(input, self.bias)
 

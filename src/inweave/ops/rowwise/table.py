@@ -35,13 +35,18 @@ class RowTable:
         self._filled: tuple[tuple[tuple[int, float], ...], ...] | None = None
         self._reserve(1, 1)
 
-    def fill(self, rows: Sequence[Assignment]) -> None:
-        """Set the adapters of every row; rows and columns beyond them are empty."""
+    def fill(self, rows: Sequence[Assignment]) -> bool:
+        """Set the adapters of every row; rows and columns beyond them are empty.
+
+        Returns:
+            Whether the tables are larger now, at other addresses.
+        """
         assignments = tuple(tuple(row) for row in rows)
         if assignments == self._filled:
-            return
+            return False
         count = max(map(len, assignments), default=0)
-        if len(assignments) > self.slots.shape[0] or count > self.slots.shape[1]:
+        grows = len(assignments) > self.slots.shape[0] or count > self.slots.shape[1]
+        if grows:
             self._reserve(max(len(assignments), self.slots.shape[0]), max(count, self.slots.shape[1]))
         slots = torch.full(self.slots.shape, -1, dtype=torch.int32)
         strengths = torch.zeros(self.slots.shape)
@@ -52,6 +57,7 @@ class RowTable:
         self.strengths.copy_(strengths)
         self.runs = _runs_of(assignments, count)
         self._filled = assignments
+        return grows
 
     def _reserve(self, rows: int, columns: int) -> None:
         self.slots = torch.full((rows, columns), -1, dtype=torch.int32, device=self.device)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,6 +31,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.result import Result
 from inweave.models import embedded
 from inweave.models.model import Quantize
+from inweave.models.peer import library_pipeline
 
 RANKS = (4, 8, 16, 32, 48, 64, 96, 128)
 PROMPT = "a red apple on a wooden table"
@@ -171,14 +171,7 @@ def peer_seconds(
     where: str, case: GenerateCase, device: torch.device, dtype: torch.dtype, kind: str, runs: int
 ) -> tuple[float, float, float]:
     """Return the seconds of an image, of a batch, and of the first image with diffusers; ``kind``: eager, compiled."""
-    import diffusers
-
-    kind_of_pipe: Any = diffusers.DiffusionPipeline
-    pipe = kind_of_pipe.from_pretrained(where, torch_dtype=dtype).to(device)
-    pipe.set_progress_bar_config(disable=True)
-    if kind == "compiled":
-        part = "unet" if hasattr(pipe, "unet") else "transformer"
-        setattr(pipe, part, torch.compile(getattr(pipe, part), mode="reduce-overhead"))
+    pipe = library_pipeline(where, device, dtype, compiled=kind == "compiled")
     settings = {"num_inference_steps": case.steps, "width": case.size, "height": case.size}
 
     def generate(count: int) -> None:

@@ -1,4 +1,4 @@
-"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT if installed.
+"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, beside diffusers + PEFT if installed.
 
 Their output is in `inweave.cli.bench_report`.
 """

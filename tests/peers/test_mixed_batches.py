@@ -91,7 +91,7 @@ def test_stacks_of_their_own(variant: str, loras: list[str]) -> None:
     each = configs(variant, loras)
     together = compare(variant, each)
     assert [result.batches for result in together] == [[4]] * 4
-    assert [len(result.added) for result in together] == [1, 1, 2, 0] and not any(r.alone for r in together)
+    assert [len(result.added) for result in together] == [1, 1, 2, 0] and not any(r.merge_reason for r in together)
     plain = ours(variant)([config.model_copy(update={"loras": ()}) for config in each])
     for mine, other in zip(together[:3], plain[:3], strict=True):
         assert_other(mine.images[0], other.images[0])

@@ -23,8 +23,6 @@ _MAKERS: dict[str, Callable[[], Any]] = tiny_transformers.MAKERS
 
 #: those that cannot be derived, and why
 REFUSED = {
-    "HiDreamImage": "chooses its size by itself",
-    "Kandinsky5T2I": "chooses its size by itself",
     "SanaSprint": "'trigflow' is neither a flow nor a diffusion",
 }
 DERIVED = tuple(name for name in _MAKERS if name not in REFUSED)

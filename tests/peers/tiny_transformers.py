@@ -179,7 +179,7 @@ def kandinsky5() -> Any:
         attention_type="regular",
     )  # fmt: skip
     return diffusers.Kandinsky5T2IPipeline(
-        network, vae(), qwen2_5(), tokenizer(), clip(), tokenizer(LENGTH), flow(shift=7.0)
+        network, vae(levels=4), qwen2_5(), tokenizer(), clip(), tokenizer(LENGTH), flow(shift=7.0)
     )
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,6 +31,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.result import Result
 from inweave.models import embedded
 from inweave.models.model import Quantize
+from inweave.models.peer import library_pipeline
 
 RANKS = (4, 8, 16, 32, 48, 64, 96, 128)
 PROMPT = "a red apple on a wooden table"
@@ -112,7 +112,8 @@ class GenerateBench:
             "10 %": low, "90 %": high, "without LoRAs": base, "times without": median / base, "one by one": single,
             "times faster": single / median,
         }  # fmt: skip
-        notes = [f"{self.case.name}: {reason}" for reason in dict.fromkeys(each.alone for each in results) if reason]
+        reasons = dict.fromkeys(each.merge_reason for each in results if each.merge_reason)
+        notes = [f"{self.case.name}: {reason}" for reason in reasons]
         ranks = sorted(RANKS[number % len(RANKS)] for number in range(count))
         name = f"{self.case.name}: {count} requests, a LoRA each, ranks {ranks[0]} to {ranks[-1]}"
         return BenchRow(name, "s", median, {}, None, details), notes
@@ -170,14 +171,7 @@ def peer_seconds(
     where: str, case: GenerateCase, device: torch.device, dtype: torch.dtype, kind: str, runs: int
 ) -> tuple[float, float, float]:
     """Return the seconds of an image, of a batch, and of the first image with diffusers; ``kind``: eager, compiled."""
-    import diffusers
-
-    library: Any = diffusers.DiffusionPipeline
-    pipe = library.from_pretrained(where, torch_dtype=dtype).to(device)
-    pipe.set_progress_bar_config(disable=True)
-    if kind == "compiled":
-        part = "unet" if hasattr(pipe, "unet") else "transformer"
-        setattr(pipe, part, torch.compile(getattr(pipe, part), mode="reduce-overhead"))
+    pipe = library_pipeline(where, device, dtype, compiled=kind == "compiled")
     settings = {"num_inference_steps": case.steps, "width": case.size, "height": case.size}
 
     def generate(count: int) -> None:

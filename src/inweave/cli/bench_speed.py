@@ -1,6 +1,4 @@
-"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, compared with diffusers + PEFT.
-
-Peers are measured if they are installed.
+"""`inweave bench kernels`, `step`, `generate`, `swap`, `memory`: speed and memory, beside diffusers + PEFT if present.
 
 Their output is in `inweave.cli.bench_report`.
 """

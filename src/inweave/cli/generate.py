@@ -346,7 +346,7 @@ def _grid(
     return {
         "images": output.saved, "loras": list(loras.values()), "warnings": warnings,
         "batches": [count for result in results for count in result.batches],
-        "alone": list(dict.fromkeys(result.alone for result in results if result.alone)),
+        "merge_reasons": list(dict.fromkeys(result.merge_reason for result in results if result.merge_reason)),
     }  # fmt: skip
 
 

@@ -53,13 +53,13 @@ Key = tuple[object, ...]
 class Group:
     """Requests that are drawn with the same LoRAs merged, and what is added to the images of each.
 
-    ``alone``: why their common stack is merged by itself, though there are requests with others.
+    ``merge_reason``: why their common stack is merged by itself, though there are requests with others.
     """
 
     jobs: list[Job]
     merged: list[AppliedLora]
     added: list[list[AppliedLora]] = field(default_factory=list)
-    alone: str = ""
+    merge_reason: str = ""
 
 
 def groups_of(model: Model, jobs: Sequence[Job], batch: Batch) -> list[Group]:
@@ -172,8 +172,8 @@ def _mixed(jobs: Sequence[Job]) -> Group:
     return Group(list(jobs), merged, added)
 
 
-def _merged(jobs: Sequence[Job], alone: str = "") -> Group:
-    return Group(list(jobs), jobs[0].request.loras, [[] for _ in jobs], alone)
+def _merged(jobs: Sequence[Job], merge_reason: str = "") -> Group:
+    return Group(list(jobs), jobs[0].request.loras, [[] for _ in jobs], merge_reason)
 
 
 def _limited(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -237,7 +237,7 @@ def draw_groups(
             waiting.extendleft(reversed(groups_of(model, group.jobs, drawing.batch)))
             continue
         for job, each in zip(group.jobs, group.added, strict=True):
-            job.result.swap_seconds, job.result.alone = seconds, group.alone
+            job.result.swap_seconds, job.result.merge_reason = seconds, group.merge_reason
             job.result.added = [lora.name for lora in each]
         drawing(group.jobs, conditionings)
 

@@ -56,7 +56,8 @@ def load_for_images(
     offloaded = is_offloaded(offload, blueprint, device, dtype, quantize)
     recorded = graph == "auto" and not offloaded and not blueprint.family.own_pipeline
     recorded = recorded and has_kernels(choose_device(device))
-    if choose_device(device).type == "cpu" and quantize == "off" and not offloaded:
+    plain = choose_device(device).type == "cpu" and quantize == "off" and not offloaded
+    if plain and not blueprint.family.own_pipeline:
         blueprint = without_libraries(blueprint)
     cache, key, notes = QuantizedCache(cache_folder(), cache_gb), "", list[str]()
     if quantize in FORMATS:

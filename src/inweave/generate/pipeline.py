@@ -203,6 +203,8 @@ class Pipeline:
         guidance = defaults.guidance if config.guidance is None else config.guidance
         if self.model.family.own_pipeline:
             wrong += pipeline_problems(self.model.family.pipeline, config, image)
+            if not wrong and (problem := self.model.family.size_problem(self.model, size, image=True)):
+                wrong.append(Problem("width", problem))
         elif config.prompts[0].composed and not self.model.family.is_guided(self.model, guidance):
             wrong.append(composition_problem(self.model, guidance))
         if wrong:

@@ -31,7 +31,7 @@ class Result:
         batches: for each image how many were made together, of all requests.
         error: why its images could not all be made, if it was one request of several.
         added: the names of the LoRAs that were added to the rows of a batch with other LoRAs; the others were merged.
-        alone: why its LoRAs were merged and its images made without those of requests with other LoRAs.
+        merge_reason: why its LoRAs were merged and its images made without those of requests with other LoRAs.
     """
 
     images: list[Image.Image]
@@ -42,7 +42,7 @@ class Result:
     batches: list[int] = field(default_factory=list)
     error: RequestError | None = None
     added: list[str] = field(default_factory=list)
-    alone: str = ""
+    merge_reason: str = ""
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
         """Write one image with its settings in it.

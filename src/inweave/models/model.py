@@ -134,16 +134,15 @@ class Model:
     @property
     def size(self) -> int:
         """The side, in pixels, of the images the model was trained for."""
-        if self.blueprint.variant is not None:
-            return self.blueprint.variant.size
-        sample = self.denoiser.config.get("sample_size") or 128
+        variant, sample = self.blueprint.variant, self.denoiser.config.get("sample_size") or 128
+        if variant is not None:
+            return variant.size
         return int(sample * self.latent_scale // self.latent_space.patch) if isinstance(sample, int) else 1024
 
     @property
     def prediction(self) -> str:
         """The prediction type of the denoiser: epsilon, v_prediction, or flow."""
-        kind: str = self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon")
-        return kind
+        return str(self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon"))
 
     @property
     def flow(self) -> bool:
@@ -157,9 +156,8 @@ class Model:
 
     def predict(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return the denoiser's prediction for noisy latents at time ``t``, recorded where it can be."""
-        if self.recorded is not None:
-            return self.recorded(latents, t, inputs)
-        return self.family.denoise(self, latents, t, inputs)
+        graph = None if "row_adapters" in vars(self) and self.row_adapters.active else self.recorded
+        return self.family.denoise(self, latents, t, inputs) if graph is None else graph(latents, t, inputs)
 
     def using(self, *folders: str) -> AbstractContextManager[None]:
         """Have these networks on the device inside the block; they are always there unless they are offloaded."""

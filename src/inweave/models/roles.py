@@ -11,14 +11,14 @@ from torch import nn
 from inweave.layers import LoraLayer
 from inweave.models.families import families
 
-#: for text encoders and language models; the families define those of denoisers
+#: for text encoders, language models and denoisers without a family; the families define those of theirs
 _TEXT_ATTENTION = (
     r"[qkv]_proj", "out_proj", "o_proj", r"SelfAttention\.[qkvo]", "c_attn", r"attn\.c_proj", "query_key_value",
-    r"attention\.dense", "query", "key", "value",
+    r"attention\.dense", "query", "key", "value", r"to_(query|key|value)", r"(self|cross)_attention\.out_layer",
 )  # fmt: skip
 _TEXT_MLP = (
     r"mlp\.fc[12]", r"DenseReluDense\.w[io](_\d)?", "gate_proj", "up_proj", "down_proj", "c_fc", r"mlp\.c_proj",
-    r"mlp\.dense_\w+", r"fc[12]",
+    r"mlp\.dense_\w+", r"fc[12]", r"feed_forward\.(in|out)_layer",
 )  # fmt: skip
 #: the projections of one input in an attention
 PROJECTIONS = (
@@ -38,6 +38,13 @@ def attention_names() -> re.Pattern[str]:
 def feed_forward_names() -> re.Pattern[str]:
     """Return the pattern of feed-forward layers."""
     return _ends((*(each for family in families() for each in family.feed_forward), *_TEXT_MLP))
+
+
+@cache
+def block_layers() -> re.Pattern[str]:
+    """Return the pattern of everything inside of repeated blocks."""
+    blocks = r"down_blocks|mid_block|up_blocks|\w*transformer_blocks|\w*stream_blocks|layers|\w+_refiner|block|blocks|h"
+    return re.compile(rf"(.*\.)?({blocks})\..+")
 
 
 def _ends(patterns: Iterable[str]) -> re.Pattern[str]:

@@ -64,6 +64,7 @@ class RowAdapters:
         self._slots: OrderedDict[object, tuple[int, Plan]] = OrderedDict()
         self._refused: dict[TensorKey, str] = {}
         self._probed: set[str] = set()
+        self.active = 0  # blocks of `acting` that are open
 
     def obstacle(self, plan: Plan) -> str:
         """Return why an adapter cannot be added to the outputs of layers; "" if it can."""
@@ -157,9 +158,11 @@ class RowAdapters:
 
         install()
         rows.on_move = install
+        self.active += 1
         try:
             yield rows
         finally:
+            self.active -= 1
             rows.on_move = lambda: None
             remove()
 

@@ -76,7 +76,7 @@ def test_images_with_other_loras_share_a_batch(pipe: Pipeline) -> None:
     results = compare(pipe, configs)
     assert [result.batches for result in results] == [[6], [6], [6], [6, 6], [6]]
     assert [result.added for result in results] == [["pixel"], ["ink"], [], ["ink", "pixel"], ["pixel"]]
-    assert not any(result.alone for result in results)
+    assert not any(result.merge_reason for result in results)
 
 
 def test_what_all_have_is_merged() -> None:
@@ -88,7 +88,7 @@ def test_what_all_have_is_merged() -> None:
 
 def test_one_stack_is_merged(pipe: Pipeline) -> None:
     results = compare(pipe, [config(1, "pixel:0.8"), config(2, "pixel:0.8", prompt="a dog")])
-    assert [(result.batches, result.added, result.alone) for result in results] == [([2], [], "")] * 2
+    assert [(result.batches, result.added, result.merge_reason) for result in results] == [([2], [], "")] * 2
 
 
 def test_what_cannot_be_added_is_merged(pipe: Pipeline, tmp_path: Path) -> None:
@@ -100,7 +100,10 @@ def test_what_cannot_be_added_is_merged(pipe: Pipeline, tmp_path: Path) -> None:
     assert [result.batches for result in results] == [[2]] * 4
     assert [result.added for result in results] == [["pixel"], ["ink"], ["ink"], []]
     (_, single) = compare(pipe, [config(1, "pixel:0.8"), config(2, strong)])
-    assert single.alone.startswith("LoRA strong: ") and "DoRA is not a product of two factors" in single.alone
+    assert (
+        single.merge_reason.startswith("LoRA strong: ")
+        and "DoRA is not a product of two factors" in single.merge_reason
+    )
     assert single.batches == [1]
 
 
@@ -116,7 +119,7 @@ def test_requests_that_share_no_batch_are_merged(
     pipe: Pipeline, settings: dict[str, Any], batch: int, reason: str
 ) -> None:
     results = compare(pipe, [config(1, "pixel:0.8"), config(2, "ink:1.0", **settings)], batch)
-    assert [(result.alone, result.batches, result.added) for result in results] == [(reason, [1], [])] * 2
+    assert [(result.merge_reason, result.batches, result.added) for result in results] == [(reason, [1], [])] * 2
 
 
 def test_auto_adds_where_it_costs_less(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +127,9 @@ def test_auto_adds_where_it_costs_less(pipe: Pipeline, monkeypatch: pytest.Monke
     assert [result.batches for result in compare(pipe, small, "auto")] == [[3]] * 3
     large = [each.model_copy(update={"width": 256, "height": 256, "steps": 1}) for each in small]
     reason = "merging each stack costs less than adding it to the rows of a batch"
-    assert {result.alone for result in pipe(large, batch="auto")} == {reason}
+    assert {result.merge_reason for result in pipe(large, batch="auto")} == {reason}
     monkeypatch.setitem(groups._CALL, "cpu", 0.0)
-    assert {result.alone for result in pipe(small, batch="auto")} == {reason}
+    assert {result.merge_reason for result in pipe(small, batch="auto")} == {reason}
 
 
 def test_more_loras_than_slots_take_several_batches(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,20 +137,20 @@ def test_more_loras_than_slots_take_several_batches(pipe: Pipeline, monkeypatch:
     results = compare(pipe, [config(1, "pixel:0.8"), config(2, "pixel:0.3"), config(3, "ink:1.0")])
     assert [result.batches for result in results] == [[2], [2], [1]]
     (_, both) = compare(pipe, [config(1), config(2, "pixel:0.3", "ink:0.2")])
-    assert both.alone == "it has more than 1 LoRAs"
+    assert both.merge_reason == "it has more than 1 LoRAs"
 
 
 def test_a_quantized_base_merges(tmp_path: Path) -> None:
     packed = pipeline("inweave/emoji", device="cpu", quantize="int8")
     results = packed([config(1, "pixel:0.8"), config(2, "ink:1.0"), config(3)], batch=8)
-    assert all("the weight is quantized" in result.alone for result in results[:2])
+    assert all("the weight is quantized" in result.merge_reason for result in results[:2])
     assert [result.batches for result in results] == [[1]] * 3
 
 
 def test_an_offloaded_base_merges() -> None:
     streamed = pipeline("inweave/emoji", device="cpu", offload="blocks")
     results = streamed([config(1, "pixel:0.8"), config(2, "ink:1.0")], batch=8)
-    assert {result.alone for result in results} == {"weights in host memory are merged there"}
+    assert {result.merge_reason for result in results} == {"weights in host memory are merged there"}
 
 
 def test_a_lora_that_does_not_fit_is_one_error(pipe: Pipeline, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import transformers
 
 import inweave
-from inweave.errors import CancelledError, FormatError
+from inweave.errors import CancelledError, ConfigError, FormatError
 from inweave.models.derived.arguments import classify
 from inweave.models.derived.layout import find, order_of
 from inweave.models.derived.recording import denoiser_of, guidance_option
@@ -28,6 +28,8 @@ from inweave.models.open import open_model
 from tests.peers import tiny_pipelines as tiny
 
 SIZES = ((64, 96), (128, 64))
+#: those that a pipeline makes which chooses its size by itself
+OWN_SIZES = {"HiDreamImage": ((256, 256), (360, 180)), "Kandinsky5T2I": ((1024, 1024), (640, 1408))}
 TEXTS = ("a red apple", "two dogs in the snow, oil on canvas")
 #: a model with each kind of argument; all others run with `--full`
 SAMPLE = ("BriaFibo", "HunyuanDiT", "PixArtSigma", "QwenImage21")
@@ -86,6 +88,15 @@ def bound(network: Any, args: tuple[Any, ...], options: dict[str, Any]) -> dict[
     return arguments
 
 
+def own_noise(name: str, model: Model, size: tuple[int, int], batch: int = 1) -> torch.Tensor:
+    """The noise that a pipeline draws, as latents."""
+    rows, channels, height, width = model.latent_space.shape(*size, batch)
+    generator = torch.Generator().manual_seed(3)
+    if name == "Kandinsky5T2I":  # it draws a frame with the channels last
+        return torch.randn(rows, 1, height, width, channels, generator=generator)[:, 0].movedim(-1, 1)
+    return torch.randn(rows, channels, height, width, generator=generator)
+
+
 def derived(model: Model, texts: tuple[str, ...], latents: torch.Tensor, t: Any) -> torch.Tensor:
     family: Any = model.family
     with torch.no_grad():
@@ -101,10 +112,10 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
     model.denoiser.requires_grad_(True)
     family: Any = model.family
     strength = family.derivation.strength  # at which nothing is guided
-    for size in SIZES:
+    sizes = OWN_SIZES.get(name, SIZES)
+    for size in sizes:
         pipe, call, t, received = own_call(name, TEXTS[:1], size, strength)
-        shape = model.latent_space.shape(*size)
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+        noise = own_noise(name, model, size)
         noise = model.scheduler.scale_model_input(noise, t) if hasattr(model.scheduler, "scale_model_input") else noise
         prediction = derived(model, TEXTS[:1], noise, t)
         torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
@@ -121,9 +132,9 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
             torch.testing.assert_close(ours[key], gradient, rtol=1e-4, atol=1e-6)
         model.denoiser.zero_grad()
     _, _, t, received = own_call(
-        name, (TEXTS[0], TEXTS[0]), SIZES[0], strength
+        name, (TEXTS[0], TEXTS[0]), sizes[0], strength
     )  # rows of one length fit every pipeline
-    rows = torch.randn(model.latent_space.shape(*SIZES[0], 2), generator=torch.Generator().manual_seed(3))
+    rows = own_noise(name, model, sizes[0], 2)
     prediction = derived(model, (TEXTS[0], TEXTS[0]), rows, t)
     torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
 
@@ -131,7 +142,8 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
 @pytest.mark.parametrize("name", sampled(tiny.DERIVED, ("BriaFibo", "Chroma")))
 def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
     folder = tiny.folder(name)
-    request: dict[str, Any] = {"seed": 3, "steps": 2, "width": 64, "height": 96, "guidance": 3.0}
+    width, height = OWN_SIZES.get(name, ((64, 96),))[0]
+    request: dict[str, Any] = {"seed": 3, "steps": 2, "width": width, "height": height, "guidance": 3.0}
     previews: list[Any] = []
     made = inweave.pipeline(str(folder), device="cpu")(
         "a red apple", **request, preview_every=1, preview_first=True, progress=lambda at: previews.append(at.preview)
@@ -140,7 +152,7 @@ def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path
     with pytest.raises(CancelledError, match="after step 1 of 2"):
         inweave.pipeline(str(folder), device="cpu")("a red apple", **request, cancelled=lambda: True)
     pipe = own_pipeline(name)
-    options: dict[str, Any] = {"num_inference_steps": 2, "width": 64, "height": 96}
+    options: dict[str, Any] = {"num_inference_steps": 2, "width": width, "height": height}
     options |= {option: value for option, value in options_of(pipe, 3.0).items() if option != "pag_scale"}
     output = pipe("a red apple", generator=torch.Generator().manual_seed(3), **options)
     (image,) = next(iter(output.values()))
@@ -152,7 +164,8 @@ def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path
     last = np.asarray(previews[-1]).astype(int)  # the preview of the last step is the image
     assert len(previews) == 2 and last.shape == opaque.shape and np.abs(last - opaque).max() <= 1
     config = inweave.TrainConfig(
-        dataset="inweave/pixel", model=str(folder), steps=3, resolution=64, rank=2, output=str(tmp_path / "out"),
+        dataset="inweave/pixel", model=str(folder), steps=3, resolution=width, rank=2, upscale=name in OWN_SIZES,
+        output=str(tmp_path / "out"),
         cache_dir=str(tmp_path / "cache"), precision="fp32", learning_rate=0.1,
     )  # fmt: skip
     inweave.train(config)
@@ -185,22 +198,41 @@ def test_a_folder_whose_weights_were_replaced_is_opened_again(tmp_path: Path) ->
 
 
 def test_what_cannot_be_derived_is_refused_by_name(tmp_path: Path) -> None:
+    numbers = torch.randn(2, 4, 4)
     mixed = torch.arange(4.0)
     with pytest.raises(FormatError, match="states depends on the text and on the size"):
         classify("states", mixed, mixed + 1, mixed + 2, mixed, None)
-    numbers = torch.randn(2, 4, 4)
     assert order_of(numbers, numbers.square()) is None
-    assert find(torch.randperm(32, generator=torch.Generator().manual_seed(0)), (2, 4, 4), (2, 4, 4)) is None
+    shuffled = numbers.flatten()[torch.randperm(32, generator=torch.Generator().manual_seed(0))]
+    assert find(numbers, shuffled.view(1, 2, 4, 4)) is None and find(numbers, -numbers[None]) is None
 
 
 def test_a_layout_is_told_from_known_numbers() -> None:
     latents = torch.randn(1, 3, 4, 6)
     packed = latents.view(1, 3, 2, 2, 3, 2).permute(0, 2, 4, 1, 3, 5).reshape(1, 6, 12)
-    index = order_of(latents[0], 2.5 * packed[0])
-    assert index is not None
-    layout = find(index, (3, 4, 6), (6, 12))
+    assert order_of(latents[0], 2.5 * packed[0]) is not None
+    layout = find(latents[0], 2.5 * packed)
     assert layout is not None and str(layout) == "c (h p) (w q), p = q = 2 -> (h w) (c p q)"
     assert torch.equal(layout.pack(latents), packed) and torch.equal(layout.unpack(packed, (3, 4, 6)), latents)
+
+
+def test_equal_numbers_do_not_hide_a_layout() -> None:
+    latents = torch.randint(0, 5, (1, 4, 16, 24)).float()
+    layout = find(latents[0], latents.permute(0, 2, 3, 1)[:, None])
+    assert layout is not None and str(layout) == "c h w -> 1 h w c"
+
+
+def test_sizes_that_a_pipeline_does_not_make_are_refused(tmp_path: Path) -> None:
+    folder = str(tiny.folder("Kandinsky5T2I"))
+    pipe = inweave.pipeline(folder, device="cpu")
+    with pytest.raises(ConfigError, match="Kandinsky5T2IPipeline makes 1024x1024 where 512x512 are asked for"):
+        pipe("a red apple", width=512, height=512)
+    config = inweave.TrainConfig(
+        dataset="inweave/pixel", model=folder, steps=1, resolution=512, rank=2, output=str(tmp_path / "out"),
+        cache_dir=str(tmp_path / "cache"),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="buckets: Kandinsky5T2IPipeline makes 1024x1024 where"):
+        inweave.train(config)
 
 
 def test_inspect_says_what_was_derived() -> None:

@@ -15,6 +15,7 @@ from inweave.models.model import Model, load_model
 from inweave.models.open import open_model
 from inweave.models.sd.selection import CLASSES, is_covered, without_libraries
 from inweave.models.sd.tokenizer import is_plain, read_tokenizer
+from inweave.training.memory.checkpointing import apply_checkpointing
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
@@ -37,10 +38,17 @@ def test_every_network_is_exchanged(models: tuple[Model, Model]) -> None:
     assert type(plain.tokenizer).__module__.startswith("inweave.models.sd")
 
 
+def _layer(network: torch.nn.Module, name: str) -> bool:
+    return isinstance(network.get_submodule(name), torch.nn.Linear | torch.nn.Conv2d)
+
+
 def test_tensors_have_the_names_of_the_libraries(models: tuple[Model, Model]) -> None:
     for folder, network in models[0].networks.items():
         expected, tensors = network.state_dict(), models[1].networks[folder].state_dict()
-        assert tensors.keys() == expected.keys()
+        assert list(tensors) == list(expected), "saved states of a run are in this order"
+        assert [n for n, _ in network.named_modules() if _layer(network, n)] == [
+            n for n, _ in models[1].networks[folder].named_modules() if _layer(network, n)
+        ]
         assert all(torch.equal(tensors[name], expected[name]) for name in expected), folder
 
 
@@ -117,6 +125,47 @@ def test_the_text_encoder_gives_the_same(models: tuple[Model, Model], batch: int
     assert all(map(torch.equal, out.hidden_states, expected.hidden_states))
     output = encoders[1](ids)
     assert torch.equal(output["last_hidden_state"], out.last_hidden_state) and output.get("hidden_states") is None
+
+
+@pytest.mark.parametrize("mode", ["off", "selective", "full"])
+def test_gradients_are_the_same_with_gradient_checkpointing(models: tuple[Model, Model], mode: str) -> None:
+    """Of the denoiser's inputs, and of the text encoder's table of tokens."""
+    ids = torch.randint(0, 3070, (2, 32), generator=torch.Generator().manual_seed(0))
+    gradients: list[tuple[torch.Tensor, ...]] = []
+    for model in models:
+        encoder: Any = model.networks["text_encoder"]
+        apply_checkpointing({"unet": model.denoiser, "te1": encoder}, mode)
+        table = encoder.get_input_embeddings().weight
+        latents = _noise(2, 8, 16, 16, seed=3, like=model).requires_grad_()
+        table.requires_grad_()
+        try:
+            text = encoder(ids).last_hidden_state
+            loss = model.denoiser(latents, torch.tensor([3, 700]), text, return_dict=False)[0].float().square().mean()
+            gradients.append(torch.autograd.grad(loss, (latents, table)))
+        finally:
+            table.requires_grad_(False)
+    assert all(map(torch.equal, *gradients)) and all(bool(each.any()) for each in gradients[0])
+
+
+def test_full_checkpointing_stores_as_little_as_the_library(models: tuple[Model, Model]) -> None:
+    """Bytes that autograd keeps for the gradients of the denoiser."""
+    stored = []
+    for model in models:
+        apply_checkpointing({"unet": model.denoiser}, "full")
+        latents, text = (
+            _noise(*shape, seed=1, like=model).requires_grad_() for shape in ((1, 8, 16, 16), (1, 32, 192))
+        )
+        storages: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, storages: dict[int, int] = storages) -> torch.Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model.denoiser(latents, torch.tensor([3]), text, return_dict=False)[0].sum()
+        stored.append(sum(storages.values()))
+        del loss
+    assert stored[1] == pytest.approx(stored[0], rel=0.02)
 
 
 _WORDS = (

@@ -77,6 +77,9 @@ class Derivation:
     arguments: Mapping[str, Argument]
     template: Mapping[str, Any]  # how the arguments are nested
     strength: float  # of guidance, where there is none
+    reference: tuple[int, int]  # the width and height at which texts are recorded
+    chooses: bool  # whether the pipeline makes other sizes than it is asked for
+    shifts: bool  # whether latents are shifted as the autoencoder's configuration says
     patch: int = 8  # the width and height of latents are multiples of this
 
     def call(
@@ -116,6 +119,8 @@ class Derivation:
             f"prediction {self.prediction}: {self.output}{cut}{sign}",
             f"text       {', '.join(by_kind['text'])}",
             *([f"size       {', '.join(by_kind['size'])}"] if by_kind["size"] else []),
+            *([] if self.shifts else ["shift      not applied, whatever the autoencoder's configuration says"]),
+            *(["sizes      the pipeline makes those it chooses itself; others are refused"] if self.chooses else []),
         ]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 from inweave.errors import FormatError
 from inweave.models.derived.arguments import classify, leaves, same, with_masks
 from inweave.models.derived.call import TIMES, Cut, Derivation, Time, unwrapped
-from inweave.models.derived.layout import Layout, find, order_of
-from inweave.models.derived.proof import TEXTS, prove, reference_size, unit_size
+from inweave.models.derived.layout import Layout, find, layouts, order_of
+from inweave.models.derived.proof import TEXTS, Size, made_size, probe_sizes, prove, settled_size, unit_size
 from inweave.models.derived.recording import SEED, Recording, Shapes, denoiser_of, record
 from inweave.models.families.declared import Prediction
 from inweave.models.vae import LatentSpace, latent_space
@@ -41,27 +42,28 @@ def derive(pipe: Any, network: nn.Module) -> Derivation:
     """
     kind, shapes = prediction_of(pipe.scheduler), Shapes(network)
     space = latent_space(pipe.vae)
-    unit = unit_size(space.scale)
-    sizes = reference_size(space.scale), (unit, unit * 3), (unit * 2, unit * 2)  # of different areas
+    sizes = probe_sizes(space.scale)
     shape = space.shape(*sizes[0])[1:]
     strength, first = _plain(pipe, shapes, sizes[0], _noise(shape))
+    chooses = made_size(first, space) != sizes[0]
+    if chooses:
+        sizes = _settled(pipe, shapes, strength, space)
+        shape = space.shape(*sizes[0])[1:]
+        strength, first = _plain(pipe, shapes, sizes[0], _noise(shape))
     other = record(pipe, shapes, [TEXTS[1]], sizes[0], strength, calls=1)
     larger = record(pipe, shapes, [TEXTS[0]], sizes[1], strength, calls=1)
     both = record(pipe, shapes, TEXTS[:2], sizes[0], strength, calls=1)
-    _check_size(first, sizes[0], space)
     values, then = leaves(first.calls[0]), leaves(first.calls[1], first.calls[0])
     latents = _latents_argument(values, shape)
     time = _time(pipe, first, values, then, latents)
     x = values[latents]
     listed = isinstance(x, list)
     packed = torch.stack(x) if listed else x
-    noise = _noise(shape)
+    sample, noise, shifts = _sample(first, _noise(shape), space, shape)
     layout = _layout(noise, packed, shape, f"the argument {latents}")
-    sample = _layout(noise, first.steps[0].sample, shape, "the sample of the scheduler")
     if kind == "flow" and not torch.equal(packed.flatten(), layout.pack(noise[None]).flatten().to(packed.dtype)):
         raise FormatError(f"the argument {latents} is scaled before the denoiser sees it; a flow's latents are not")
     output, sign, cut = _output(first, sample, shape)
-    _check_decoded(first, sample, space, shape)
     guided = _guided(pipe, shapes, sizes[0], _noise(shape), first.calls[0])
     arguments = {}
     rest = [name for name in values if name not in (latents, time.name)]
@@ -78,10 +80,26 @@ def derive(pipe: Any, network: nn.Module) -> Derivation:
         if name in masks:
             arguments[name] = replace(arguments[name], rows="masked", of=masks[name], dtype=pair.dtype)
     derivation = Derivation(
-        _class(pipe), kind, latents, listed, layout, output, sign, cut, time, arguments, first.calls[0], strength
+        _class(pipe), kind, latents, listed, layout, output, sign, cut, time, arguments, first.calls[0], strength,
+        sizes[0], chooses, shifts,
     )  # fmt: skip
     prove(derivation, pipe, shapes, (sizes[0], sizes[2]), space, sample)
-    return replace(derivation, patch=_patch(derivation, pipe, shapes, space.scale))
+    patch = _common(sizes, space) if chooses else _patch(derivation, pipe, shapes, space.scale)
+    return replace(derivation, patch=patch)
+
+
+def _settled(pipe: Any, shapes: Shapes, strength: float, space: LatentSpace) -> tuple[Size, Size, Size]:
+    """Return three sizes that a pipeline makes where it is asked for them, which chooses all others by itself."""
+    wide, tall, square = (settled_size(pipe, shapes, size, strength, space) for size in probe_sizes(space.scale))
+    if len({wide, tall, square}) < 3:
+        raise FormatError(f"it makes images of {wide[0]}x{wide[1]} where other shapes are asked for")
+    return wide, tall, square
+
+
+def _common(sizes: tuple[Size, ...], space: LatentSpace) -> int:
+    """Return the largest power of two by which the sides of all latents can be divided."""
+    whole = gcd(*(side // space.scale for size in sizes for side in size))
+    return min(whole & -whole, 32)
 
 
 def _more(
@@ -135,9 +153,7 @@ def _latents_argument(values: Mapping[str, Any], shape: tuple[int, ...]) -> str:
 
 
 def _layout(noise: Tensor, packed: Tensor, shape: tuple[int, ...], what: str) -> Layout:
-    index = order_of(noise, packed)
-    c, h, w = shape
-    layout = None if index is None else find(index, (c, h, w), tuple(packed.shape[1:]))
+    layout = find(noise, packed)
     if layout is None:
         raise FormatError(f"{what} {tuple(packed.shape)} does not rearrange the axes of latents {shape}")
     return layout
@@ -191,11 +207,9 @@ def _output(first: Recording, sample: Layout, shape: tuple[int, ...]) -> tuple[L
     prediction = sample.unpack(received, (c, h, w))[0]  # in the order of latents
     for cut, part in _parts(output, received.numel()):
         for sign in (1, -1):
-            index = order_of(sign * prediction, part)
-            if index is not None:
-                layout = find(index, (c, h, w), tuple(part.shape[1:]))
-                if layout is not None and torch.equal(sign * layout.unpack(part, (c, h, w))[0], prediction):
-                    return layout, sign, cut
+            layout = find(sign * prediction, part)
+            if layout is not None and torch.equal(sign * layout.unpack(part, (c, h, w))[0], prediction):
+                return layout, sign, cut
     raise FormatError(
         f"the prediction {tuple(received.shape)} that the scheduler receives is not the output {tuple(output.shape)} "
         "of the denoiser in another order, or a part of it, with either sign"
@@ -214,26 +228,39 @@ def _parts(output: Tensor, count: int) -> Iterator[tuple[Cut | None, Tensor]]:
                 yield cut, cut(output, length)
 
 
-def _check_size(first: Recording, size: tuple[int, int], space: LatentSpace) -> None:
-    """Raise FormatError for a pipeline that makes images of another size than it is asked for."""
+def _sample(
+    first: Recording, noise: Tensor, space: LatentSpace, shape: tuple[int, int, int]
+) -> tuple[Layout, Tensor, bool]:
+    """Return (the layout of the scheduler's sample, the noise as latents, whether decoding shifts latents).
+
+    A pipeline draws its noise as latents and then rearranges them, or as the scheduler gets them; decoding tells.
+    """
+    before, after = first.steps[0].sample, first.steps[-1].result
+    by_noise = _layout(noise, before, shape, "the sample of the scheduler")
+    shifts = _is_shifted(first, by_noise.unpack(after, shape), space)
+    if shifts is not None:
+        return by_noise, noise, shifts
+    if before.numel() == noise.numel():
+        for layout in layouts(shape, tuple(before.shape[1:])):
+            shifts = _is_shifted(first, layout.unpack(after, shape), space)
+            if shifts is not None:
+                return layout, layout.unpack(noise.reshape(before.shape), shape)[0], shifts
     assert first.decoded is not None
-    height, width = (side * space.scale // space.patch for side in first.decoded.shape[-2:])
-    if (width, height) != size:
-        raise FormatError(f"it chooses its size by itself: {width}x{height} where {size[0]}x{size[1]} are asked for")
+    raise FormatError(
+        f"the latents {tuple(first.decoded.shape)} that are decoded are not those of the last step with the shift and "
+        "the factor of the autoencoder's configuration"
+    )
 
 
-def _check_decoded(first: Recording, sample: Layout, space: LatentSpace, shape: tuple[int, ...]) -> None:
+def _is_shifted(first: Recording, latents: Tensor, space: LatentSpace) -> bool | None:
+    """Return whether decoding shifts latents as the configuration says; some pipelines only scale. None: neither."""
     assert first.decoded is not None
-    c, h, w = shape
-    latents = sample.unpack(first.steps[-1].result, (c, h, w))
-    expected = space.denormalize(latents)
-    if expected.numel() != first.decoded.numel() or not torch.allclose(
-        expected.flatten(), first.decoded.flatten(), rtol=1e-4, atol=1e-5
-    ):
-        raise FormatError(
-            f"the latents {tuple(first.decoded.shape)} that are decoded are not those of the last step with the shift "
-            "and the factor of the autoencoder's configuration"
-        )
+    decoded = first.decoded.flatten()
+    for shifted, own in ((True, space), (False, replace(space, shift=(0.0,)))):
+        expected = own.denormalize(latents).flatten()
+        if expected.numel() == decoded.numel() and torch.allclose(expected, decoded, rtol=1e-4, atol=1e-5):
+            return shifted
+    return None
 
 
 def _guided(pipe: Any, shapes: Shapes, size: tuple[int, int], noise: Tensor, like: Any) -> dict[str, Any] | None:

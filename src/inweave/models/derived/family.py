@@ -39,10 +39,13 @@ if TYPE_CHECKING:
     from inweave.models.derived.recording import Shapes
 
 FLOW, NOISE = "pipeline-flow", "pipeline-noise"
+#: what to train where no layer has a name that is known for attention: all layers of the blocks, or all of them
+_TARGETS: Mapping[str, Any] = {"": "attention-mlp", "-blocks": "all", "-layers": (".*",)}
 #: the presets of all derived families: what is known of a model that nobody tried
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    FLOW: {**IMAGE_PRESET, "resolution": 1024, "guidance": 1.0, "dialect": "diffusers"},
-    NOISE: {**IMAGE_PRESET, "resolution": 1024, "dialect": "diffusers"},
+    f"{name}{names}": {**IMAGE_PRESET, "resolution": 1024, **own, "dialect": "diffusers", "targets": targets}
+    for name, own in ((FLOW, {"guidance": 1.0}), (NOISE, {}))
+    for names, targets in _TARGETS.items()
 }
 TEXT, NEGATIVE = "prompt", "negative_prompt"
 
@@ -79,6 +82,7 @@ class DerivedFamily(Family):
         self.derivation, self._build = derivation, build
         self._recorder, self._shapes = recorder
         self._sized: dict[tuple[int, int], dict[str, Any]] = {}
+        self._made: dict[tuple[int, int], tuple[int, int]] = {}  # by the pipeline, where it is asked for a size
         every: Any = vars(self)  # what other families declare in their class
         known = inspect.signature(self._recorder.__call__).parameters
         self._option = option = guidance_option(known)
@@ -105,7 +109,13 @@ class DerivedFamily(Family):
         return None
 
     def preset_name(self, blueprint: Any) -> str:
-        return FLOW if self.flow else NOISE
+        from inweave.models.roles import attention_names, block_layers
+
+        tensors = blueprint.denoiser.source.names()
+        modules = [name.removesuffix(".weight") for name in tensors if name.endswith(".weight")]
+        known = any(attention_names().fullmatch(module) for module in modules)
+        names = "" if known else "-blocks" if any(map(block_layers().fullmatch, modules)) else "-layers"
+        return f"{FLOW if self.flow else NOISE}{names}"
 
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
         return self.name, self.name
@@ -124,7 +134,6 @@ class DerivedFamily(Family):
 
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         from inweave.models.derived.call import text_values
-        from inweave.models.derived.proof import reference_size
         from inweave.models.derived.recording import record
 
         encoder = self._reader
@@ -133,15 +142,15 @@ class DerivedFamily(Family):
         device = model.networks[encoder].device
         pipe = self._build(model, device, None)
         (row,) = ids[encoder]
-        size = reference_size(model.latent_space.scale)
-        recording = record(pipe, self._shapes, [_text(row)], size, self.derivation.strength, calls=1)
+        recording = record(
+            pipe, self._shapes, [_text(row)], self.derivation.reference, self.derivation.strength, calls=1
+        )
         return text_values(self.derivation, recording)
 
     def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
         from inweave.models.derived.call import text_values
-        from inweave.models.derived.proof import reference_size
 
-        values = text_values(self.derivation, self._record(*reference_size(model.latent_space.scale)))
+        values = text_values(self.derivation, self._record(*self.derivation.reference))
         return {
             name: value.to(device, model.dtype if value.is_floating_point() else None) for name, value in values.items()
         }
@@ -186,7 +195,10 @@ class DerivedFamily(Family):
             from inweave.models.derived.call import size_values
 
             scale = model.latent_space.scale
-            self._sized[height, width] = size_values(self.derivation, self._record(width * scale, height * scale))
+            size = width * scale, height * scale
+            if problem := self.size_problem(model, size):
+                raise ConfigError([problem])
+            self._sized[height, width] = size_values(self.derivation, self._record(*size))
         rows = []
         for row in range(len(latents)):
             own: Tensors = {}
@@ -202,6 +214,27 @@ class DerivedFamily(Family):
         values = joined(self.derivation, rows, 0.0)
         values |= {name: inputs[name] for name, each in self.derivation.arguments.items() if each.kind == "guidance"}
         return self.derivation.call(model.denoiser, latents, t, values, self._sized[height, width])
+
+    # sizes
+
+    def size_problem(self, model: ModelView, size: tuple[int, int], *, image: bool = False) -> str:
+        if not self.derivation.chooses or (not image and not self._reads_size):
+            return ""
+        from inweave.models.derived.proof import TEXTS, made_size
+        from inweave.models.derived.recording import record
+
+        if size not in self._made:
+            recording = record(self._recorder, self._shapes, TEXTS[:1], size, self.derivation.strength)
+            self._made[size] = made_size(recording, model.latent_space)
+        width, height = self._made[size]
+        if (width, height) == size:
+            return ""
+        return f"{self.pipeline} makes {width}x{height} where {size[0]}x{size[1]} are asked for; use {width}x{height}"
+
+    @property
+    def _reads_size(self) -> bool:
+        """Whether an argument of the denoiser depends on the size."""
+        return any(each.kind == "size" or each.grows is not None for each in self.derivation.arguments.values())
 
     # generating
 

@@ -14,7 +14,7 @@ what they answered. The denoiser and the autoencoder have no weights here at all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -41,7 +41,7 @@ from inweave.models.derived.classes import (
 )
 from inweave.models.derived.derive import derive
 from inweave.models.derived.family import DerivedFamily
-from inweave.models.derived.proof import TEXTS, reference_size
+from inweave.models.derived.proof import TEXTS
 from inweave.models.derived.recording import Shapes, record
 from inweave.models.families import families, network_classes
 from inweave.models.families.base import ModelView, Network
@@ -49,7 +49,6 @@ from inweave.models.folder import NETWORKS, weights_of
 from inweave.models.naming import under_names_of
 from inweave.models.samplers import own_scheduler, pipeline_scheduler
 from inweave.models.tokenizers import check_vocabulary, make_tokenizer
-from inweave.models.vae import latent_space
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.packed import open_source
 
@@ -119,6 +118,9 @@ def _open(folder: Path, name: str, index: Mapping[str, Any]) -> Blueprint:
     scheduler = pipeline_scheduler(str(settings), read_config(settings))
     options = {key: index[key] for key in kind._get_signature_keys(kind)[1] if is_plain(index.get(key))}
     family = _derived(kind, parts, scheduler, options)
+    if not family.derivation.shifts:
+        vae = parts.networks["vae"]
+        parts.networks["vae"] = replace(vae, config={**vae.config, "shift_factor": None})
     evidence = [
         f"model_index.json names {kind.__name__}; derived from diffusers' pipeline:", *family.derivation.lines(),
     ]  # fmt: skip
@@ -178,7 +180,7 @@ def _derived(kind: Any, parts: _Parts, scheduler: Mapping[str, Any], options: Ma
     denoiser = networks["transformer" if "transformer" in networks else "unet"]
     derivation = derive(pipe, denoiser)
     shapes = Shapes(denoiser)
-    size = reference_size(latent_space(pipe.vae).scale)
+    size = derivation.reference
     answers = list(_answers(pipe, shapes, encoders, size, derivation.strength))
     for encoder, outputs in zip(encoders.values(), answers, strict=True):
         _placeholder(encoder, outputs)

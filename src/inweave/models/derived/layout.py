@@ -4,12 +4,13 @@
 
     "c h w -> (c) (h) (w)"          unchanged             "c (h p) (w q) -> (h w) (c p q)"    FLUX.1's patches
 
-`find` looks for the one that explains a known permutation of numbers: among all orders of the five axes, for patches of
-1, 2, 4 and 8. Axes of length 1 (frames) may be anywhere between the others.
+`find` looks for the one that explains how known numbers lie: among all orders of the five axes, for patches of 1, 2, 4
+and 8. Axes of length 1 (frames) may be anywhere between the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -71,21 +72,30 @@ class Layout:
         return sizes
 
 
-def find(index: Tensor, shape: tuple[int, int, int], packed: tuple[int, ...]) -> Layout | None:
-    """Return the layout in which element i of the packed axes is element index[i] of latents of ``shape``."""
+def find(latents: Tensor, packed: Tensor) -> Layout | None:
+    """Return the layout in which ``packed`` (1, ...) holds ``latents`` (c, h, w), up to a positive factor."""
+    flat = packed.flatten()
+    if flat.numel() != latents.numel():
+        return None
+    c, h, w = latents.shape
+    for layout in layouts((c, h, w), tuple(packed.shape[1:])):
+        own = layout.pack(latents[None]).flatten()
+        if _are_proportional(own[:64], flat[:64]) and _are_proportional(own, flat):
+            return layout
+    return None
+
+
+def layouts(shape: tuple[int, int, int], packed: tuple[int, ...]) -> Iterator[Layout]:
+    """Yield every layout that gives latents of ``shape`` the packed axes."""
     channels, height, width = shape
-    numbers = torch.arange(channels * height * width)
     for patch in PATCHES:
         if height % patch or width % patch:
             continue
         sizes = (channels, height // patch, patch, width // patch, patch)
-        split = numbers.view(sizes)
         for order in permutations(range(len(AXES))):
-            if torch.equal(split.permute(order).reshape(-1), index):
-                groups = _groups([sizes[axis] for axis in order], packed)
-                if groups is not None:
-                    return Layout(patch, order, groups)
-    return None
+            groups = _groups([sizes[axis] for axis in order], packed)
+            if groups is not None:
+                yield Layout(patch, order, groups)
 
 
 def _groups(sizes: list[int], packed: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -112,7 +122,11 @@ def order_of(values: Tensor, packed: Tensor) -> Tensor | None:
         return None
     index = torch.empty(flat.numel(), dtype=torch.long)
     index[other.argsort()] = flat.argsort()
-    source, target = flat[index].double(), other.double()
+    return index if _are_proportional(flat[index], other) else None
+
+
+def _are_proportional(values: Tensor, others: Tensor) -> bool:
+    """Return whether ``others`` are ``values`` times a positive factor."""
+    source, target = values.double(), others.double()
     factor = float((target * source).sum() / (source * source).sum())
-    close = torch.allclose(target, source * factor, rtol=1e-5, atol=1e-6 * float(target.abs().max()))
-    return index if factor > 0 and close else None
+    return factor > 0 and torch.allclose(target, source * factor, rtol=1e-5, atol=1e-6 * float(target.abs().max()))

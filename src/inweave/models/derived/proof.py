@@ -10,15 +10,42 @@ from inweave.errors import FormatError
 from inweave.models.derived.arguments import ROUNDING, leaves, same
 from inweave.models.derived.call import Derivation, joined, size_values, text_values
 from inweave.models.derived.layout import Layout
-from inweave.models.derived.recording import Shapes, record
+from inweave.models.derived.recording import Recording, Shapes, record
 from inweave.models.vae import LatentSpace
 
 TEXTS = ("a cat", "two red apples on an old wooden table, oil on canvas", "a dog in the snow", "rain")
 
 
-def reference_size(scale: int) -> tuple[int, int]:
-    """Return the width and height at which texts are recorded."""
-    return 2 * unit_size(scale), unit_size(scale)
+Size = tuple[int, int]  # width and height in pixels
+#: requests after which a pipeline that chooses its size by itself has to repeat it
+_REQUESTS = 8
+
+
+def probe_sizes(scale: int) -> tuple[Size, Size, Size]:
+    """Return the sizes that are compared, of different areas; texts are recorded at the first."""
+    unit = unit_size(scale)
+    return (2 * unit, unit), (unit, unit * 3), (unit * 2, unit * 2)
+
+
+def made_size(recording: Recording, space: LatentSpace) -> Size:
+    """Return the size of the image that a recorded run made."""
+    assert recording.decoded is not None
+    height, width = (side * space.scale // space.patch for side in recording.decoded.shape[-2:])
+    return width, height
+
+
+def settled_size(pipe: Any, shapes: Shapes, size: Size, strength: float, space: LatentSpace) -> Size:
+    """Return a size near ``size`` that a pipeline which chooses sizes makes where it is asked for it.
+
+    Raises:
+        FormatError: it makes another size whatever it is asked for.
+    """
+    for _ in range(_REQUESTS):
+        made = made_size(record(pipe, shapes, TEXTS[:1], size, strength), space)
+        if made == size:
+            return size
+        before, size = size, made
+    raise FormatError(f"it chooses its size by itself: {size[0]}x{size[1]} where {before[0]}x{before[1]} are asked for")
 
 
 def unit_size(scale: int) -> int:
@@ -30,7 +57,7 @@ def prove(
     derivation: Derivation,
     pipe: Any,
     shapes: Shapes,
-    sizes: tuple[tuple[int, int], tuple[int, int]],
+    sizes: tuple[Size, Size],
     space: LatentSpace,
     sample: Layout,
 ) -> None:

@@ -166,6 +166,10 @@ class Family(ABC):
         """Return the number of image tokens in the denoiser for latents of this shape."""
         return latents[2] * latents[3] // self.latent_patch**2
 
+    def size_problem(self, model: ModelView, size: tuple[int, int], *, image: bool = False) -> str:
+        """Return why the denoiser, or with ``image`` its pipeline, cannot make images of a size; "" if it can."""
+        return ""
+
     # which model this is
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,19 @@ class _Middle(nn.Module):
 class _Half(nn.Module):
     """The encoder or the decoder: their first and last layers, and the middle between the smallest sides."""
 
-    def __init__(self, channels: int, first: int, last: int, out: int, middle: int, groups: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        first: int,
+        last: int,
+        out: int,
+        middle: int,
+        groups: int,
+        blocks: tuple[str, nn.ModuleList],
+    ) -> None:
         super().__init__()
         self.conv_in = nn.Conv2d(channels, first, 3, padding=1)
+        self.add_module(*blocks)  # in the library's order
         self.mid_block = _Middle(middle, groups)
         self.conv_norm_out = nn.GroupNorm(groups, last, _EPS)
         self.conv_out = nn.Conv2d(last, out, 3, padding=1)
@@ -63,33 +73,33 @@ class _Half(nn.Module):
 
 class _Encoder(_Half):
     def __init__(self, channels: int, latents: int, widths: Sequence[int], layers: int, groups: int) -> None:
-        super().__init__(channels, widths[0], widths[-1], 2 * latents, widths[-1], groups)
-        self.down_blocks = nn.ModuleList()
+        blocks = nn.ModuleList()
         for level, width in enumerate(widths):
             inputs = [widths[max(level - 1, 0)], *[width] * (layers - 1)]
             half = Downsample(width, 0) if level < len(widths) - 1 else None
-            self.down_blocks.append(_Level(inputs, width, groups, half, "downsamplers"))
+            blocks.append(_Level(inputs, width, groups, half, "downsamplers"))
+        super().__init__(channels, widths[0], widths[-1], 2 * latents, widths[-1], groups, ("down_blocks", blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
-        for block in self.down_blocks:
+        for block in cast("nn.ModuleList", self.down_blocks):
             x = block(x)
         return self.end(self.mid_block(x))
 
 
 class _Decoder(_Half):
     def __init__(self, latents: int, channels: int, widths: Sequence[int], layers: int, groups: int) -> None:
-        super().__init__(latents, widths[-1], widths[0], channels, widths[-1], groups)
-        self.up_blocks = nn.ModuleList()
+        blocks = nn.ModuleList()
         before = widths[-1]
         for level, width in reversed(list(enumerate(widths))):
             twice = Upsample(width) if level else None
-            self.up_blocks.append(_Level([before, *[width] * layers], width, groups, twice, "upsamplers"))
+            blocks.append(_Level([before, *[width] * layers], width, groups, twice, "upsamplers"))
             before = width
+        super().__init__(latents, widths[-1], widths[0], channels, widths[-1], groups, ("up_blocks", blocks))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mid_block(self.conv_in(x))
-        for block in self.up_blocks:
+        for block in cast("nn.ModuleList", self.up_blocks):
             x = block(x)
         return self.end(x)
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from inweave.models.sd.network import Recomputing
+
 
 class ResidualBlock(nn.Module):
     """Two convolutions around a skip connection; ``time_width``: of the time embedding that is added between them."""
@@ -95,6 +97,8 @@ class ImageAttention(Attention):
     def __init__(self, width: int, groups: int, eps: float) -> None:
         super().__init__(width, 1, bias=True)
         self.group_norm = nn.GroupNorm(groups, width, eps)
+        projections = [name for name in self._modules if name != "group_norm"]
+        self._modules |= {name: self._modules.pop(name) for name in projections}  # in the library's order
 
     def forward(self, x: Tensor, text: Tensor | None = None) -> Tensor:
         tokens = self.group_norm(x.flatten(2)).transpose(1, 2)
@@ -146,7 +150,7 @@ class TransformerBlock(nn.Module):
         return out
 
 
-class ImageTransformer(nn.Module):
+class ImageTransformer(Recomputing):
     """A transformer block over the pixels of an image, with a skip connection around it."""
 
     def __init__(self, width: int, heads: int, text_width: int, groups: int) -> None:
@@ -160,7 +164,7 @@ class ImageTransformer(nn.Module):
         batch, width, height, length = x.shape
         tokens = self.proj_in(self.norm(x)).permute(0, 2, 3, 1).reshape(batch, height * length, width)
         for block in self.transformer_blocks:
-            tokens = block(tokens, text)
+            tokens = self.run(block, tokens, text)
         image = tokens.reshape(batch, height, length, width).permute(0, 3, 1, 2).contiguous()
         out: Tensor = self.proj_out(image) + x
         return out

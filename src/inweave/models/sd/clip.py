@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inweave.models.sd.network import PlainNetwork, Settings
+from inweave.models.sd.network import PlainNetwork, Recomputing, Settings
 
 
 class _Embeddings(nn.Module):
@@ -70,7 +70,7 @@ class _Layer(nn.Module):
         return out
 
 
-class _Encoder(nn.Module):
+class _Encoder(Recomputing):
     def __init__(self, layers: list[_Layer]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -119,7 +119,7 @@ class CLIPTextModel(PlainNetwork):
         """
         states = [self.embeddings(ids)]
         for layer in self.encoder.layers:
-            states.append(layer(states[-1]))
+            states.append(self.encoder.run(layer, states[-1]))
         last = self.final_layer_norm(states[-1])
         ends = (ids == self.eos_token_id).int().argmax(dim=-1)
         pooled = last[torch.arange(len(ids), device=ids.device), ends]

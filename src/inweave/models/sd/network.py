@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, get_type_hints
 
 import torch
@@ -22,6 +22,19 @@ class Settings(dict[str, Any]):
 def evaluate_annotations(kind: type) -> None:
     """Replace the annotations of a constructor by types: configurations are checked against them."""
     kind.__init__.__annotations__.update(get_type_hints(kind.__init__))  # type: ignore[misc]
+
+
+class Recomputing(nn.Module):
+    """A part of a network whose blocks may store their inputs alone, and be computed again for gradients."""
+
+    #: gradient checkpointing: called with a block and its inputs
+    recompute: Callable[..., Any] | None = None
+
+    def run(self, block: nn.Module, *inputs: Any) -> Any:
+        """Return the output of a block."""
+        if self.recompute is None or not torch.is_grad_enabled():
+            return block(*inputs)
+        return self.recompute(block, *inputs)
 
 
 class PlainNetwork(nn.Module):
@@ -48,6 +61,12 @@ class PlainNetwork(nn.Module):
     def fits(cls, config: Mapping[str, Any]) -> bool:
         """Return whether the class computes these values of its arguments."""
         return True
+
+    def enable_gradient_checkpointing(self, function: Callable[..., Any]) -> None:
+        """Compute the blocks again for gradients, through a function that is called with a block and its inputs."""
+        for module in self.modules():
+            if isinstance(module, Recomputing):
+                module.recompute = function
 
     @property
     def dtype(self) -> torch.dtype:

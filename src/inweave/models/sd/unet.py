@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from inweave.models.sd.blocks import Downsample, ImageTransformer, ResidualBlock, Upsample, time_frequencies
-from inweave.models.sd.network import PlainNetwork
+from inweave.models.sd.network import PlainNetwork, Recomputing
 
 _MIDDLE, _DOWN, _UP = "UNetMidBlock2DCrossAttn", "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
 
@@ -33,7 +33,7 @@ class _Shared:
     time_width: int
 
 
-class _Level(nn.Module):
+class _Level(Recomputing):
     """The residual blocks and transformers of one size; ``widths``: of the input of each residual block."""
 
     def __init__(self, widths: Sequence[int], out: int, shared: _Shared) -> None:
@@ -55,7 +55,7 @@ class _Down(_Level):
         """Return the outputs that the way up reads, the last of which goes on down."""
         outputs = []
         for residual, attention in zip(self.resnets, self.attentions, strict=True):
-            x = attention(residual(x, time), text)
+            x = attention(self.run(residual, x, time), text)
             outputs.append(x)
         return outputs if self.downsamplers is None else [*outputs, self.downsamplers[0](x)]
 
@@ -66,7 +66,8 @@ class _Middle(_Level):
         self.resnets.append(ResidualBlock(width, width, shared.groups, shared.eps, shared.time_width))
 
     def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
-        out: Tensor = self.resnets[1](self.attentions[0](self.resnets[0](x, time), text), time)
+        x = self.attentions[0](self.resnets[0](x, time), text)
+        out: Tensor = self.run(self.resnets[1], x, time)
         return out
 
 
@@ -77,7 +78,7 @@ class _Up(_Level):
 
     def forward(self, x: Tensor, skips: list[Tensor], time: Tensor, text: Tensor, size: Sequence[int] | None) -> Tensor:
         for residual, attention in zip(self.resnets, self.attentions, strict=True):
-            x = attention(residual(torch.cat([x, skips.pop()], dim=1), time), text)
+            x = attention(self.run(residual, torch.cat([x, skips.pop()], dim=1), time), text)
         return x if self.upsamplers is None else self.upsamplers[0](x, size)
 
 
@@ -139,13 +140,13 @@ class UNet2DConditionModel(PlainNetwork):
             inputs = [skips[-1], *[width] * (layers_per_block - 1)]
             self.down_blocks.append(_Down(inputs, width, shared, None if level == last else downsample_padding))
             skips += [width] * (layers_per_block + (level != last))
-        self.mid_block = _Middle(widths[-1], shared)
         self.up_blocks = nn.ModuleList()
         before = widths[-1]
         for level, width in reversed(list(enumerate(widths))):
             inputs = [first + skips.pop() for first in (before, *[width] * layers_per_block)]
             self.up_blocks.append(_Up(inputs, width, shared, last=level == 0))
             before = width
+        self.mid_block = _Middle(widths[-1], shared)  # the library's order, which saved states of a run have
         self.conv_norm_out = nn.GroupNorm(norm_num_groups, widths[0], norm_eps)
         self.conv_out = nn.Conv2d(widths[0], out_channels, 3, padding=1)
 

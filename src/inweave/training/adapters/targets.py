@@ -26,7 +26,7 @@ from inweave.layers import lora_layers
 from inweave.layers.match import nearest
 from inweave.layers.norms import norm_names
 from inweave.models.model import Model
-from inweave.models.roles import attention_names, feed_forward_names
+from inweave.models.roles import attention_names, block_layers, feed_forward_names
 from inweave.ops.kinds import kind_of
 from inweave.patterns import Work, regex
 from inweave.training.config.presets import TARGETS
@@ -34,9 +34,6 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
 DENOISER = "unet"  # the component, whichever class it has
-_BLOCKS = re.compile(
-    r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|\w+_refiner|block|blocks|h)\..+"
-)
 _CONVOLUTIONS = re.compile(r"(.*\.)?(resnets\.\d+\.(conv\d|conv_shortcut)|(down|up)samplers\.\d+\.conv)")
 
 
@@ -71,7 +68,7 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
     elif config.targets == "attention-mlp":
         selected = {name for name in names if attention_names().fullmatch(name) or feed_forward_names().fullmatch(name)}
     elif config.targets == "all":
-        selected = {name for name in names if _BLOCKS.fullmatch(name)}
+        selected = {name for name in names if block_layers().fullmatch(name)}
     else:
         selected = {name for entry in _entries(config) for name in _matches(entry, names)}
     if config.network == "locon":
@@ -90,7 +87,7 @@ def select_norms(network: nn.Module, config: TrainConfig) -> list[str]:
         return []
     names = norm_names(network)
     matched = {name for entry in _entries(config) for name in _matches(entry, names)}
-    return [name for name in names if name in matched or (config.targets in TARGETS and _BLOCKS.fullmatch(name))]
+    return [name for name in names if name in matched or (config.targets in TARGETS and block_layers().fullmatch(name))]
 
 
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:

@@ -48,6 +48,6 @@ def presets() -> dict[str, dict[str, Any]]:
 def preset_objective(preset: str) -> Literal["noise", "flow"] | None:
     """Return what the denoiser of a preset's family predicts, noise or the direction of a flow; None for `llm`."""
     if preset in PRESETS:
-        return "flow" if preset == FLOW else "noise"
+        return "flow" if preset.startswith(FLOW) else "noise"
     family = next((family for family in families() if preset in family.presets), None)
     return None if family is None else "flow" if family.flow else "noise"

@@ -9,13 +9,9 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.norms import NormLayer
@@ -28,6 +24,7 @@ from inweave.models.model import Model
 from inweave.models.quantization import quantize_layers, quantized_names
 from inweave.ops.quantized import QuantizedLayer
 from inweave.ops.tensors.peak import peak_bytes
+from inweave.ops.tensors.work import WorkCounter
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
@@ -224,36 +221,3 @@ def _step(
     loss = prediction.float().square().mean()
     if backward:
         torch.autograd.backward(loss)
-
-
-class WorkCounter(TorchDispatchMode):
-    """Counts additions and multiplications, operations that make a tensor (not views), and attention scores."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._flops = FlopCounterMode(display=False)
-        self.launches = 0
-        self.scores: set[int] = set()
-
-    @property
-    def operations(self) -> int:
-        return self._flops.get_total_flops()
-
-    def __enter__(self) -> WorkCounter:
-        self._flops.__enter__()  # type: ignore[no-untyped-call]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._flops.__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        if operation is torch.ops.aten._scaled_dot_product_flash_attention.default:
-            query, key, *_ = args
-            self.scores.add(query.shape[:3].numel() * key.shape[2])
-        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        outputs = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
-        self.launches += any(tensor.untyped_storage()._cdata not in known for tensor in outputs)
-        return result

@@ -41,6 +41,8 @@ def batch_problems(
             f"buckets of {', '.join(sorted(uneven))}: {model.name} needs sides that are multiples of {model.patch}; "
             "change bucket_reso_steps or resolution in the dataset file"
         )
+    sizes = sorted({(p.bucket.width, p.bucket.height) for p in places if p} if not uneven else ())
+    problems += [f"buckets: {text}" for size in sizes if (text := model.family.size_problem(model, size))][:1]
     if config.prior_prediction and not any(example.regularization for example in examples):
         problems.append(
             "prior_prediction: the dataset has no regularization images; put them into a folder reg/, or set is_reg = "

@@ -23,6 +23,7 @@ from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, blueprint_index, file_index, load_model
 from inweave.models.open import open_model
 from inweave.models.quantized_cache import QuantizedCache
+from inweave.models.sd.selection import without_libraries
 from inweave.ops.tensors.device import DTYPES, choose_dtype
 from inweave.ops.tensors.oom import oom_hint
 from inweave.targets.index import ModelIndex
@@ -62,9 +63,11 @@ class DiffusionSetup:
             raise ConfigError([f"{name}: only applies to language models; leave it out" for name in others])
         self.dataset = read(config, on_progress)
         self.device = device
-        self._blueprint = open_model(
+        blueprint = open_model(
             config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
         )
+        plain = device.type == "cpu" and config.quantize == "off" and config.offload != "blocks" and not config.shard
+        self._blueprint = without_libraries(blueprint) if plain else blueprint
         self.config = with_defaults(config, self._blueprint, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
         if sizes and config.is_planned:

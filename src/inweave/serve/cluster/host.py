@@ -209,4 +209,8 @@ def _with_paths(command: RunRequest | Load, here: dict[str, str]) -> RunRequest 
     model = here.get(command.model, command.model)
     if isinstance(command, Load):
         return replace(command, model=model)
-    return replace(command, model=model, loras={label: here.get(path, path) for label, path in command.loras.items()})
+    tables = {
+        name: {label: here.get(path, path) for label, path in getattr(command, name).items()}
+        for name in ("loras", "upscalers", "models")
+    }
+    return replace(command, model=model, **tables)

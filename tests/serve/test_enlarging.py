@@ -44,7 +44,7 @@ def test_a1111s_hires_fix_is_the_native_second_pass(worker: Worker) -> None:
     api = webuiapi.WebUIApi(baseurl=f"{worker.url}/sdapi/v1")
     theirs = api.txt2img(
         prompt="a cat face", steps=2, seed=7, width=64, height=64, cfg_scale=4, enable_hr=True, hr_scale=2,
-        hr_upscaler="Lanczos", denoising_strength=0.5, hr_second_pass_steps=2,
+        hr_upscaler="Lanczos", denoising_strength=0.5, hr_second_pass_steps=2, sampler_name="Euler",
     )  # fmt: skip
     upscale = {"scale": 2, "strength": 0.5, "steps": 4}
     ours = done(worker, prompt="a cat face", guidance=4, sampler="euler", upscale=upscale)
@@ -114,8 +114,8 @@ def test_upscalers_are_listed_and_enlarge_images(worker: Worker) -> None:
     ],
 )
 def test_what_cannot_be_enlarged_is_refused(worker: Worker, body: dict[str, Any], word: str) -> None:
-    given = {"upscaler_1": "Lanczos", "image": encoded(Image.new("RGB", (16, 16)))} | body if body else {}
-    answer = worker.http.post("/sdapi/v1/extra-single-image", json=given)
+    fields = {"upscaler_1": "Lanczos", "image": encoded(Image.new("RGB", (16, 16)))} | body if body else {}
+    answer = worker.http.post("/sdapi/v1/extra-single-image", json=fields)
     assert answer.status_code in (400, 404, 422) and word in answer.json()["detail"], answer.text
     assert "/etc" not in answer.text or "no such" in answer.text
 

@@ -27,10 +27,10 @@ def lora_folders(folders: Sequence[Path] | None) -> list[Path]:
     return list(folders) if folders else [folder for folder in (Path("loras"),) if folder.is_dir()]
 
 
-def present(given: Sequence[Path] | Path | None, name: str) -> list[Path]:
+def present(paths: Sequence[Path] | Path | None, name: str) -> list[Path]:
     """Return the folders or the file of an option, or the one of that name in the working directory, if it exists."""
-    if given:
-        return [given] if isinstance(given, Path) else list(given)
+    if paths:
+        return [paths] if isinstance(paths, Path) else list(paths)
     return [path for path in (Path(name),) if path.exists()]
 
 

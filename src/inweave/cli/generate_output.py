@@ -134,13 +134,13 @@ def sides_of(text: str | None) -> dict[str, int] | None:
 
 def upscale_of(recorded: dict[str, Any] | None, **options: Any) -> dict[str, Any] | None:
     """Return the settings of --upscale and its relatives, over those of the image of --from."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if not given:
+    changes = {name: value for name, value in options.items() if value is not None}
+    if not changes:
         return None
-    kept = {name: value for name, value in (recorded or {}).items() if value is not None}
-    if "scale" in given:
-        kept = {name: value for name, value in kept.items() if name not in ("width", "height")}
-    return kept | given
+    settings = {name: value for name, value in (recorded or {}).items() if value is not None}
+    if "scale" in changes:
+        settings = {name: value for name, value in settings.items() if name not in ("width", "height")}
+    return settings | changes
 
 
 def init_files(config: GenerateConfig, sheet: bool) -> list[Path] | None:

@@ -22,14 +22,14 @@ def extended(image: Image.Image, mask: Image.Image | None, sides: Outpaint) -> t
     known.paste(0, (*corner, corner[0] + image.width, corner[1] + image.height))
     canvas = fill_masked(canvas, known)
     area = Image.new("L", size, 255)
-    kept = (
+    inner = (
         sides.left + (sides.blend if sides.left else 0),
         sides.top + (sides.blend if sides.top else 0),
         sides.left + image.width - (sides.blend if sides.right else 0),
         sides.top + image.height - (sides.blend if sides.bottom else 0),
     )
-    if kept[0] < kept[2] and kept[1] < kept[3]:
-        area.paste(0, kept)
+    if inner[0] < inner[2] and inner[1] < inner[3]:
+        area.paste(0, inner)
     if mask is not None:
         area.paste(255, corner, mask)
     return canvas, area

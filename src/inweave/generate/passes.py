@@ -52,20 +52,20 @@ class Passes:
 
     def _both(self, units: Sequence[PreparedRequest], firsts: Sequence[int], images: int) -> list[Result]:
         """Draw units of which some have a second pass."""
-        drawn = [unit for unit in units if not unit.keeps_init]
+        units_to_draw = [unit for unit in units if not unit.keeps_init]
         numbers = [first + n for unit, first in zip(units, firsts, strict=True) if not unit.keeps_init
                    for n in range(unit.config.count)]  # fmt: skip
         final = {first + n for unit, first in zip(units, firsts, strict=True) if unit.config.upscale is None
                  for n in range(unit.config.count)}  # fmt: skip
         self.work = sum(_steps(unit.config.steps, 1.0 if unit.start is None and unit.init is None
-                               else unit.config.strength) * unit.config.count for unit in drawn)  # fmt: skip
+                               else unit.config.strength) * unit.config.count for unit in units_to_draw)  # fmt: skip
         self.work += sum(self._later_work(unit) for unit in units)
 
         def on_image(number: int, image: Image.Image, record: dict[str, object]) -> None:
             if self.on_image is not None and numbers[number] in final:
                 self.on_image(numbers[number], image, record)
 
-        made = iter(self.draw(drawn, self._counted(images), on_image))
+        made = iter(self.draw(units_to_draw, self._counted(images), on_image))
         results = []
         for unit, first in zip(units, firsts, strict=True):
             result = Result([], [], unit.loras) if unit.keeps_init else next(made)

@@ -75,16 +75,16 @@ class Styles:
 
     def find(self, names: Iterable[str]) -> list[Style]:
         """Return styles by name; raise ConfigError that names each one that is missing."""
-        known, found, wrong = self.all(), list[Style](), list[str | Problem]()
+        known, styles, wrong = self.all(), list[Style](), list[str | Problem]()
         for name in names:
             if name in known:
-                found.append(known[name])
+                styles.append(known[name])
             else:
                 there = f"there are {', '.join(list(known)[:20])}" if known else "there are no styles"
                 wrong.append(Problem("styles", f"{name[:100]}: no such style{did_you_mean(name, known)}; {there}"))
         if wrong:
             raise ConfigError(wrong)
-        return found
+        return styles
 
     def put(self, style: Style) -> None:
         """Add a style, or replace the one of its name."""

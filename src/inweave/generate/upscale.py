@@ -49,17 +49,17 @@ class UpscalerFinder:
     """
 
     def __init__(self, folders: Iterable[str | Path] = (), files: Mapping[str, Path] | None = None) -> None:
-        self.folders, self._given = tuple(map(Path, folders)), None if files is None else dict(files)
-        self._opened: dict[tuple[Path, Stamp, str], Upscaler] = {}
+        self.folders, self._files = tuple(map(Path, folders)), None if files is None else dict(files)
+        self._networks: dict[tuple[Path, Stamp, str], Upscaler] = {}
 
     def add(self, files: Mapping[str, Path]) -> None:
         """Add files to those that were given."""
-        self._given = {**(self._given or {}), **files}
+        self._files = {**(self._files or {}), **files}
 
     def files(self) -> dict[str, Path]:
         """Return the files of upscalers by name."""
-        if self._given is not None:
-            return self._given
+        if self._files is not None:
+            return self._files
         files: dict[str, Path] = {}
         for folder in self.folders:
             if not is_folder(folder):
@@ -84,7 +84,7 @@ class UpscalerFinder:
         files = self.files()
         if (path := files.get(name) or files.get(Path(name).stem)) is not None:
             return path
-        if not named and self._given is None and Path(name).suffix.lower() in _SUFFIXES and is_file(name):
+        if not named and self._files is None and Path(name).suffix.lower() in _SUFFIXES and is_file(name):
             return Path(name)
         near, known = did_you_mean(name, self.names), ", ".join(self.names[:30])
         raise ConfigError(Problem("upscale.upscaler", f"{name[:100]}: no such upscaler{near}; there are {known}"))
@@ -94,9 +94,9 @@ class UpscalerFinder:
         if (path := self.file(name)) is None:
             return None
         key = path, path_stamp(path), str(device)
-        if key not in self._opened:
-            self._opened = {key: open_upscaler(path, device)}
-        return self._opened[key]
+        if key not in self._networks:
+            self._networks = {key: open_upscaler(path, device)}
+        return self._networks[key]
 
 
 @dataclass(frozen=True, slots=True)

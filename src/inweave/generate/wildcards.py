@@ -54,13 +54,13 @@ class Wildcards:
     def values(self, pattern: str) -> tuple[tuple[str, float], ...]:
         """Return the values of a name, or of all names that match, with their weights."""
         files = self._files()
-        found = [name for name in sorted(files) if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
-        if not found or (len(found) == 1 and found[0] not in files):
+        matches = [name for name in sorted(files) if fnmatchcase(name, pattern)] if "*" in pattern else [pattern]
+        if not matches or (len(matches) == 1 and matches[0] not in files):
             known = f"there are {', '.join(sorted(files)[:20])}" if files else "there are no wildcards"
             near = did_you_mean(pattern, files)
             reason = f"__{pattern}__: there is no file {pattern}.txt among the wildcards{near}; {known}"
             raise ConfigError(Problem("prompt", f"{reason}. Write \\__{pattern}__ for the text itself"))
-        values = [value for name in found for value in _lines(files[name], path_stamp(files[name]))]
+        values = [value for name in matches for value in _lines(files[name], path_stamp(files[name]))]
         if not values:
             raise ConfigError(Problem("prompt", f"__{pattern}__: the file holds no line to choose"))
         return tuple(values)
@@ -90,7 +90,7 @@ def has_choices(text: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """Return a text that stays as it is when its choices are made, for what another program reads as plain text."""
+    """Return a text that resolves to itself, for what another program reads as plain text."""
     if not has_choices(text):
         return text
     return _SPECIAL.sub(lambda match: match[0] if match[0][0] == "\\" else f"\\{match[0]}", text)
@@ -147,7 +147,7 @@ class _Chooser:
         return result
 
     def _braces(self, inside: str, depth: int) -> str | None:
-        """Return what is chosen from the text between braces; None if it is no choice."""
+        """Return what is chosen from the text between braces; None if it is plain text."""
         pick = _PICK.match(inside)
         options = _options(inside[pick.end() :] if pick else inside)
         if pick is None and len(options) == 1:

@@ -51,7 +51,7 @@ class SheetRequest:
         return [cell.config for row in self.table for cell in row]
 
     def stored(self, stored: Callable[[GenerateConfig], dict[str, Any]]) -> dict[str, Any]:
-        """Return the sheet as it is queued; ``stored`` gives the settings of a request."""
+        """Return the sheet as the queue stores it; ``stored`` gives the settings of a request."""
         down = self.axes[1] if len(self.axes) == 2 else None
         return {
             "axes": [axis.text for axis in self.axes],

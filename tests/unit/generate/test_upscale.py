@@ -101,7 +101,7 @@ def test_joined_tiles_of_one_image_are_that_image() -> None:
 
 
 def test_memory_follows_a_tile(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = []
+    shapes: list[Any] = []
     monkeypatch.setattr(type(pipe.model), "predict", _recording(type(pipe.model).predict, shapes))
     image = Image.new("RGB", (64, 64), "orange")
     made = pipe("grass", init=image, strength=0, steps=2, seed=1, batch=1,
@@ -142,7 +142,7 @@ def test_what_cannot_be_enlarged_is_refused_before_any_work(
     pipe: Pipeline, settings: dict[str, Any], word: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        pipe("a cat", upscale=settings, progress=pytest.fail, **QUICK)
+        pipe("a cat", upscale=settings, progress=lambda at: pytest.fail("work began"), **QUICK)
     assert word in str(caught.value)
 
 

@@ -108,7 +108,7 @@ def test_escapes_are_the_characters_themselves() -> None:
 def test_each_image_gets_its_own_prompt_and_records_the_template(folder: Path) -> None:
     (folder / "styles.csv").write_text('name,prompt,negative_prompt\nink,"{prompt}, __ink/fine__",photo\n')
     sources = PromptSources([folder], folder / "styles.csv")
-    config = GenerateConfig(prompt="a {cat|dog}", styles=["ink"], count=8, seed=5)
+    config = GenerateConfig(prompt="a {cat|dog}", styles=("ink",), count=8, seed=5)
     made = sources.resolve(config)
     prompts = [each.prompt for each in configs_of(made)]
     assert len(set(prompts)) > 2
@@ -123,7 +123,7 @@ def test_each_image_gets_its_own_prompt_and_records_the_template(folder: Path) -
 
 def test_a_missing_style_and_a_missing_wildcard_are_one_error(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        PromptSources([folder]).resolve(GenerateConfig(prompt="__nosuch__", styles=["inc"]))
+        PromptSources([folder]).resolve(GenerateConfig(prompt="__nosuch__", styles=("inc",)))
     assert len(caught.value.problems) == 2
 
 

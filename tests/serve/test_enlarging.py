@@ -161,8 +161,8 @@ def test_a_sheet_is_one_image_with_the_settings_of_all(worker: Worker) -> None:
     assert record["grid"]["axes"] == ["strength=0,1", "sampler=Euler,DDIM"]
     assert [[cell["sampler"] for cell in row] for row in record["grid"]["settings"]] == [["euler"] * 2, ["ddim"] * 2]
     cell = record["grid"]["settings"][1][1]
-    alone = done(worker, **{name: cell[name] for name in ("prompt", "sampler", "schedule", "guidance")})
-    assert _is_on(sheet, image_of(worker, alone))
+    single = done(worker, **{name: cell[name] for name in ("prompt", "sampler", "schedule", "guidance")})
+    assert _is_on(sheet, image_of(worker, single))
     rows = worker.http.get("/v1/gallery").json()["images"]
     assert [row["id"] for row in rows].count(document["result"]["images"][0]["gallery"]) == 1
 

@@ -196,5 +196,6 @@ def _read_origin(settings: ImageSettings, record: Mapping[str, Any]) -> None:
             "reproduced: add the file of that step with --lora"
         )
     if isinstance(grid, dict):
+        settings.axes = tuple(axis for axis in grid.get("axes") or () if isinstance(axis, str))[:2]
         axes = " ".join(f"--grid {axis!s:.80}" for axis in grid.get("axes", ())) if grid.get("axes") else "--compare"
         settings.warnings.append(f"a grid of {grid.get('cells')!s:.10} images is repeated as one image; add {axes}")

@@ -235,7 +235,9 @@ def run(
     images = [[result.images[0] for result in line] for line in results]
     settings = [[result.records[0]["config"] for result in line] for line in results]
     grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": len(cells), "settings": settings}
-    return SweepResult(Sheet(images, columns, rows, base.config.prompts[0].text), results, record | {"grid": grid})
+    template = base.config.template
+    title = base.config.prompts[0].text if template is None else template.prompt
+    return SweepResult(Sheet(images, columns, rows, title), results, record | {"grid": grid})
 
 
 def _opened(pipe: Pipeline | None, open_model: OpenAny | OpenModel | None, name: str | None) -> Pipeline:

@@ -74,17 +74,17 @@ class UpscalerFinder:
         """The names of all upscalers."""
         return [*PIXEL_MODES, *LATENT_MODES, *self.files()]
 
-    def file(self, name: str, *, named: bool = False) -> Path | None:
+    def file(self, name: str, *, by_name: bool = False) -> Path | None:
         """Return the file of an upscaler, None for one without; raise ConfigError if there is none of that name.
 
-        ``named``: it is not a path, since a client sent it.
+        ``by_name``: it is not a path, since a client sent it.
         """
         if name in PIXEL_MODES or name in LATENT_MODES:
             return None
         files = self.files()
         if (path := files.get(name) or files.get(Path(name).stem)) is not None:
             return path
-        if not named and self._files is None and Path(name).suffix.lower() in _SUFFIXES and is_file(name):
+        if not by_name and self._files is None and Path(name).suffix.lower() in _SUFFIXES and is_file(name):
             return Path(name)
         near, known = did_you_mean(name, self.names), ", ".join(self.names[:30])
         raise ConfigError(Problem("upscale.upscaler", f"{name[:100]}: no such upscaler{near}; there are {known}"))

@@ -66,9 +66,9 @@ def test_images_of_a_batch_and_of_one_request_are_those_of_their_seeds(pipe: Pip
     )  # fmt: skip
     assert seen == [(0, 7), (1, 8), (2, 9)] and [image.size for image in many.images] == [(128, 128)] * 3
     assert len({record["config"]["prompt"] for record in many.records}) > 1
-    alone = pipe(GenerateConfig(**many.records[2]["config"]), batch=1)
-    assert alone.images[0].tobytes() == many.images[2].tobytes(), "a record repeats its image"
-    assert alone.records[0] == many.records[2]
+    single = pipe(GenerateConfig(**many.records[2]["config"]), batch=1)
+    assert single.images[0].tobytes() == many.images[2].tobytes(), "a record repeats its image"
+    assert single.records[0] == many.records[2]
     done = [at.done for at in progress]
     assert done == sorted(done) and progress[-1].done == progress[-1].work == 3 * (2 + 1)
 

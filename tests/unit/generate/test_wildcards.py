@@ -117,8 +117,8 @@ def test_each_image_gets_its_own_prompt_and_records_the_template(folder: Path) -
     assert {each.negative_prompt for each in configs_of(made)} == {"photo"}
     assert made.template is not None and made.template.styles == ("ink",) and made.template.prompt == "a {cat|dog}"
     assert sources.resolve(made) is made
-    alone = sources.resolve(config.model_copy(update={"seed": 9, "count": 1}))
-    assert alone.prompt == prompts[4], "an image of a batch is the one of its seed"
+    single = sources.resolve(config.model_copy(update={"seed": 9, "count": 1}))
+    assert single.prompt == prompts[4], "an image of a batch is the one of its seed"
 
 
 def test_a_missing_style_and_a_missing_wildcard_are_one_error(folder: Path) -> None:

@@ -179,7 +179,7 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
     return {
         "images": [
             {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
-             "height": image.height}
+             "height": image.height, **({"grid": record["grid"]["axes"]} if "grid" in record else {})}
             for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
         ],
         "loras": [

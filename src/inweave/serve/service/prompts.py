@@ -51,10 +51,10 @@ class Prompts:
 
     def upscalers_of(self, names: Iterable[str]) -> list[str]:
         """Return those of these upscalers that have a file; raise ConfigError for one that does not exist."""
-        return [name for name in sorted(names) if self._upscalers.file(name, named=True) is not None]
+        return [name for name in sorted(names) if self._upscalers.file(name, by_name=True) is not None]
 
     def upscaler_file(self, name: str) -> Path:
         """Return the file of an upscaler; raise ConfigError if it is gone."""
-        path = self._upscalers.file(name, named=True)
+        path = self._upscalers.file(name, by_name=True)
         assert path is not None, "only those with a file are looked up"
         return path

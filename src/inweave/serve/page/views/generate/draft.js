@@ -49,19 +49,28 @@ export function namesIn(text) {
 }
 
 /** The fields of a form for the settings of an image. @param {Fields} settings @returns {Fields} */
-const flat = ({upscale, outpaint, styles, ...settings}) => {
+const flat = ({upscale, outpaint, grid, styles, template, ...settings}) => {
+	// the cells of a sheet made choices of their own
+	const written = grid?.length && template ? template : {}
 	const {upscaler, width, ...rest} = upscale ?? {}
 	if (upscale && !rest.scale) rest.scale = width && settings.width ? width / settings.width : 2
 	/** @param {string} prefix @param {Fields} fields */
 	const named = (prefix, fields) =>
 		Object.fromEntries(Object.entries(fields ?? {}).map(([name, value]) => [`${prefix}_${name}`, value]))
-	const names = Array.isArray(styles) ? (styles.length ? JSON.stringify(styles) : "") : styles
+	const chosen = written.styles ?? styles
+	const names = Array.isArray(chosen) ? (chosen.length ? JSON.stringify(chosen) : "") : chosen
+	const {prompt, negative_prompt} = {...settings, ...written}
+	const [across, down] = grid ?? [settings.across, settings.down]
 	return {
 		...settings,
 		...named("upscale", rest),
 		...named("outpaint", outpaint),
 		upscaler: upscaler ?? settings.upscaler,
-		styles: names
+		styles: names,
+		prompt,
+		negative_prompt,
+		across,
+		down
 	}
 }
 
@@ -133,6 +142,7 @@ export async function submitDraft(form, more) {
 	const state = form.get()
 	if (!state.locked || state.seed === undefined) form.set({seed: randomSeed()})
 	const request = {...requestOf(form.fields()), ...more}
+	if (!request.image) delete request.outpaint // of an image whose settings were taken
 	const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20
 	const id = await submitJob({...request, preview_every: Math.max(1, Math.round(steps / 6))})
 	mine.add(id)

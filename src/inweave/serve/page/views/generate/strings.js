@@ -3,6 +3,7 @@ import {texts} from "../../kit.js"
 
 export const t = {
 	undo: texts.actions.undo,
+	close: texts.actions.close,
 	missing: texts.generate.missing,
 	styles: "Styles",
 	noStyles: "No styles yet: save a prompt as one.",

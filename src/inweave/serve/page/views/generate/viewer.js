@@ -52,7 +52,7 @@ export function Viewer({item, name, onStep, onClose}) {
 		}}
 	>
 		<div class="row stage-viewer-head">
-			<${Button} kind="quiet" icon="close" label=${t.done} onClick=${onClose} />
+			<${Button} kind="quiet" icon="close" label=${t.close} onClick=${onClose} />
 			<span class="grow"></span>
 			<${Button} kind="quiet" icon="minus" label=${t.zoomOut} disabled=${view.scale <= 1} onClick=${() => zoomBy(1 / 1.4)} />
 			<span class="num small">${t.zoom(Math.round(100 * view.scale))}</span>

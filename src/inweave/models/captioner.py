@@ -11,12 +11,10 @@ as the beginning of the caption.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inweave.errors import FormatError, MissingError, RequestError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from inweave.files.images import open_image
 
 MAX_NEW_TOKENS = 100
 #: for models with a chat template when nobody gives an instruction
@@ -53,19 +51,19 @@ class Captioner:
         local = {"local_files_only": True, "trust_remote_code": False}
         # half precision is slow on a CPU, and most weights are stored in it
         dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
+        processors: Any = AutoProcessor
+        models: Any = AutoModelForImageTextToText
         try:
-            self._processor: Any = AutoProcessor.from_pretrained(path, **local)
-            model = AutoModelForImageTextToText.from_pretrained(path, use_safetensors=True, dtype=dtype, **local)
+            self._processor = processors.from_pretrained(path, **local)
+            model = models.from_pretrained(path, use_safetensors=True, dtype=dtype, **local)
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             reason = str(error).strip().split("\n")[0][:300]
-            raise FormatError(
-                f"{path}: it cannot be loaded as an image-to-text model of transformers: {reason}"
-            ) from None
-        self._model: Any = model.to(device).eval()
+            raise FormatError(f"{path}: transformers cannot load it as an image-to-text model: {reason}") from None
+        self._model = model.to(device).eval()
         self._chat = bool(getattr(self._processor, "chat_template", None))
 
-    def __call__(self, image: Image, instruction: str = "") -> str:
-        """Return a caption of an image."""
+    def __call__(self, image: Any, instruction: str = "") -> str:
+        """Return a caption of a Pillow image."""
         import torch
 
         text = instruction.strip()
@@ -88,9 +86,7 @@ class Captioner:
 
 def caption_of(captioner: Captioner, path: Path, instruction: str = "") -> str:
     """Return a caption of an image file that was checked before; raise RequestError if the model fails on it."""
-    from PIL import Image
-
-    with Image.open(path) as image:
+    with open_image(path, error=RequestError) as image:
         try:
             return captioner(image, instruction)
         except (ValueError, TypeError, RuntimeError, KeyError, IndexError) as error:

@@ -75,6 +75,9 @@ export function flow({test, assert, api, address, shot}) {
 					for (const [width, height] of SIZES) {
 						await page.setViewportSize({width, height})
 						await page.waitForFunction(most => innerWidth === most, width)
+						await page.evaluate(async () => {
+							for (let frame = 0; frame < 5; frame += 1) await new Promise(requestAnimationFrame)
+						})
 						assert.deepEqual(await page.evaluate(hidden), [], `${name}, ${width} x ${height}`)
 						await page.evaluate(() => {
 							for (const each of document.querySelectorAll("*")) if (each.scrollTop) each.scrollTop = 0

@@ -137,9 +137,8 @@ class Service:
         self.gallery = Gallery(open_gallery(settings, database), self._sandbox, self.store)
         if self.store.shared and settings.gallery:
             self.store.ensure_same_folder("--pictures", settings.gallery_folder())
-        self.datasets = Datasets(
-            self._dataset_store, self.images, self._sandbox, self.store, CaptionClient.of(settings, private)
-        )
+        captioner = CaptionClient.of(settings, private)
+        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store, captioner)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
@@ -219,9 +218,7 @@ class Service:
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 log.error("a part of the worker had failed: %s", ended)
-        await self._sandbox.close()
-        await self.training.close()
-        await self.datasets.close()
+        await asyncio.gather(self._sandbox.close(), self.training.close(), self.datasets.close())
         for part in (self.library, self._uploads, self.usage, self.gallery, self.store):
             try:
                 part.close()

@@ -20,8 +20,9 @@ An adapter has up to five dropouts with independent masks. With h = down(x), the
     output_dropout   of the rows of its change: outputs of an    as LyCORIS' rank_dropout of LoCon and DoRA, which
                      example; the rest is not scaled             draws once per batch, as here without seeds
 
-With DoRA an output that is dropped keeps its magnitude: m / |W| * W x. LoHa and LoKr have no h. Their rank_dropout is of the outputs that they add, not scaled, as LyCORIS drops rows of their
-change, once per batch; their module_dropout, and DoRA's, is of all that they add.
+With DoRA an output that is dropped keeps its magnitude: m / |W| * W x. LoHa and LoKr have no h. Their rank_dropout is
+of the outputs that they add, not scaled, as LyCORIS drops rows of their change, once per batch; their module_dropout,
+and DoRA's, is of all that they add.
 """
 
 from __future__ import annotations

@@ -91,9 +91,7 @@ def merge_into(
             out.copy_(total)
 
 
-def refuse_overflow(
-    name: str | Callable[[], str], result: torch.Tensor, before: Callable[[], torch.Tensor]
-) -> None:
+def refuse_overflow(name: str | Callable[[], str], result: torch.Tensor, before: Callable[[], torch.Tensor]) -> None:
     """Raise if a result is beyond the limit where its original, which is read only then, is not."""
     if all_usable(result):
         return

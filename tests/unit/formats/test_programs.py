@@ -71,7 +71,8 @@ def test_who_reads_the_names_of_onetrainer_depends_on_the_model(base: str, who: 
         if len(shape) == 2 and "attn" in name and name.endswith(".weight")
     )
     part = "unet" if "unet" in index.components else "transformer"
-    tensors = {f"{part}.{name}.lora_A.weight": random(1, 2, columns), f"{part}.{name}.lora_B.weight": random(2, rows, 2)}
+    key = f"{part}.{name}.lora_"
+    tensors = {f"{key}A.weight": random(1, 2, columns), f"{key}B.weight": random(2, rows, 2)}
     adapter = inweave.load(write_file(tmp_path / "in.safetensors", tensors))
     saved = inweave.save(adapter, tmp_path / "out.safetensors", dialect="onetrainer", base=base)
     assert who in " ".join(saved.notes)

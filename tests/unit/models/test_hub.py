@@ -172,5 +172,5 @@ def test_a_hub_that_cannot_be_reached_is_our_error(server: list[str], monkeypatc
         port = listener.getsockname()[1]
     monkeypatch.setattr(hub.hf_api.api, "endpoint", f"http://127.0.0.1:{port}")
     monkeypatch.setattr(time, "sleep", lambda _: None)  # before each of the library's attempts
-    with pytest.raises(RequestError, match="some/other: the hub could not be reached, or refused: .*refused"):
+    with pytest.raises(RequestError, match=r"some/other: the hub could not be reached, or refused: .*refused"):
         load("some/other", allow_download=True)

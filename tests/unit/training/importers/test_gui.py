@@ -91,8 +91,10 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"LoRA_type": "LyCORIS/LoKr", "rank_dropout": 0.1, "rank_dropout_scale": True}, "rank_dropout_scale: 'True'"),
         ({"LoRA_type": "Kohya LoKr", "rank_dropout": 0.1}, "network_args.rank_dropout: '0.1': only that of"),
         ({"dim_from_weights": True}, "dim_from_weights: names no adapter; set start_from to one"),
-        ({"optimizer": "Adafactor", "optimizer_args": "relative_step=False", "lr_scheduler": "adafactor"},
-         "lr_scheduler: 'adafactor'"),
+        (
+            {"optimizer": "Adafactor", "optimizer_args": "relative_step=False", "lr_scheduler": "adafactor"},
+            "lr_scheduler: 'adafactor'",
+        ),
         (
             {"LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1},
             "network_dropout: 0.1: LyCORIS drops the adapter's outputs",
@@ -157,7 +159,8 @@ def test_options_of_lycoris_are_imported(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_trained_further_at_its_own_ranks(tmp_path: Path) -> None:
-    assert gui(tmp_path, dim_from_weights=True, lora_network_weights="mine.safetensors").start_from == "mine.safetensors"
+    c = gui(tmp_path, dim_from_weights=True, lora_network_weights="mine.safetensors")
+    assert c.start_from == "mine.safetensors"
 
 
 def test_adafactor_that_chooses_its_rate_has_no_schedule(tmp_path: Path) -> None:

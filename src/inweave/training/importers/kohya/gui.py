@@ -35,7 +35,8 @@ _FINE_TUNE = names(
 _MODULES = {
     "standard": "networks.lora", "kohyalocon": "networks.lora", "flux1": "networks.lora_flux",
     "sd3": "networks.lora_sd3", "lorafa": "networks.lora_fa", "kohyadylora": "networks.dylora",
-    "kohyaloha": "networks.loha", "kohyalokr": "networks.lokr", "flux1oft": "networks.oft_flux", "lumina": "networks.lora_lumina", "hunyuanimage": "networks.lora_hunyuan_image",
+    "kohyaloha": "networks.loha", "kohyalokr": "networks.lokr",
+    "flux1oft": "networks.oft_flux", "lumina": "networks.lora_lumina", "hunyuanimage": "networks.lora_hunyuan_image",
     "anima": "networks.lora_anima",
 }  # fmt: skip
 #: LoRA_type without punctuation -> algorithm of LyCORIS

@@ -235,6 +235,11 @@ class Branch(nn.Module, ABC):
         return bool(self.hidden_dropout or self.rank_dropout or self.module_dropout or self.output_dropout)
 
     @property
+    def drops_between(self) -> bool:
+        """Whether it has a dropout between two factors."""
+        return False
+
+    @property
     def drops(self) -> bool:
         """Whether it has any dropout."""
         return bool(self.dropout or self.drops_hidden)

@@ -197,8 +197,7 @@ def attach(
     expect("trainable", trainable, bool)
     if trainable:
         _refuse_sharded(model)
-    rates = {"dropout": dropout, "hidden_dropout": hidden_dropout, "rank_dropout": rank_dropout}
-    rates |= {"module_dropout": module_dropout, "output_dropout": output_dropout}
+    rates = dict(zip(DROPOUTS, (dropout, hidden_dropout, rank_dropout, module_dropout, output_dropout), strict=True))
     if problems := check_common(rates, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
@@ -363,8 +362,7 @@ def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch
     for layer, branch in zip(layers, branches, strict=True):
         rates = {name: getattr(branch, name) for name in DROPOUTS}
         reason = dropout_problem(branch.network(), branch.magnitude is not None, rates)
-        between = branch.hidden_dropout or branch.rank_dropout or branch.module_dropout
-        if between and branch.is_pair and branch.magnitude is None and not layer.kind.in_two_steps:
+        if branch.drops_between and not layer.kind.in_two_steps:
             reason = f"{type(layer.kind).__name__} applies the product of both factors at once; use dropout"
         if reason is not None:
             problems.append(f"{layer.label}: {reason}")

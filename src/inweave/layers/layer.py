@@ -175,9 +175,9 @@ class LoraLayer(nn.Module):
         change = (factor - 1).to(plain.dtype) * plain + (factor * branch.scale).to(plain.dtype) * added
         if not (self.training and branch.output_dropout):
             return change
-        kept = branch.output_mask(self.kind, self.base, change)
-        alone = self._magnified(branch, self.norms(branch, without_change=True))
-        return kept * change + (1 - kept) * (alone - 1).to(plain.dtype) * plain
+        mask = branch.output_mask(self.kind, self.base, change)
+        base_factor = self._magnified(branch, self.norms(branch, without_change=True))
+        return mask * change + (1 - mask) * (base_factor - 1).to(plain.dtype) * plain
 
     def _magnified(self, branch: Branch, norms: torch.Tensor) -> torch.Tensor:
         """Return magnitude / norms, one per output."""

@@ -96,7 +96,6 @@ class LoraBranch(Branch):
 
     @property
     def drops_between(self) -> bool:
-        """Whether it has a dropout between its factors."""
         whole = self.module_dropout and self.magnitude is None
         return bool(self.hidden_dropout or self.rank_dropout or whole)
 

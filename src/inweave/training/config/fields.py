@@ -15,19 +15,8 @@ from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo, field_va
 from inweave.checked import CheckedModel
 from inweave.training.config.normalization import is_cleared_by_none, normalize_setting
 from inweave.training.config.types import (
-    Fraction,
-    FractionBelowOne,
-    Network,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OutputDialect,
-    PixelSide,
-    PositiveFloat,
-    PositiveInt,
-    Rule,
-    Seed,
-    checked_resolution,
-    setting,
+    Fraction, FractionBelowOne, Network, NonNegativeFloat, NonNegativeInt, OutputDialect, PixelSide, PositiveFloat,
+    PositiveInt, Rule, Seed, checked_resolution, setting,
 )  # fmt: skip
 
 _model = partial(setting, "Model")

@@ -194,8 +194,8 @@ def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
         if kind == "kohyalocon":
             arguments |= {name: entries.get(name) or 1 for name in ("conv_dim", "conv_alpha")}
         if kind == "flux1" or module == "networks.lora_flux":
-            given = {name: settings.pop(name) for name in _FLUX if name in settings}
-            arguments = {name: value for name, value in {**entries, **given}.items() if name in _FLUX_READ}
+            options = {name: settings.pop(name) for name in _FLUX if name in settings}
+            arguments = {name: value for name, value in {**entries, **options}.items() if name in _FLUX_READ}
             arguments = {name: value for name, value in arguments.items() if not is_off(value) and value != "all"}
             if _on(entries, "split_mode"):
                 arguments["train_blocks"] = "single"

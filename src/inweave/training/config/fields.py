@@ -15,8 +15,19 @@ from pydantic import ConfigDict, Field, PlainValidator, ValidationInfo, field_va
 from inweave.checked import CheckedModel
 from inweave.training.config.normalization import is_cleared_by_none, normalize_setting
 from inweave.training.config.types import (
-    Fraction, FractionBelowOne, Network, NonNegativeFloat, NonNegativeInt, OutputDialect, PixelSide, PositiveFloat,
-    PositiveInt, Rule, Seed, checked_resolution, setting,
+    Fraction,
+    FractionBelowOne,
+    Network,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OutputDialect,
+    PixelSide,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    Seed,
+    checked_resolution,
+    setting,
 )  # fmt: skip
 
 _model = partial(setting, "Model")
@@ -54,9 +65,7 @@ class TrainSettings(CheckedModel):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _model(
         "auto", "compute precision; trained weights keep fp32 master copies"
     )
-
     allow_download: bool = _model(False, "download the base model from the Hub if it is not here", resume="free")
-
     dataset: str | dict[str, Any] = _dataset(
         ...,
         "a folder of images, a kohya dataset .toml or its tables, a .txt or .jsonl of texts, or inweave/pixel",

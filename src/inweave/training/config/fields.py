@@ -293,9 +293,13 @@ class TrainSettings(CheckedModel):
     ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
     offload: Literal["off", "auto", "blocks"] = _memory(
         "auto",
-        "keep the denoiser's frozen blocks in host memory and copy them while they are needed; the results are the "
-        "same: off, blocks, or auto (only if the run would not fit into vram otherwise)",
-        task="image",
+        "keep the frozen blocks of the trained network in host memory and copy them while they are needed; the results "
+        "are the same: off, blocks, or auto (only if the run would not fit into vram otherwise)",
+    )
+    offload_activations: Literal["off", "auto", "on"] = _memory(
+        "auto",
+        "with gradient checkpointing: keep the inputs of blocks in host memory between the forward and the backward "
+        "pass; the results are the same: off, on, or auto (only if the run would not fit into vram otherwise)",
     )
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")

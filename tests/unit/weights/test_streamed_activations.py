@@ -88,7 +88,7 @@ class _View(NamedTuple):
 
 
 class Late(HostCopies):
-    """Copies at the last moment, whose targets hold nothing before; the memory of both sides has to exist until then."""
+    """Copies at the last moment, whose targets hold nothing before; both sides' memory has to exist until then."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[_View, _View]] = []

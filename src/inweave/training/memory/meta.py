@@ -40,8 +40,8 @@ class Measured:
     ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
     make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example;
     ``scratch``: in which the largest quantized weight is dequantized, or the largest trained one rounded;
-    ``inputs``: of blocks, of one example, in host memory; ``quantized``: the parameters of all quantized weights; ``blocks``: the bytes of each block, in their order, of
-    networks whose blocks may be streamed.
+    ``quantized``: the parameters of all quantized weights; ``inputs``: of blocks, of one example, in host memory;
+    ``blocks``: the bytes of each block, in their order, of networks whose blocks may be streamed.
     """
 
     weights: Mapping[str, int]

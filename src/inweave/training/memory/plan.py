@@ -3,9 +3,9 @@
 A run that fits is not changed. Otherwise encoders leave the device, and of all combinations of splitting batches and
 gradient checkpointing that fit, the fastest is chosen (`inweave.training.memory.speed`): few large parts that
 recompute, or many small ones that do not. If none fits, the inputs of blocks that recompute are in host memory, then
-blocks are streamed from there, as few of them as must be. Of those within 3 % of the fastest, the one that changes least is chosen. AdamW's state in 8 bits and
-the precision come last: they change results beyond rounding, as does a format of weights, which is chosen only for
-`quantize = "auto"`. If nothing fits, the error says what would help.
+blocks are streamed from there, as few of them as must be. Of those within 3 % of the fastest, the one that changes
+least is chosen. AdamW's state in 8 bits and the precision come last: they change results beyond rounding, as does a
+format of weights, which is chosen only for `quantize = "auto"`. If nothing fits, the error says what would help.
 """
 
 from __future__ import annotations

@@ -105,9 +105,11 @@ def test_inputs_of_blocks_leave_the_device_before_blocks_do_and_only_if_they_mus
     assert (moved.config.offload, moved.config.offload_activations) == ("auto", "on")
     assert moved.config.gradient_checkpointing == "full" and moved.estimate["total_bytes"] <= 6.2 * GIB
     assert 'offload_activations "on": the inputs of blocks are in host memory' in "; ".join(moved.reasons)
-    both = plan(4.5)
+    slow = Speed(1e14, host=5 * GIB)
+    both = plan(4.5, speed=slow)
     assert (both.config.offload, both.config.offload_activations) == ("blocks", "on"), "room for blocks is worth more"
-    assert both.resident > plan(4.5, offload_activations="off").resident
+    assert both.resident > plan(4.5, speed=slow, offload_activations="off").resident
+    assert plan(4.5).config.offload_activations == "auto", "copies take no longer than the work"
     rows = [row.changes for row in plan_table(Measurements(published("sdxl"), config()), config(), SPEED)]
     assert any("blocks streamed" in row and "inputs of blocks in host memory" in row for row in rows), rows
 

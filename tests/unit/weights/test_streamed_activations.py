@@ -109,7 +109,7 @@ class Late(HostCopies):
             self.wait(event)
 
 
-def held(network: Network, copies: Copies | None = None) -> HostActivations:
+def hold_inputs(network: Network, copies: Copies | None = None) -> HostActivations:
     owner = HostActivations(CPU, copies)
     network.checkpoint = owner.around(recomputed)
     owner.watch(network)
@@ -122,7 +122,7 @@ def test_gradients_have_the_same_bits(trained: int, late: bool) -> None:
     network = Network(trained)
     expected = [gradients(network, seed) for seed in (1, 2)]
     copies = Late() if late else None
-    owner = held(network, copies)
+    owner = hold_inputs(network, copies)
     for seed in (1, 2):
         for one, two in zip(gradients(network, seed), expected[seed - 1], strict=True):
             assert torch.equal(one, two)
@@ -140,7 +140,7 @@ def test_a_pass_that_fails_leaves_nothing_behind(broken: int) -> None:
     expected = gradients(Network())
     network = Network(broken=broken)
     copies = Late()
-    owner = held(network, copies)
+    owner = hold_inputs(network, copies)
     with pytest.raises(RuntimeError, match="out of luck"):
         gradients(network)
     gc.collect()
@@ -152,7 +152,7 @@ def test_a_graph_that_is_kept_can_be_used_twice() -> None:
     network = Network()
     inputs = [torch.randn(8, WIDTH).requires_grad_() for _ in range(3)]
     once = torch.autograd.grad(network(*inputs).sum(), inputs)
-    held(network, Late())
+    hold_inputs(network, Late())
     total = network(*inputs).sum()
     for keep in (True, False):
         again = torch.autograd.grad(total, inputs, retain_graph=keep)
@@ -178,7 +178,7 @@ def test_memory_of_a_pass_does_not_grow_with_the_number_of_blocks() -> None:
 
 def test_too_little_host_memory_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network()
-    held(network)
+    hold_inputs(network)
 
     def refuse(size: int) -> Any:
         raise OSError("Cannot allocate memory")

@@ -40,7 +40,7 @@ class HostActivations:
         self._leaving: list[_Stored] = []  # whose copies to the host the work has not waited for
         self._arriving: list[Tensor] = []  # on the device, whose copies the work has not waited for
         self._latest: weakref.ref[_Call] | None = None
-        self._given: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        self._arguments: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
         self._ends_backward = False
 
     def watch(self, network: nn.Module) -> None:
@@ -55,8 +55,8 @@ class HostActivations:
                 return checkpoint(function, *arguments, **options)
             self.settle()  # before this block: the copies ran beside the one before
             tensors = [each for each in arguments if isinstance(each, Tensor)]
-            shared = {_key(each) for each in tensors if self._given.get(id(each)) is each}
-            self._given.update((id(each), each) for each in tensors)
+            shared = {_key(each) for each in tensors if self._arguments.get(id(each)) is each}
+            self._arguments.update((id(each), each) for each in tensors)
             this = _Call(self, None if self._latest is None else self._latest())
 
             def pack(tensor: Tensor) -> Any:

@@ -137,11 +137,11 @@ def test_inputs_of_blocks_in_host_memory_change_no_bit(
     made: list[activations.HostActivations] = []
     make = activations.HostActivations.__init__
 
-    def noted(self: activations.HostActivations, *arguments: Any, **options: Any) -> None:
+    def remember(self: activations.HostActivations, *arguments: Any, **options: Any) -> None:
         made.append(self)
         make(self, *arguments, **options)
 
-    monkeypatch.setattr(activations.HostActivations, "__init__", noted)
+    monkeypatch.setattr(activations.HostActivations, "__init__", remember)
     there = outcome(settings(tmp_path / "there", variant, **more))
     assert not made
     moved = outcome(settings(tmp_path / "moved", variant, offload_activations="on", **more))

@@ -253,7 +253,7 @@ class TrainSettings(CheckedModel):
         "off", "recompute activations in the backward pass instead of storing them: off, selective or full"
     )
     graph: Literal["off", "auto", "on"] = _memory(
-        "auto", "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and the run is long enough)"
+        "auto", "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and if the run is long)"
     )  # fmt: skip
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
@@ -283,8 +283,8 @@ class TrainSettings(CheckedModel):
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     quantized_cache_gb: NonNegativeFloat = _memory(
-        32.0, "disk space in the cache for quantized bases, so that the next run maps a file; those used longest ago make "
-        "room; 0: none",
+        32.0, "disk space in the cache for quantized bases, so that the next run maps a file; those used longest "
+        "ago make room; 0: none",
         task="image",
     )  # fmt: skip
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inweave.cli.adapters import lora_folders
+from inweave.cli.adapters import lora_folders, present
 from inweave.cli.console import reporting_errors
 from inweave.cli.extras import require
 
@@ -47,6 +47,15 @@ def serve(
         "--also", metavar="NAME=MODEL", help="Another model that requests may name.", rich_help_panel=MODELS)] = None,
     lora_dir: Annotated[list[Path] | None, typer.Option(
         "--lora-dir", help="A folder of LoRAs.", show_default="./loras", rich_help_panel=MODELS)] = None,
+    wildcards: Annotated[list[Path] | None, typer.Option(
+        "--wildcards", metavar="DIR", help="A folder of the text files that __name__ in prompts means.",
+        show_default="./wildcards", rich_help_panel=MODELS)] = None,
+    styles: Annotated[Path | None, typer.Option(
+        "--styles", metavar="FILE", help="The file of styles, as A1111 keeps them.",
+        show_default="styles.csv in --shared", rich_help_panel=MODELS)] = None,
+    upscalers: Annotated[list[Path] | None, typer.Option(
+        "--upscalers", metavar="DIR", help="A folder of upscalers: ESRGAN-type networks in safetensors.",
+        show_default="./upscalers", rich_help_panel=MODELS)] = None,
     device: Annotated[list[str] | None, typer.Option(
         "--device", "--devices", help="One model process per device: cuda:0,cuda:1 or all.",
         rich_help_panel=MODELS)] = None,
@@ -108,6 +117,11 @@ def serve(
         show_default="no limit", rich_help_panel=GALLERY)] = None,
     no_gallery: Annotated[bool, typer.Option(
         "--no-gallery", help="Let images expire with their jobs.", rich_help_panel=GALLERY)] = False,
+    captioner: Annotated[Path | None, typer.Option(
+        "--captioner", metavar="DIR", help="Local image-to-text model (transformers) that may caption datasets.",
+        show_default="none", rich_help_panel=MODELS)] = None,
+    captioner_device: Annotated[str | None, typer.Option(
+        "--captioner-device", help="Device it runs on.", show_default="cpu", rich_help_panel=MODELS)] = None,
     queue_limit: Annotated[int | None, typer.Option(
         "--queue-limit", help="Maximum number of waiting jobs; more are refused with 429.", show_default="1000",
         rich_help_panel=LIMITS)] = None,
@@ -189,7 +203,8 @@ def serve(
         options: dict[str, Any] = {
             "host": host, "port": port, "token": token, "tokens": tokens, "data": data, "models": models,
             "store": store, "blobs": blobs, "shared": shared, "lease_seconds": lease_seconds,
-            "lora_folders": tuple(lora_folders(lora_dir)),
+            "lora_folders": tuple(lora_folders(lora_dir)), "wildcards": tuple(present(wildcards, "wildcards")),
+            "styles": styles, "upscalers": tuple(present(upscalers, "upscalers")),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize, "offload": offload,
@@ -198,6 +213,7 @@ def serve(
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "gallery": not no_gallery, "pictures": pictures, "picture_names": picture_names,
             "picture_days": picture_days, "picture_gb": picture_gb,
+            "captioner": captioner, "captioner_device": captioner_device,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
             "origins": tuple(origin or ()),
             "cluster": cluster, "min_runners": min_runners, "max_runners": max_runners,

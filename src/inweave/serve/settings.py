@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.checked import CheckedModel, FieldError
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, InweaveError, Problem
 from inweave.serve.gallery_names import DEFAULT_NAMES, ensure_pattern
 from inweave.serve.s3_location import SCHEME, split_location
 
@@ -42,6 +42,9 @@ class ServeSettings(CheckedModel):
         default_factory=dict, description="other models that requests may name: name -> location"
     )
     lora_folders: tuple[Path, ...] = Field(default=(), description="the folders of the library")
+    wildcards: tuple[Path, ...] = Field(default=(), description="folders of the files that __name__ in prompts means")
+    styles: Path | None = Field(default=None, description="the file of styles; default: styles.csv with shared data")
+    upscalers: tuple[Path, ...] = Field(default=(), description="folders of upscalers")
     dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
     data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
     store: str | None = Field(
@@ -108,6 +111,10 @@ class ServeSettings(CheckedModel):
     picture_gb: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="size of the gallery, beyond which its oldest images are deleted; default: any"
     )
+    captioner: Path | None = Field(
+        default=None, description="a local image-to-text model that may caption images of datasets; never downloaded"
+    )
+    captioner_device: str = Field(default="cpu", description="the device it runs on")
     upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded images")
     upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="size of all uploaded images")
     dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
@@ -154,6 +161,18 @@ class ServeSettings(CheckedModel):
             return ensure_pattern(value)
         except ConfigError as error:
             raise FieldError(error.problems[0]) from None
+
+    @field_validator("captioner")
+    @classmethod
+    def _image_to_text(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            from inweave.models.captioner import ensure_captioner
+
+            try:
+                ensure_captioner(value.expanduser())
+            except InweaveError as error:
+                raise FieldError(Problem("captioner", str(error))) from None
+        return value
 
     @field_validator("proxies")
     @classmethod
@@ -240,6 +259,10 @@ class ServeSettings(CheckedModel):
         """Return the folder of the gallery's parts: that of images, or with an object store the shared one."""
         return self.blobs if isinstance(self.blobs, Path) else self.data if self.blobs is None else self.shared_folder()
 
+    def styles_file(self) -> Path:
+        """Return the file of styles."""
+        return self.shared_folder() / "styles.csv" if self.styles is None else self.styles
+
     def gallery_folder(self) -> Path:
         """Return the folder of the gallery."""
         return self.images_folder() / "images" if self.pictures is None else self.pictures.expanduser()
@@ -247,8 +270,8 @@ class ServeSettings(CheckedModel):
     def private_folders(self) -> tuple[str, ...]:
         """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
         parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
-        own = (self.data, self.images_folder(), self.shared_folder(), self.gallery_folder())
-        return tuple(map(str, (*own, *self.lora_folders, *parents)))
+        own = (self.data, self.images_folder(), self.shared_folder(), self.gallery_folder(), self.styles_file().parent)
+        return tuple(map(str, (*own, *self.lora_folders, *self.wildcards, *self.upscalers, *parents)))
 
 
 def model_name(where: str) -> str:

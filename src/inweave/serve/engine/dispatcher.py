@@ -182,6 +182,8 @@ class Dispatcher:
                 return
             self._signals.changed(job.id)
             self._figures.started(job)
+            if (candidate := self.slot.view.job) is not None and candidate.adapters:
+                self._figures.placed(self.slot.view.adapters.issuperset(candidate.adapters))
             log.info("%s started: %s, attempt %d", job.id, job.kind, job.attempts)
             self.current, self._reported = job, True
             started = time.monotonic()

@@ -162,7 +162,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 				.waitFor({timeout: 300_000})
 			const job = param(page, "job")
 			await page.reload() // the stream is joined again, with everything so far
-			await page.getByRole("button", {name: "Use step 3"}).waitFor()
+			await page.getByRole("button", {name: "Use step 6"}).waitFor({timeout: 300_000})
 			await page.getByRole("button", {name: "Pause"}).click()
 			await ended(job)
 			await page.getByText("paused", {exact: true}).waitFor()

@@ -78,6 +78,9 @@ def generate(
     feather: Annotated[int | None, typer.Option(
         "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="0",
         rich_help_panel=EDIT)] = None,
+    reference: Annotated[list[str] | None, typer.Option(
+        "--reference", metavar="IMAGE...", help="Images that an edit model (FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit) "
+        "sees, in order.", show_default="none", rich_help_panel=EDIT)] = None,
     grid: Annotated[list[str] | None, typer.Option(
         "--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.",
         rich_help_panel=GRIDS)] = None,
@@ -131,6 +134,7 @@ def generate(
         "prompt": prompt, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance,
         "width": width, "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip,
         "count": count, "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
+        "references": reference or None,
     }  # fmt: skip
     # with -o - standard output is the image, and progress is shown only on a terminal
     with (
@@ -320,7 +324,8 @@ def _check_inputs(config: GenerateConfig) -> None:
     from inweave.errors import ConfigError
     from inweave.files.paths import exists, printable_path
 
-    inputs = [(option, path) for option, path in (("init", config.init), ("mask", config.mask)) if path is not None]
+    files = [("init", config.init), ("mask", config.mask), *(("reference", path) for path in config.references)]
+    inputs = [(option, path) for option, path in files if path is not None]
     if wrong := [
         f"{option} {printable_path(path)}: no such file or directory" for option, path in inputs if not exists(path)
     ]:

@@ -19,13 +19,17 @@ from functools import cached_property
 from typing import Any, Unpack, overload
 
 import torch
-from PIL import Image
 
 from inweave.arguments import expect
-from inweave.errors import ConfigError, Problem, RequestError
+from inweave.errors import ConfigError, Problem
 from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
 from inweave.generate.batches import Batch, check_batch
-from inweave.generate.conditioning import Added, PromptConditioning, composition_problem, pipeline_problems
+from inweave.generate.conditioning import (
+    Added,
+    PromptConditioning,
+    composition_problem,
+    pipeline_problems,
+)
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.drawing import Drawing, Job, OnImage
@@ -33,11 +37,9 @@ from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.groups import draw_groups
 from inweave.generate.images import (
     ImageInput,
-    open_image,
-    open_mask,
     size_warnings,
-    working_size,
 )
+from inweave.generate.inputs import choose_size, open_images, open_references
 from inweave.generate.loading import CACHE_GB, load_for_images
 from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.repeat import model_hash
@@ -49,8 +51,6 @@ from inweave.models.residency import Offload
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength
-
-MAX_SIDE = 4096
 
 
 class Pipeline:
@@ -112,7 +112,7 @@ class Pipeline:
         self, prompt: str | GenerateConfig = ..., *, init: ImageInput | None = ..., mask: ImageInput | None = ...,
         progress: Callable[[Progress], object] | None = ..., preview_every: int = ..., preview_first: bool = ...,
         cancelled: Callable[[], bool] | None = ..., on_image: OnImage | None = ..., on_mismatch: OnMismatch = ...,
-        finder: LoraFinder | None = ..., batch: Batch | None = ...,
+        finder: LoraFinder | None = ..., batch: Batch | None = ..., references: Sequence[ImageInput] | None = ...,
         **settings: Unpack[RequestSettings],
     ) -> Result: ...  # fmt: skip
 
@@ -121,7 +121,7 @@ class Pipeline:
         self, prompt: Sequence[GenerateConfig], *, init: ImageInput | None = ..., mask: ImageInput | None = ...,
         progress: Callable[[Progress], object] | None = ..., preview_every: int = ..., preview_first: bool = ...,
         cancelled: Callable[[], bool] | None = ..., on_image: OnImage | None = ..., on_mismatch: OnMismatch = ...,
-        finder: LoraFinder | None = ..., batch: Batch | None = ...,
+        finder: LoraFinder | None = ..., batch: Batch | None = ..., references: Sequence[ImageInput] | None = ...,
     ) -> list[Result]: ...  # fmt: skip
 
     def __call__(
@@ -138,6 +138,7 @@ class Pipeline:
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
         batch: Batch | None = None,
+        references: Sequence[ImageInput] | None = None,
         **settings: Unpack[RequestSettings],
     ) -> Result | list[Result]:
         """Generate images for one request, or for several.
@@ -154,6 +155,7 @@ class Pipeline:
             on_mismatch: "warn" uses the part of a LoRA that fits, and names the rest in the warnings of the result.
             finder: looks up the LoRAs of this request instead of the pipeline's own finder.
             batch: how many images are made together, at most: a number, or "auto"; None: the pipeline's.
+            references: images that an edit model sees, in order, as paths or PIL images; of a list for all requests.
             **settings: the fields of `GenerateConfig`, if ``prompt`` is a text.
 
         Returns:
@@ -170,7 +172,7 @@ class Pipeline:
             if settings:
                 raise ConfigError(f"{', '.join(settings)}: set these in the configurations")
             with self._lock:
-                requests = self._prepare_all(prompt, init, mask, on_mismatch, finder)
+                requests = self._prepare_all(prompt, init, mask, on_mismatch, finder, references)
                 return self.run_all(requests, callbacks, on_image, batch)
         if not isinstance(prompt, GenerateConfig):
             config = parse_request({"prompt": prompt, **settings}, finder or self.finder)
@@ -179,7 +181,8 @@ class Pipeline:
         else:
             config = prompt
         with self._lock:
-            return self.run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image, batch)
+            request = self.prepare(config, init, mask, on_mismatch, finder, references)
+            return self.run(request, callbacks, on_image, batch)
 
     def prepare(
         self,
@@ -188,13 +191,15 @@ class Pipeline:
         mask: ImageInput | None = None,
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
+        references: Sequence[ImageInput] | None = None,
     ) -> PreparedRequest:
         """Check a request and fill in the model's own values, without denoising; the arguments are those of a call."""
         wrong: list[str | Problem] = []
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
-        image, region = self._open_images(config, init, mask, wrong)
-        size = self._size(config, image, wrong)
+        image, region = open_images(config, init, mask, wrong)
+        seen = open_references(self.model, config, references, wrong)
+        size = choose_size(self.model, config, image, seen, wrong)
         choices, tagged = (*self.loras, *config.loras), config.tagged_loras()
         with self._lock:
             loras, unfit = apply_loras(self.model, finder or self.finder, choices, tagged, on_mismatch)
@@ -222,42 +227,22 @@ class Pipeline:
         )
         notes = [*filter(None, [device_note(self.model.device)])]
         notes += size_warnings(size, image.size if image is not None else None, self.model.size)
-        return PreparedRequest(complete, loras, image, region, size, tuple(notes))
+        return PreparedRequest(complete, loras, image, region, size, tuple(notes), seen)
 
     def record(
-        self, config: GenerateConfig | PreparedRequest, init: ImageInput | None = None, mask: ImageInput | None = None
+        self,
+        config: GenerateConfig | PreparedRequest,
+        init: ImageInput | None = None,
+        mask: ImageInput | None = None,
+        references: Sequence[ImageInput] | None = None,
     ) -> dict[str, Any]:
         """Return the settings of a request as its images carry them, without generating any."""
-        request = self.prepare(config, init, mask) if isinstance(config, GenerateConfig) else config
+        if isinstance(config, PreparedRequest):
+            request = config
+        else:
+            request = self.prepare(config, init, mask, references=references)
         assert request.config.seed is not None
         return record_of(self.model, self._model_hash, request, request.config.seed)
-
-    def _open_images(
-        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str | Problem]
-    ) -> tuple[Image.Image | None, Image.Image | None]:
-        init = config.init if init is None else init
-        mask = config.mask if mask is None else mask
-        if init is None:
-            if mask is not None:
-                wrong.append(Problem("mask", "there is no image to repaint; give one as init"))
-            return None, None
-        try:
-            image = open_image(init, "init")
-            return image, open_mask(mask, image.size) if mask is not None else None
-        except RequestError as error:
-            wrong.append(str(error))
-            return None, None
-
-    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str | Problem]) -> tuple[int, int]:
-        native, patch = self.model.size, self.model.patch
-        width, height = (native, native) if image is None else working_size(image.size, native, patch)
-        width, height = config.width or width, config.height or height
-        for name, side in (("width", width), ("height", height)):
-            if not patch <= side <= MAX_SIDE:
-                wrong.append(Problem(name, f"{side} is out of range; use {patch} to {MAX_SIDE}"))
-            elif side % patch:
-                wrong.append(Problem(name, f"{side} is not a multiple of {patch}, which this model needs"))
-        return width, height
 
     def run(
         self,
@@ -297,6 +282,7 @@ class Pipeline:
         mask: ImageInput | None,
         on_mismatch: OnMismatch,
         finder: LoraFinder | None,
+        references: Sequence[ImageInput] | None,
     ) -> list[PreparedRequest]:
         """Prepare several requests; the problems of all are one error."""
         prepared, wrong = list[PreparedRequest](), list[str | Problem]()
@@ -304,7 +290,7 @@ class Pipeline:
             if not isinstance(config, GenerateConfig):
                 raise ConfigError(f"request {number}: expected a GenerateConfig, got {type(config).__name__}")
             try:
-                prepared.append(self.prepare(config, init, mask, on_mismatch, finder))
+                prepared.append(self.prepare(config, init, mask, on_mismatch, finder, references))
             except ConfigError as error:
                 wrong += [f"request {number}: {problem}" for problem in error.problems]
         if wrong:
@@ -318,7 +304,9 @@ class Pipeline:
     def _conditioning(self, request: PreparedRequest, added: Added = ()) -> PromptConditioning:
         config = request.config
         assert config.guidance is not None
-        return PromptConditioning(self.model, config.prompts, config.guidance, request.size, config.clip_skip, added)
+        return PromptConditioning(
+            self.model, config.prompts, config.guidance, request.size, config.clip_skip, added, request.references
+        )
 
 
 def pipeline(

@@ -26,6 +26,7 @@ class PreparedRequest:
     mask: Image.Image | None
     size: tuple[int, int]
     warnings: tuple[str, ...] = ()
+    references: tuple[Image.Image, ...] = ()
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -59,6 +60,10 @@ def record_of(model: Model, model_hash: str | None, request: PreparedRequest, se
         for lora in request.loras
         if not lora.in_prompt
     ]
+    if not request.references:
+        del config["references"]
+    images = [("init", request.init), ("mask", request.mask)]
+    images += [(f"reference {number}", image) for number, image in enumerate(request.references, 1)]
     variant = model.blueprint.variant
     return {
         "config": config,
@@ -70,11 +75,7 @@ def record_of(model: Model, model_hash: str | None, request: PreparedRequest, se
             **({"quantize": model.quantized} if model.quantized != "off" else {}),
         },
         "loras": [lora.as_dict() for lora in request.loras],
-        "inputs": {
-            name: hashlib.sha256(image.tobytes()).hexdigest()
-            for name, image in (("init", request.init), ("mask", request.mask))
-            if image is not None
-        },
+        "inputs": {name: hashlib.sha256(image.tobytes()).hexdigest() for name, image in images if image is not None},
     }
 
 

@@ -120,6 +120,7 @@ def run(
     axes: Sequence[str] = (),
     init: ImageInput | None = None,
     mask: ImageInput | None = None,
+    references: Sequence[ImageInput] | None = None,
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
     batch: Batch | None = None,
@@ -129,9 +130,13 @@ def run(
     Cells that share model, stack, size, steps and sampler are made together, as many as ``batch`` says.
     ``request``: what they were made from, with ``axes``.
     """
-    base = pipe.prepare(request, init, mask)
+    base = pipe.prepare(request, init, mask, references=references)
     prepared = [
-        [replace(pipe.prepare(config, init, mask), init=base.init, mask=base.mask) for config in line] for line in table
+        [
+            replace(pipe.prepare(config, init, mask, references=references), init=base.init, mask=base.mask)
+            for config in line
+        ]
+        for line in table
     ]
     total = sum(len(line) for line in table)
     callbacks = Callbacks(progress, cancelled=cancelled)

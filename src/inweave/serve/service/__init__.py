@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, ConflictError, InweaveError, Problem
+from inweave.errors import ConfigError, ConflictError, InweaveError, Problem, amount
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig
 from inweave.library import Library
@@ -328,6 +328,9 @@ class Service:
             "preview_every": request.preview_every, "preview_first": request.preview_first,
             "on_mismatch": request.on_mismatch, "gallery": request.gallery, "warnings": warnings,
         }  # fmt: skip
+        if request.references and len(request.references) > (most := await self.models.references(model)):
+            limit = f"reads up to {amount(most, 'reference image')}" if most else "reads no reference images"
+            raise ConfigError(Problem("references", f"{model} {limit}, got {len(request.references)}"))
         inputs = await self._inputs(request)
         submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)
         job, _ = await self.jobs.submit(submission)
@@ -344,11 +347,9 @@ class Service:
 
     async def _inputs(self, request: ImageRequest) -> dict[str, bytes]:
         """Return the images of a request by the names of their files."""
-        inputs = {
-            f"{name}.png": await self.images.read(text, label)
-            for name, label, text in (("init", "image", request.image), ("mask", "mask_image", request.mask_image))
-            if text is not None
-        }
+        texts = [("init", "image", request.image), ("mask", "mask_image", request.mask_image)]
+        texts += [(f"reference-{number}", "references", text) for number, text in enumerate(request.references, 1)]
+        inputs = {f"{name}.png": await self.images.read(text, label) for name, label, text in texts if text is not None}
         if "mask.png" in inputs:
             (width, height), (across, down) = (png_size(inputs[name]) for name in ("init.png", "mask.png"))
             if (width, height) != (across, down):

@@ -1,4 +1,4 @@
-"""The input images of a request, and the size of its results; problems are collected."""
+"""The input images of a request, and the size it is worked on at."""
 
 from __future__ import annotations
 
@@ -8,29 +8,42 @@ from collections.abc import Sequence
 from PIL import Image
 
 from inweave.errors import Problem, RequestError, amount
+from inweave.generate.canvas import extended
 from inweave.generate.config import GenerateConfig
+from inweave.generate.enlarge import MAX_SIDE
 from inweave.generate.images import ImageInput, open_image, open_mask, working_size
 from inweave.models.model import Model
 
-MAX_SIDE = 4096
 
-
-def open_images(
+def open_inputs(
     config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str | Problem]
 ) -> tuple[Image.Image | None, Image.Image | None]:
-    """Return the image to start from and its mask; problems are appended to ``wrong``."""
+    """Return the image to start from and its mask, extended where the request asks for it.
+
+    ``init`` and ``mask`` come before those of the configuration; problems are added to ``wrong``.
+    """
     init = config.init if init is None else init
     mask = config.mask if mask is None else mask
     if init is None:
         if mask is not None:
             wrong.append(Problem("mask", "there is no image to repaint; give one as init"))
+        if config.outpaint is not None:
+            wrong.append(Problem("outpaint", "there is no image to extend; give one as init"))
         return None, None
     try:
         image = open_image(init, "init")
-        return image, open_mask(mask, image.size) if mask is not None else None
+        region = open_mask(mask, image.size) if mask is not None else None
     except RequestError as error:
         wrong.append(str(error))
         return None, None
+    if config.outpaint is None:
+        return image, region
+    width, height = config.outpaint.size_of(image.size)
+    if max(width, height) > MAX_SIDE:
+        reason = f"the canvas would have {width}x{height} pixels; at most {MAX_SIDE} are possible on a side"
+        wrong.append(Problem("outpaint", reason))
+        return image, region
+    return extended(image, region, config.outpaint)
 
 
 def open_references(
@@ -51,14 +64,14 @@ def open_references(
     return () if problems else tuple(images)
 
 
-def choose_size(
+def size_for(
     model: Model,
     config: GenerateConfig,
     image: Image.Image | None,
     references: Sequence[Image.Image],
     wrong: list[str | Problem],
 ) -> tuple[int, int]:
-    """Return the size to generate at: that of the request, of the image it starts from or of its references."""
+    """Return the size to work on; problems are added to ``wrong``."""
     native, patch = model.size, model.patch
     width, height = (native, native) if image is None else working_size(image.size, native, patch)
     if image is None and references:

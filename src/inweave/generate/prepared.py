@@ -82,8 +82,7 @@ def record_of(model: Model, model_hash: str | None, request: PreparedRequest, se
         for lora in request.loras
         if not lora.in_prompt
     ]
-    if not request.references:
-        del config["references"]
+    config.pop("references", None)  # paths; `inputs` has their hashes
     images = [("init", request.init), ("mask", request.mask)]
     images += [(f"reference {number}", image) for number, image in enumerate(request.references, 1)]
     variant = model.blueprint.variant

@@ -1,10 +1,10 @@
-// The English texts of the frame and of most views, a section per view; Train and Gallery have files of their own.
+// The English texts of the frame and of most views, a section per view; Library, Train and Gallery have files of their own.
 // Texts with values are functions; lib/types.d.ts has their parameters.
 
 /** @type {(n: number, word: string) => string} */
 export const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`
 
-/** @satisfies {Omit<Phrases, "train">} */
+/** @satisfies {Omit<Phrases, "library" | "train">} */
 export const texts = {
 	app: {
 		name: "inweave",
@@ -270,102 +270,5 @@ export const texts = {
 			softer: "Softer edge",
 			other: "Switch between image and result"
 		}
-	},
-	library: {
-		title: "Library",
-		count: (all, shown) => `${counted(all, "LoRA")}${shown < all ? `, ${shown} shown` : ""}`,
-		layout: "Layout",
-		layouts: {cards: "Cards", table: "Table"},
-		refresh: "Rescan folders",
-		drop: "Add .safetensors files",
-		search: "Search the library",
-		searchHint: "Name, trigger word, hash",
-		base: "Base",
-		anyBase: n => `Any base (${n})`,
-		unknownBase: "unknown base",
-		sort: "Sort by",
-		orders: {name: "Name", newest: "Newest first", size: "Largest first"},
-		problems: n => `With problems (${n})`,
-		duplicates: n => `Duplicates (${n})`,
-		problem: n => counted(n, "problem"),
-		unreadable: "unreadable",
-		duplicate: "duplicate",
-		healthy: "healthy",
-		notRead: "scanning",
-		rank: ranks =>
-			ranks.length > 2 ? `rank ${Math.min(...ranks)} to ${Math.max(...ranks)}` : `rank ${ranks.join(", ")}`,
-		columns: ["Name", "Base", "Algorithm", "Rank", "Trigger words", "AutoV2", "Size", "Health"],
-		more: n => `Show more (${n} left)`,
-		emptyTitle: "No LoRAs yet",
-		emptyText: "Drop .safetensors files here, or start the worker with --lora-dir and a folder of them.",
-		nothingTitle: "No matches",
-		nothingText: "No LoRA matches all of these filters.",
-		showAll: "Show all",
-		uploads: "Uploads",
-		sending: "Uploading and checking",
-		states: /** @type {Labels} */ ({waiting: "Waiting", added: "Checked and added"}),
-		notSafetensors: "Only .safetensors files are accepted: other formats can run code when they are loaded.",
-		tooLarge: limit => `Larger than this worker's limit of ${limit}.`,
-		clear: "Clear list",
-		use: "Use in prompt",
-		deleted: name => `${name} was deleted`,
-		deleteTitle: name => `Delete ${name}?`,
-		deleteText: "This removes the file from the worker's disk. It cannot be undone.",
-		health: "Health",
-		sameContents: "Identical files",
-		metadata: n => `Metadata (${n})`,
-		sure: percent => `${percent}% confidence`,
-		algorithm: "Algorithm",
-		inside: "Contents",
-		modules: (modules, tensors, dtypes) => `${modules} modules, ${tensors} tensors, ${dtypes}`,
-		written: "Dialect",
-		file: "File",
-		preferred: "Strength",
-		notes: "Notes",
-		triggers: "Trigger words",
-		moreWords: n => `and ${n} more`,
-		copy: "Copy",
-		copied: text => `Copied: ${text}`,
-		notCopied: "The browser does not allow copying here.",
-		hashes: "Hashes",
-		hashNames: /** @type {Labels} */ ({sha256: "SHA-256", autov1: "AutoV1", autov2: "AutoV2", autov3: "AutoV3"}),
-		notHashed: "The worker has not hashed this file yet.",
-		convert: "Convert",
-		convertAction: "Convert",
-		dialect: "Convert to",
-		dialects: /** @type {Labels} */ ({
-			kohya: "kohya: sd-scripts, A1111, Forge, ComfyUI",
-			diffusers: "diffusers",
-			peft: "PEFT (two files in a ZIP)",
-			comfy: "ComfyUI",
-			onetrainer: "OneTrainer",
-			bfl: "Black Forest Labs (Flux)",
-			candle: "candle-lora"
-		}),
-		leaveOut: "Leave out modules it cannot express",
-		downloadAs: (name, size) => `${name}, ${size}`,
-		leftOut: (n, reason) => `${n === 1 ? "1 module was" : `${n} modules were`} left out: ${reason}`,
-		fit: "Compatibility",
-		target: "Model or base",
-		models: "Models on this worker",
-		bases: "Known bases",
-		check: "Check",
-		fits: (name, tensors) => `Fits ${name}: all ${tensors} tensors have a place.`,
-		fitsNot: (name, placed, all) => `Only ${placed} of ${all} tensors fit ${name}.`,
-		nonfinite: n => `${counted(n, "tensor")} with NaN or infinity.`,
-		unused: n => `Without a place (${n})`,
-		placements: n => `Placement of every tensor (${n})`,
-		faults: /** @type {Labels} */ ({
-			unplaced: "module not found",
-			mismatched: "shape mismatch",
-			orphans: "incomplete",
-			duplicates: "duplicate",
-			unsupported: "not supported"
-		}),
-		findingColumns: ["Module", "Problem", "Reason", "Nearest or expected"],
-		placementColumns: ["In the file", "Component", "In the model", "Shape", "Algorithm"],
-		rows: (first, last) => `rows ${first} to ${last}`,
-		filterRows: "Filter rows",
-		keys: {layout: "Switch between cards and table"}
 	}
 }

@@ -20,7 +20,6 @@ import {
 	Segmented,
 	Select,
 	showError,
-	texts,
 	triggerWords,
 	useBusy,
 	useEffect,
@@ -32,9 +31,9 @@ import {
 	useStore
 } from "../kit.js"
 import {algorithm, Details} from "./library/details.js"
+import {t} from "./library/strings.js"
 import {addFiles, Uploads} from "./library/upload.js"
 
-const t = texts.library
 const PAGE = 60
 const layout = persisted("library-layout", "cards")
 /** @type {Record<string, (a: Lora, b: Lora) => number>} */

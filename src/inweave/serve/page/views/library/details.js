@@ -30,8 +30,7 @@ import {
 	useStore
 } from "../../kit.js"
 import {Fit} from "./fit.js"
-
-const t = texts.library
+import {t} from "./strings.js"
 
 /** @param {DetailsProps} props */
 export function Details({id, twins, onClose}) {

@@ -40,16 +40,17 @@ class Progress:
     preview: Image.Image | None = None
     batch: int = 1
     finished: int = 0
+    all_passes: tuple[int, int] | None = None  # steps done and in total, of a request with several passes
 
     @property
     def done(self) -> int:
         """The steps that are done, of all images."""
-        return self.finished * self.total + self.step * self.batch
+        return self.all_passes[0] if self.all_passes else self.finished * self.total + self.step * self.batch
 
     @property
     def work(self) -> int:
         """The steps of all images."""
-        return self.total * self.images
+        return self.all_passes[1] if self.all_passes else self.total * self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ def evaluate(model: Model, samplings: Sequence[Sampling], conditioning: BatchCon
     places = [(each.step, each.steps) for each in samplings for _ in each.tasks]
     with network_errors(model):
         predictions = _predict(model, latents, t, conditioning, places)
-    for sampling, own in zip(samplings, predictions.split([len(each) for each in samplings]), strict=True):
+    parts = torch.split(predictions, [len(each) for each in samplings])
+    for sampling, own in zip(samplings, parts, strict=True):
         sampling.advance(own)
 
 
@@ -127,7 +129,7 @@ class Pace:
         """Wait for the end of the step before the present one."""
         if self._device.type != "cuda":
             return
-        before, self._step = self._step, torch.cuda.Event()  # type: ignore[no-untyped-call]
+        before, self._step = self._step, torch.cuda.Event()
         self._step.record(torch.cuda.current_stream(self._device))
         if before is not None:
             before.synchronize()
@@ -198,16 +200,20 @@ def _report(
     if callbacks.progress is None:
         return
     left = (time.perf_counter() - started) / step * (total - step)
-    due = callbacks.preview_every > 0 and (
-        ((step - 1) % callbacks.preview_every == 0 or step == total)
-        if callbacks.preview_first
-        else (step % callbacks.preview_every == 0 and step < total)
-    )
+    due = is_preview_due(callbacks, step, total)
     if not due or latents is None:
         callbacks.progress(_at(place, place.numbers[0], step, total, left, None))
         return
     for number, row in zip(place.numbers, latents.chunk(len(place.numbers)), strict=True):
         callbacks.progress(_at(place, number, step, total, left, decode(model, row, callbacks.warn, preview=True)))
+
+
+def is_preview_due(callbacks: Callbacks, step: int, total: int) -> bool:
+    """Return whether previews are made after step ``step``, counted from 1."""
+    every = callbacks.preview_every
+    if every <= 0 or step < 1:
+        return False
+    return (step - 1) % every == 0 or step == total if callbacks.preview_first else step % every == 0 and step < total
 
 
 def _at(place: Place, image: int, step: int, total: int, left: float, preview: Image.Image | None) -> Progress:

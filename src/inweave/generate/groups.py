@@ -27,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -62,8 +63,11 @@ class Group:
     merge_reason: str = ""
 
 
-def groups_of(model: Model, jobs: Sequence[Job], batch: Batch) -> list[Group]:
-    """Return the groups in which requests are drawn."""
+def groups_of(
+    model: Model, jobs: Sequence[Job], batch: Batch,
+    shared: Callable[[PreparedRequest], object] = attrgetter("shared"),
+) -> list[Group]:  # fmt: skip
+    """Return the groups in which requests are drawn; ``shared``: what those of a group with several stacks share."""
     stacks = _by(jobs, lambda job: stack_key(job.request.loras))
     if len(stacks) == 1:
         return [_merged(jobs)]
@@ -72,7 +76,7 @@ def groups_of(model: Model, jobs: Sequence[Job], batch: Batch) -> list[Group]:
     fixed = {key: _fixed(model, own[0].request.loras) for key, own in stacks.items()}
     groups, rest = list[Group](), dict[Key, tuple[list[Job], str]]()
     for every in _by(
-        jobs, lambda job: (tuple(sorted(fixed[stack_key(job.request.loras)])), job.request.shared)
+        jobs, lambda job: (tuple(sorted(fixed[stack_key(job.request.loras)])), shared(job.request))
     ).values():
         for part in _limited(every):
             reason = _reason_to_merge(model, part, fixed, batch)
@@ -221,13 +225,14 @@ def draw_groups(
     model = drawing.model
     waiting = deque(groups_of(model, jobs, drawing.batch))
     mixed = [group for group in waiting if any(group.added)]
-    if mixed and _probe(model, condition(mixed[0].jobs[0].request, ()), mixed[0].jobs[0].request):
+    request = mixed[0].jobs[0].request if mixed else None
+    if request is not None and probe_rows(model, lambda: condition(request, ()), request):
         waiting = deque(groups_of(model, jobs, drawing.batch))
     while waiting:
         group = waiting.popleft()
         started = time.perf_counter()
         merge(group.merged)
-        added = _in_slots(model, group)
+        added = added_in_slots(model, group)
         seconds = time.perf_counter() - started
         conditionings = [condition(job.request, own) for job, own in zip(group.jobs, added, strict=True)]
         for job, own, conditioning in zip(group.jobs, added, conditionings, strict=True):
@@ -242,7 +247,7 @@ def draw_groups(
         drawing(group.jobs, conditionings)
 
 
-def _in_slots(model: Model, group: Group) -> list[Added]:
+def added_in_slots(model: Model, group: Group) -> list[Added]:
     """Return what is added to each request of a group, in slots."""
     loras = [lora for each in group.added for lora in each]
     if not loras:
@@ -252,12 +257,12 @@ def _in_slots(model: Model, group: Group) -> list[Added]:
 
 
 @torch.no_grad()
-def _probe(model: Model, prompts: PromptConditioning, request: PreparedRequest) -> bool:
+def probe_rows(model: Model, prompts: Callable[[], PromptConditioning], request: PreparedRequest) -> bool:
     """Find the layers of the denoiser that do not see the rows of a batch; return whether they were not known."""
     folder = model.blueprint.denoiser.folder
     if model.row_adapters.is_probed(FOLDERS[folder]):
         return False
-    conditioning = prompts.at(0, request.config.steps or 1)
+    conditioning = prompts().at(0, request.config.steps or 1)
     shape = model.latent_space.shape(*request.size)
     both = join(model.family, model, [conditioning] * 2, shape)
     latents = torch.zeros(2, *shape[1:], device=model.device, dtype=model.dtype)

@@ -42,6 +42,7 @@ from inweave.generate.loading import CACHE_GB, load_for_images
 from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
+from inweave.generate.running import RunningBatch
 from inweave.models.acceleration import Graph
 from inweave.models.model import Model, Quantize
 from inweave.models.open import open_model
@@ -290,6 +291,14 @@ class Pipeline:
             draw_groups(drawing, jobs, self._swap_in, self._conditioning)
             return [job.result for job in jobs]
 
+    def running_batch(self, batch: Batch | None = None) -> RunningBatch:
+        """Return an empty batch that requests of `prepare` join and leave at any step; ``batch`` as in a call.
+
+        While it has members, nothing else may use the pipeline.
+        """
+        size = self.batch if batch is None else check_batch(batch)
+        return RunningBatch(self.model, self._model_hash, size, self._measured, self._swap_in, self._conditioning)
+
     def _prepare_all(
         self,
         configs: Sequence[GenerateConfig],
@@ -337,6 +346,7 @@ def pipeline(
     quantized_cache_gb: float = CACHE_GB,
     batch: Batch = "auto",
     graph: Graph = "off",
+    lora_cache_gb: float = 4.0,
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -361,6 +371,7 @@ def pipeline(
         quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
         batch: how many images of a request are made together, at most: a number, or "auto".
         graph: "auto" records steps in CUDA graphs on an NVIDIA GPU, "off" runs them eagerly.
+        lora_cache_gb: memory for LoRAs that were read; beyond it, the least recently used one is dropped.
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -383,6 +394,6 @@ def pipeline(
     blueprint = open_model(model, variant=variant, parts=parts, allow_download=allow_download)
     loaded = load_for_images(
         blueprint, loras=layers, device=device, dtype=dtype, quantize=quantize, offload=offload,
-        cache_gb=quantized_cache_gb, graph=graph, progress=progress,
+        cache_gb=quantized_cache_gb, graph=graph, lora_cache_gb=lora_cache_gb, progress=progress,
     )  # fmt: skip
     return Pipeline(loaded, loras=choices, finder=finder, batch=batch)

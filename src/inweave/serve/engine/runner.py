@@ -1,5 +1,7 @@
 """The runner: a request in, events out. It knows models and LoRA files, but no queues, processes or HTTP.
 
+`requests` runs several requests together, with the models of a runner.
+
     runner = Runner(RunnerSettings(device="cuda:0"))
     result = runner.run(RunRequest(...), emit=print, cancelled=lambda: False)
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 import io
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,7 @@ class Runner:
                 model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model),
                 quantize=self.settings.quantize, offload=self.settings.offload,  # type: ignore[arg-type]
                 quantized_cache_gb=self.settings.quantized_cache_gb, batch=self.settings.batch,
-                graph=self.settings.graph,
+                graph=self.settings.graph, lora_cache_gb=self.settings.lora_cache_gb,
             )  # fmt: skip
             self._sizes[model] = model_bytes(pipe)
             self._refuse_too_large(model)
@@ -124,39 +126,56 @@ class Runner:
                 f"the model has {weights / 2**30:.2g} GB of weights, and loaded models may take {budget / 2**30:.2g} GB"
             )
 
-    def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
+    def open(self, request: RunRequest, emit: Emit) -> Pipeline:
+        """Return the model of a request, whose adapters it will hold."""
         pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
         self._adapters.setdefault(request.model, set()).update(request.loras.values())
-        config = GenerateConfig(**request.config)
-        started = time.perf_counter()
+        return pipe
 
-        def report(at: Progress) -> None:
-            data = {
-                "step": at.done, "total": at.work, "percent": round(100 * at.done / at.work, 2),
-                "eta": round(at.eta, 3),
-                "index": at.image, "count": at.images,
-            }  # fmt: skip
-            if at.preview is None:
-                emit(Event("progress", data))
-            else:
-                emit(Event("preview", data, encode_png(at.preview)))
+    def loaded(self, model: str) -> Pipeline | None:
+        """Return a model if it is in memory."""
+        return self._models.get(model)
 
+    def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
+        pipe, started = self.open(request, emit), time.perf_counter()
         result = pipe(
-            config,
-            init=_decode(request.inputs.get("init")),
-            mask=_decode(request.inputs.get("mask")),
-            progress=report,
+            GenerateConfig(**request.config),
+            init=decode_png(request.inputs.get("init")),
+            mask=decode_png(request.inputs.get("mask")),
+            progress=progress_events(emit),
             preview_every=request.preview_every,
             preview_first=request.preview_first,
             cancelled=cancelled,
             on_mismatch=request.on_mismatch,
             finder=LoraTable(request.loras),
         )
-        for number, image in enumerate(result.images):
-            record = result.records[number]
-            data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
-            emit(Event("image", data, encode_png(image, record)))
-        return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
+        return finish_result(result, emit, pipe.model.lora_modules, time.perf_counter() - started)
+
+
+def progress_events(emit: Emit) -> Callable[[Progress], None]:
+    """Return what reports the progress of a job as events."""
+
+    def report(at: Progress) -> None:
+        data = {
+            "step": at.done, "total": at.work, "percent": round(100 * at.done / at.work, 2),
+            "eta": round(at.eta, 3),
+            "index": at.image, "count": at.images,
+        }  # fmt: skip
+        if at.preview is None:
+            emit(Event("progress", data))
+        else:
+            emit(Event("preview", data, encode_png(at.preview)))
+
+    return report
+
+
+def finish_result(result: Result, emit: Emit, model_modules: int, seconds: float) -> dict[str, Any]:
+    """Emit the images of a job and return its result; ``model_modules``: that an adapter could change."""
+    for number, image in enumerate(result.images):
+        record = result.records[number]
+        data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
+        emit(Event("image", data, encode_png(image, record)))
+    return _summary(result, model_modules, seconds)
 
 
 def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, Any]:
@@ -173,6 +192,9 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
              "apply_seconds": round(lora.plan_seconds + result.swap_seconds * lora.modules / changed, 6)}
             for lora in result.loras
         ],
+        "batches": result.batches,
+        "added_loras": result.added,
+        "merge_reason": result.merge_reason,
         "warnings": result.warnings,
         "model": result.records[0]["model"] if result.records else {"name": EMBEDDED},
         "seconds": round(seconds, 4),
@@ -186,7 +208,7 @@ def encode_png(image: Image.Image, record: Mapping[str, Any] | None = None) -> b
     return content.getvalue()
 
 
-def _decode(content: bytes | None) -> Image.Image | None:
+def decode_png(content: bytes | None) -> Image.Image | None:
     """Return an image that the sandbox has encoded as PNG."""
     if content is None:
         return None

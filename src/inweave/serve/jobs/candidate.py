@@ -1,4 +1,8 @@
-"""What the scheduler needs to know of a waiting job."""
+"""What the scheduler needs to know of a waiting job.
+
+`shape` is what image jobs of one model have in common that may share a batch: the size that they ask for, if that alone
+decides it. A job that was started before has none: it may have killed its process, and would take others with it.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ class Candidate:
     priority: int = 0
     client: str = ""
     adapters: tuple[str, ...] = ()
+    shape: tuple[int | None, int | None] | None = None
 
 
 def candidate_of(job: Job) -> Candidate:
@@ -25,7 +30,15 @@ def candidate_of(job: Job) -> Candidate:
     adapters = () if job.kind == "train" else tuple(sorted(set(adapter_keys(job).values())))
     # all clients of one account take its turns: a client may call itself anything
     client = f"account {job.account}" if job.account else f"client {job.client}"
-    return Candidate(job.id, job.number, job.kind, job.model, job.priority, client, adapters)
+    return Candidate(job.id, job.number, job.kind, job.model, job.priority, client, adapters, _shape(job))
+
+
+def _shape(job: Job) -> tuple[int | None, int | None] | None:
+    if job.kind == "train" or job.attempts > 0:
+        return None
+    config = job.request.get("config", {})
+    size = config.get("width"), config.get("height")
+    return size if job.kind == "image_generation" or None not in size else None
 
 
 def adapter_keys(job: Job) -> dict[str, str]:

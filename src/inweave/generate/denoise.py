@@ -129,7 +129,7 @@ class Pace:
         """Wait for the end of the step before the present one."""
         if self._device.type != "cuda":
             return
-        before, self._step = self._step, torch.cuda.Event()
+        before, self._step = self._step, torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._step.record(torch.cuda.current_stream(self._device))
         if before is not None:
             before.synchronize()

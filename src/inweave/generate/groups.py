@@ -10,11 +10,13 @@ if they have the same of these. They share its batches if size, sampler and step
 `batch = "auto"` adds if that costs less. In units of the work of one row of the denoiser, per step:
 
     merged    sum over stacks and their batches of   F + rows
-    added     sum over batches of                    1.3 F + rows (1 + a)
+    added     sum over batches of                    1.3 F + rows (1 + a + e)   e: of rows that get products
 
     F    the cost of a call, whatever its rows: C / latents of an image. C is 170 on a CPU (measured: the embedded model
          takes 47 ms for one image of 256 latents, 132 ms for four) and 80,000 on a GPU
     a    multiply-adds of the added products, as a share of those of the weights: sum r (in + out) / sum in out
+    e    the passes over the outputs of layers: 0.5 on a CPU (measured: 26 ms for an image of the embedded model, where
+         the network itself takes 48), nothing on a GPU, where the kernels are short of memory traffic otherwise
 
 A swap costs less than a step, and is left out. A number of images says how many are made together, whatever they cost.
 """
@@ -45,6 +47,7 @@ from inweave.targets.plan import Plan
 from inweave.weights.row_adapters import MOST_SLOTS
 
 _CALL = {"cpu": 170.0, "cuda": 80_000.0}  # latents whose work costs as much as a call
+_ADDED_PASSES = {"cpu": 0.5}  # of a row's work
 _ADDED_CALL = 1.3  # of a call that adds to the outputs of its layers
 
 Key = tuple[object, ...]
@@ -149,9 +152,10 @@ def _share(model: Model, lora: AppliedLora) -> float:
     placements = [each for each in plan_of(model, lora).placements if each.component == "unet"]
     if not lora.unet:
         return 0.0
+    passes = _ADDED_PASSES.get(model.device.type, 0.0) if placements else 0.0
     products = sum((each.factors.rank or 0) * (each.shape[0] + math.prod(each.shape[1:])) for each in placements)
     weights: int = sum(weight.numel() for weight in model.denoiser.parameters() if weight.dim() > 1)
-    return products / max(weights, 1)
+    return passes + products / max(weights, 1)
 
 
 def _mixed(jobs: Sequence[Job]) -> Group:

@@ -13,9 +13,10 @@ result of a request never depends on the requests before it, or on those that ru
 batch (`inweave.generate.denoise`).
 
 **Room.** A runner that makes images of several jobs together says how many jobs like the running ones it takes in all,
-these included: of the same model and `Candidate.shape`. Until it says so it is 1. A dispatcher sends no more than that;
-a runner holds what does not fit, and begins it when it can. A dispatcher sends a job alone that may have
-killed a runner before, so that it takes no other with it.
+these included: of the same model and `Candidate.shape`, and with the same LoRAs unless it is ``mixed``: where adding
+LoRAs to the rows of a batch costs more than merging them, it is not. Until it says so, it is one job. A dispatcher
+sends no more than that; a runner holds what does not fit, and begins it when it can. A job that may have killed a
+runner before is sent alone, so that it takes no other with it.
 
 **Cancel.** A cancellation asks a job to stop at its next step, and may be repeated. A job that has not begun ends
 without being run; training saves a checkpoint first. Exactly one Finished follows either way: usually with the state
@@ -163,9 +164,10 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many jobs like the running ones a runner takes in all."""
+    """How many jobs like the running ones a runner takes in all; ``mixed``: also with other LoRAs than theirs."""
 
     jobs: int
+    mixed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,7 @@ class Dispatcher:
             while True:
                 report = await self._receive()
                 if isinstance(report, Room):
-                    self._room = report.jobs
+                    self._room, self.slot.view.mixed = report.jobs, report.mixed
                     self._ended.set()
                 elif isinstance(report, JobEvent | Finished) and (run := self._runs.get(report.job)) is not None:
                     run.take(report)

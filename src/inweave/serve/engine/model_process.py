@@ -79,7 +79,7 @@ class ModelProcess:
         PATHS.add((*settings.folders, *settings.private))
         runner = Runner(settings)
         self._send(Ready(runner.device))
-        requests, room, loads = Requests(runner), 1, list[Load]()
+        requests, room, loads = Requests(runner), Room(1), list[Load]()
         while True:
             idle = not requests.busy
             while idle or not self._queue.empty():
@@ -96,7 +96,7 @@ class ModelProcess:
                 self._finishing.submit(self._finish, ended, residency, memory)
             if requests.room != room:
                 room = requests.room
-                self._send(Room(room))
+                self._send(room)
 
     def _emitter(self, runner: Runner, job: str) -> Emit:
         return lambda event: self._send(JobEvent(job, event, runner.memory))

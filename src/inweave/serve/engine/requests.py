@@ -19,11 +19,12 @@ from functools import partial
 from typing import Any
 
 from inweave.errors import CancelledError, InweaveError
+from inweave.generate.applied import stack_key
 from inweave.generate.config import GenerateConfig
 from inweave.generate.denoise import Callbacks
 from inweave.generate.pipeline import Pipeline
 from inweave.generate.running import FULL, Member, RunningBatch
-from inweave.serve.engine.contract import Cancelled, Emit, RunRequest
+from inweave.serve.engine.contract import Cancelled, Emit, Room, RunRequest
 from inweave.serve.engine.runner import LoraTable, Runner, decode_png, finish_result, progress_events
 
 MAX_OVERTAKES = 8
@@ -62,6 +63,7 @@ class Requests:
         self._pipe: Pipeline | None = None
         self._model = ""
         self._changes = 0  # of the batch
+        self._mixed = True  # whether the last request with other LoRAs could join
         self._readers = ThreadPoolExecutor(2, "inweave-read")
 
     @property
@@ -70,11 +72,11 @@ class Requests:
         return bool(self._held or self._running)
 
     @property
-    def room(self) -> int:
+    def room(self) -> Room:
         """How many requests like the running ones are taken in all, these included."""
         if not self._running or self._batch is None or any(each.overtaken >= MAX_OVERTAKES for each in self._held):
-            return 1
-        return max(1, self._batch.most)
+            return Room(1, self._mixed)
+        return Room(max(1, self._batch.most), self._mixed)
 
     def submit(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> None:
         """Hold a request until it can begin."""
@@ -121,6 +123,7 @@ class Requests:
             if pipe.model.family.own_pipeline:
                 result = self._runner.run(request, first.emit, first.cancelled)
                 return [Ended(request.job, lambda: result)]
+            self._mixed |= self._model != request.model
             self._batch, self._pipe, self._model = pipe.running_batch(), pipe, request.model
             reason = self._join(first)
             assert not reason, reason
@@ -148,9 +151,11 @@ class Requests:
             if reason == FULL:
                 break
             if reason:
+                self._mixed &= not self._has_other_loras(each)
                 each.tried = self._changes
                 before.append(each)
                 continue
+            self._mixed |= self._has_other_loras(each)
             self._held.remove(each)
             for other in before:
                 other.overtaken += 1
@@ -174,6 +179,16 @@ class Requests:
         self._running.append(held)
         self._changes += 1
         return ""
+
+    def _has_other_loras(self, held: _Held) -> bool:
+        """Return whether LoRAs are all that keeps a request apart from the batch."""
+        member, others = held.member, [each.member for each in self._running if each is not held]
+        assert member is not None
+        own = stack_key(member.request.loras)
+        return any(
+            each is not None and each.request.size == member.request.size and stack_key(each.request.loras) != own
+            for each in others
+        )
 
     def _leave(self, held: _Held) -> Ended:
         member, pipe = held.member, self._pipe

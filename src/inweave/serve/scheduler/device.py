@@ -34,6 +34,7 @@ class DeviceView:
     free_at: float = field(default=0.0)
     node: str = ""  # the machine it is in, of several
     joined: dict[str, Candidate] = field(default_factory=dict)
+    mixed: bool = True  # whether jobs with other LoRAs may join
 
     @property
     def jobs(self) -> list[Candidate]:

@@ -125,7 +125,8 @@ class Scheduler:
         for job in order:
             if any(rules.allow(job, each) and self.costs.start_seconds(job, each) < LOAD_GAIN for each in idle):
                 continue  # it runs there at once
-            if (job.model, job.shape) == (running.model, running.shape):
+            same = device.mixed or all(job.stack == each.stack for each in device.jobs)
+            if same and (job.model, job.shape) == (running.model, running.shape):
                 for each in before:
                     self._overtakes[each.id] += 1
                 self._overtakes.pop(job.id, None)

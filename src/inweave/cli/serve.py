@@ -32,9 +32,9 @@ def serve(
     store: Annotated[str | None, typer.Option(
         "--store", envvar="INWEAVE_STORE", metavar="postgresql://...", rich_help_panel=SEVERAL,
         help="The queue in PostgreSQL, for several workers.", show_default="SQLite in the --data folder")] = None,
-    blobs: Annotated[Path | None, typer.Option(
-        "--blobs", metavar="FOLDER", help="Folder of images that all workers see.", show_default="in --data",
-        rich_help_panel=SEVERAL)] = None,
+    blobs: Annotated[str | None, typer.Option(
+        "--blobs", metavar="FOLDER|s3://...", help="Images that all workers see: a folder or a bucket.",
+        show_default="in --data", rich_help_panel=SEVERAL)] = None,
     shared: Annotated[Path | None, typer.Option(
         "--shared", help="Folder of datasets, training runs and added LoRAs that all workers and nodes see.",
         show_default="--blobs or --data", rich_help_panel=SEVERAL)] = None,
@@ -175,6 +175,8 @@ def serve(
         require("postgresql", False)
     if cluster is not None:
         require("cluster", False)
+    if blobs is not None and blobs.startswith("s3://"):
+        require("s3", False)
     with reporting_errors(False):
         from inweave.errors import ConfigError
         from inweave.serve.run import run

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from inweave.errors import InweaveError
@@ -25,7 +26,7 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.record import record
 from inweave.serve.engine.wire import WireError
-from inweave.serve.jobs.errors import DatabaseLost, StorageError
+from inweave.serve.jobs.errors import StorageError, StoreLost
 from inweave.serve.jobs.failures import failure_of
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.job import Failure, Job, State
@@ -172,9 +173,9 @@ class JobRun:
     async def _run(self) -> None:
         job = self.job
         try:
-            resolved = await self._own.stored(self._own.resolve, job, repeat=(DatabaseLost,))
-            files = await asyncio.to_thread(self._own.store.files.inputs, job.id)
-            inputs = {name: await asyncio.to_thread(path.read_bytes) for name, path in files.items()}
+            resolved = await self._own.stored(self._own.resolve, job, repeat=(StoreLost,))
+            files = await self._own.stored(self._own.store.files.inputs, job.id, repeat=(StoreLost,))
+            inputs = {Path(name).stem: content for name, content in files.items()}
         except (InweaveError, OSError) as error:
             await self._end(job, "failed", error=failure_of(error))
             return
@@ -229,7 +230,7 @@ class JobRun:
         elif report.state == "done":
             for image, name in zip(report.result.get("images", ()), files, strict=False):
                 image["file"] = name
-            result = await self._own.stored(self._own.deliver, job, report.result, repeat=(DatabaseLost,))
+            result = await self._own.stored(self._own.deliver, job, report.result, repeat=(StoreLost,))
             await self._end(job, "done", result=result)
         elif report.state == "failed":
             await self._end(job, "failed", error=report.error)

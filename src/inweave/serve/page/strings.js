@@ -157,6 +157,23 @@ export const texts = {
 		emptyTitle: "All done",
 		emptyText: "No jobs are running or waiting.",
 		emptyAction: "Generate an image",
+		devices: "Devices",
+		resources: node =>
+			[node.gpus > 0 && counted(node.gpus, "GPU"), counted(node.cpus, "CPU")].filter(Boolean).join(", "),
+		gone: "lost",
+		unplaced: "On no machine yet",
+		statuses: /** @type {Labels} */ ({
+			running: "running",
+			starting: "starting",
+			loading: "loading",
+			ready: "ready",
+			failed: "failed",
+			stopping: "stopping"
+		}),
+		roles: /** @type {Labels} */ ({training: "training only", images: "images only"}),
+		holds: names => `In memory: ${names.join(", ")}`,
+		holdsNothing: "Nothing in memory",
+		waitsFor: reason => `Why it waits: ${reason}`,
 		cancel: what => `Cancel ${what}`,
 		cancelling: "Stopping after this step",
 		first: "Run next",

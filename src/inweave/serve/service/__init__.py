@@ -53,7 +53,7 @@ from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
 from inweave.serve.service.loras import Loras
 from inweave.serve.service.models import Models
-from inweave.serve.service.stores import open_database, open_gallery
+from inweave.serve.service.stores import open_blobs, open_database, open_gallery
 from inweave.serve.service.training import Training
 from inweave.serve.settings import ServeSettings
 from inweave.serve.storage.datasets import DatasetStore
@@ -88,6 +88,7 @@ class DeviceState:
     role: str = "mixed"
     memory: DeviceMemory | None = None
     node: str = ""  # of a cluster
+    loras: tuple[str, ...] = ()  # that it holds, by the references of jobs
 
 
 class Service:
@@ -97,20 +98,23 @@ class Service:
         self.settings = settings
         data, private = settings.data, settings.private_folders()
         PATHS.add(private)
-        database = open_database(settings)
+        database, blobs = open_database(settings), open_blobs(settings)
         self.store = JobStore(
             data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
             keep_bytes=int(settings.keep_gb * 1024**3), database=database, lease_seconds=settings.lease_seconds,
-            files=JobFiles(settings.blobs_folder() / "files"),
+            files=JobFiles(blobs.part("files")),
         )  # fmt: skip
         witness = None if settings.cluster is None else witness_file(settings)
         shared = settings.shared_folder() if witness is None else witness.parent
-        self.store.ensure_same_folder("--blobs", settings.blobs_folder())
+        if isinstance(settings.blobs, str):
+            self.store.ensure_same_store("--blobs", blobs)
+        else:
+            self.store.ensure_same_folder("--blobs", settings.images_folder())
         self.store.ensure_same_folder("--shared", shared)
         incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
-            max_bytes=int(settings.upload_gb * 1024**3), files=settings.blobs_folder() / "uploads", database=database,
+            max_bytes=int(settings.upload_gb * 1024**3), files=blobs.part("uploads"), database=database,
         )  # fmt: skip
         self._dataset_store = DatasetStore(shared / "datasets", int(settings.dataset_gb * 1024**3))
         self._runs = TrainingRuns(shared / "training")
@@ -275,7 +279,7 @@ class Service:
                 each.reason if self._fleet is None else self._fleet.reason_of(each),
                 tuple(sorted(each.slot.view.models)), len(each.slot.view.adapters),
                 each.current.id if each.current is not None else None,
-                each.slot.view.role.name.lower(), each.memory, each.slot.view.node,
+                each.slot.view.role.name.lower(), each.memory, each.slot.view.node, each.slot.loras,
             )
             for each in self._dispatchers
         ]  # fmt: skip

@@ -252,6 +252,40 @@ interface Capabilities {
   };
 }
 
+/** A device that runs jobs. */
+interface Device {
+  name: string;
+  /** as torch names it; null until its process reports it */
+  device: string | null;
+  status: "starting" | "loading" | "ready" | "failed" | "stopping";
+  /** why it is not ready */
+  reason: string;
+  /** the id of the job that it runs */
+  job: string | null;
+  /** in its memory */
+  models: string[];
+  /** in its memory, by the references of jobs */
+  loras: string[];
+  role: "mixed" | "training" | "images";
+  /** its machine, of several */
+  node: string;
+}
+
+/** A machine of a cluster. */
+interface ClusterNode {
+  name: string;
+  alive: boolean;
+  cpus: number;
+  gpus: number;
+}
+
+/** The queue with its devices. */
+interface Queue {
+  waiting: (Job & { reason: string })[];
+  devices: Device[];
+  nodes: ClusterNode[];
+}
+
 /** Settings read from an image file. */
 interface ImageMetadata {
   settings: Partial<ImageSettings> & Record<string, any>;
@@ -778,7 +812,15 @@ interface Phrases {
     changed: (modules: number, all: number) => string;
     made: Of<string>;
   };
-  queue: Words & { cancel: Of<string>; move: Of<string>; training: Of<string>; images: Of<number> };
+  queue: Words & {
+    cancel: Of<string>;
+    move: Of<string>;
+    training: Of<string>;
+    images: Of<number>;
+    resources: Of<ClusterNode>;
+    holds: Of<string[]>;
+    waitsFor: Of<string>;
+  };
   compare: Words & { lora: Of<number>; seedOf: Of<number>; left: Of<number> };
   edit: Words & { unreadable: Of<string>; scaled: (from: string, to: string) => string; share: Of<number> };
   library: Words & {

@@ -7,7 +7,8 @@
 
 All random numbers of an image come from its own CPU generator in a fixed order, so a seed means the same on every
 device and in every batch: the noise of an image is bit for bit that of the image alone. A scheduler carries state, so
-every `Sampling` has its own, whichever others share the calls of the denoiser with it.
+every `Sampling` has its own, whichever others share the calls of the denoiser with it. Schedulers get times in host
+memory, where their tables are, so that a step waits for no number of the device.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Sampling:
         draws = "generator" in inspect.signature(scheduler.step).parameters
         self._options = {"generator": generators if len(generators) > 1 else generators[0]} if draws else {}
         self._scheduler, self._times, self.latents = scheduler, times[first:], latents
+        self._host_times = self._times.cpu()
         self._noise, self._original = noise, original
 
     def __len__(self) -> int:
@@ -137,16 +139,18 @@ class Sampling:
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         """Return what the denoiser gets next: one row of latents per image, and their time."""
-        t = self._times[self._evaluation]
+        now = self._evaluation
         with network_errors(self.model):
-            rows = scaled_input(self._scheduler, self.latents, t)
-            return (rows if self._channels is None else torch.cat([rows, self._channels], 1)), t
+            rows = scaled_input(self._scheduler, self.latents, self._host_times[now])
+            rows = rows if self._channels is None else torch.cat([rows, self._channels], 1)
+        return rows, self._times[now]
 
     def advance(self, prediction: Tensor) -> None:
         """Take one prediction per image to the next noise level."""
         scheduler, now = self._scheduler, self._evaluation
         with network_errors(self.model):
-            latents = scheduler.step(prediction, self._times[now], self.latents, return_dict=False, **self._options)[0]
+            t = self._host_times[now]
+            latents = scheduler.step(prediction, t, self.latents, return_dict=False, **self._options)[0]
             # the first half of a step of two ends at no noise level of its own
             whole = getattr(scheduler, "state_in_first_order", True)
             if self._mask is not None and self._original is not None and whole:

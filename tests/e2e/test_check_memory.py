@@ -31,7 +31,7 @@ finally:
 #: libraries that no part of a check of the embedded model needs
 _NEEDLESS = ("diffusers", "transformers", "scipy", "peft")
 #: beyond torch and its compiler, which torch imports for gradient checkpointing and for kernels on the meta device:
-#: 373 MB on one x86-64 machine and 445 on another, with the same wheel, so the sum is no bound
+#: 373 MB on one x86-64 machine and 445 on another, with the same wheel, so the sum cannot be a bound
 LIMIT = 120 * 10**6
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.checked import CheckedModel, FieldError
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, InweaveError, Problem
 from inweave.serve.gallery_names import DEFAULT_NAMES, ensure_pattern
 from inweave.serve.s3_location import SCHEME, split_location
 
@@ -111,6 +111,10 @@ class ServeSettings(CheckedModel):
     picture_gb: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="size of the gallery, beyond which its oldest images are deleted; default: any"
     )
+    captioner: Path | None = Field(
+        default=None, description="a local image-to-text model that may caption images of datasets; never downloaded"
+    )
+    captioner_device: str = Field(default="cpu", description="the device it runs on")
     upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded images")
     upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="size of all uploaded images")
     dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
@@ -157,6 +161,18 @@ class ServeSettings(CheckedModel):
             return ensure_pattern(value)
         except ConfigError as error:
             raise FieldError(error.problems[0]) from None
+
+    @field_validator("captioner")
+    @classmethod
+    def _image_to_text(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            from inweave.models.captioner import ensure_captioner
+
+            try:
+                ensure_captioner(value.expanduser())
+            except InweaveError as error:
+                raise FieldError(Problem("captioner", str(error))) from None
+        return value
 
     @field_validator("proxies")
     @classmethod

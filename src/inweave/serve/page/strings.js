@@ -2,7 +2,7 @@
 // Texts with values are functions; lib/types.d.ts has their parameters.
 
 /** @type {(n: number, word: string) => string} */
-export const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`
+export const counted = (n, word) => `${n.toLocaleString("en-US")} ${word}${n === 1 ? "" : "s"}`
 
 /** @satisfies {Omit<Phrases, "library" | "train">} */
 export const texts = {
@@ -11,7 +11,8 @@ export const texts = {
 		skip: "Skip to content",
 		navigation: "Views",
 		offline: "Can't reach the worker. Retrying…",
-		notReady: reason => `Not ready${reason ? `: ${reason}` : "…"}`,
+		notReady: reason =>
+			reason === "model loading" ? "Loading the model…" : `Not ready${reason ? `: ${reason}` : "…"}`,
 		theme: {auto: "Theme: system", light: "Theme: light", dark: "Theme: dark"},
 		shortcuts: "Keyboard shortcuts",
 		lock: "Lock this browser",
@@ -63,6 +64,7 @@ export const texts = {
 		promptPlaceholder: "Describe the image",
 		negative: "Negative prompt",
 		triggers: "Trigger words of these LoRAs",
+		datasetTags: "Tags of the training images",
 		moreWords: n => `${n} more`,
 		fewer: "Show fewer",
 		loras: "LoRAs",
@@ -92,7 +94,7 @@ export const texts = {
 		sampler: "Sampler",
 		schedule: "Schedule",
 		clip_skip: "CLIP skip",
-		own: "model default",
+		own: "Model default",
 		reset: "Reset to model defaults",
 		seed: "Seed",
 		randomSeed: "random",
@@ -112,7 +114,7 @@ export const texts = {
 			queued: "Waiting",
 			started: "Starting",
 			retried: "Restarting",
-			loading: "Loading the model",
+			loading: "Loading the model…",
 			preparing: "Preparing",
 			running: "Running"
 		}),
@@ -122,7 +124,7 @@ export const texts = {
 		progress: "Progress",
 		gallery: "Images",
 		galleryEmpty: "Your images appear here.",
-		keptFor: hours => `kept for ${hours >= 48 ? `${Math.round(hours / 24)} days` : `${hours} hours`}`,
+		keptFor: hours => `kept for ${hours >= 48 ? counted(Math.round(hours / 24), "day") : counted(hours, "hour")}`,
 		all: "Open the gallery",
 		trashed: n => `${counted(n, "image")} moved to the trash`,
 		imageOf: (prompt, seed) => `${prompt || "no prompt"}, seed ${seed}`,
@@ -226,7 +228,7 @@ export const texts = {
 		seed: "Seed",
 		seedOf: seed => `seed ${seed}`,
 		steps: "Steps",
-		own: "default",
+		own: "Model default",
 		count: "Images",
 		two: "Add a second LoRA: its strengths run across, those of the first run down.",
 		run: "Compare",

@@ -1,7 +1,7 @@
 """The worker without HTTP: every API compiles to the calls of `Service`.
 
 jobs        queue, wait for, reorder, cancel
-loras       look up, add, check against models, convert
+loras       look up, add, check against models, convert; lora_samples: their sample images
 models      names and locations
 images      images of requests, uploads, settings stored in images
 gallery     images that stay: search, star, albums, delete, import
@@ -45,12 +45,14 @@ from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.jobs.usage import Usage
+from inweave.serve.planner.captions import CaptionClient
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.gallery import Gallery
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
+from inweave.serve.service.lora_samples import Samples
 from inweave.serve.service.loras import Loras
 from inweave.serve.service.models import Models
 from inweave.serve.service.stores import open_blobs, open_database, open_gallery
@@ -129,12 +131,14 @@ class Service:
         self.jobs = Jobs(self.store, signals, self.usage)
         self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
         self.loras.on_change = lambda: self.store.announce(LIBRARY)
+        self.lora_samples = Samples(self.loras, self.jobs, self._sandbox)
         self._library_changed = asyncio.Event()
         self.images = Images(settings, self._uploads, self._sandbox)
         self.gallery = Gallery(open_gallery(settings, database), self._sandbox, self.store)
         if self.store.shared and settings.gallery:
             self.store.ensure_same_folder("--pictures", settings.gallery_folder())
-        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
+        captioner = CaptionClient.of(settings, private)
+        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store, captioner)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
@@ -214,8 +218,7 @@ class Service:
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 log.error("a part of the worker had failed: %s", ended)
-        await self._sandbox.close()
-        await self.training.close()
+        await asyncio.gather(self._sandbox.close(), self.training.close(), self.datasets.close())
         for part in (self.library, self._uploads, self.usage, self.gallery, self.store):
             try:
                 part.close()

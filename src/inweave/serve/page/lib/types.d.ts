@@ -172,6 +172,8 @@ interface Lora {
   preferred_strength: number | null;
   negative_text: string | null;
   preview: string | null;
+  /** how its sample images were made, with and without it */
+  sample: { prompt: string; seed: number; model: string; strength: number; width: number; height: number; version: string } | null;
   error: string | null;
   hashes: { sha256: string; autov1: string | null; autov2: string; autov3: string | null } | null;
   health: string[];
@@ -688,7 +690,7 @@ interface MoreProps {
 
 // Of single views.
 
-type Message = { id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void } };
+type Message = { id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void }, /** the message ends once this is true */ until?: (state: AppState) => boolean | undefined };
 type Upload = { key: number, name: string, size: number, state: "waiting" | "sending" | "added" | "refused", reason?: string, id?: string };
 type LossPoint = { step: number, loss: number | null, loss_average: number | null };
 /** Pointers, keys and the brush on the canvas of Edit. */
@@ -709,13 +711,16 @@ type OpenDataset = {
   crops: Map<string, Crop> | null,
   undo: { label: string, before: Labels }[],
   uploads: Uploads | null,
-  /** of the current form */
-  report: CheckReport | null,
-  /** the number of the running check */
-  checking: number
+  /** the last report, and the settings and captions it was made for */
+  checked: { key: string, report: CheckReport } | null,
+  /** those of the running check */
+  checking: string
 };
+/** The loss on images that are held out. */
+type Validation = { step: number, loss: number };
 type RunState = {
   points: LossPoint[],
+  validations: Validation[],
   samples: Sample[],
   checkpoints: number[],
   notes: string[],
@@ -831,12 +836,18 @@ interface Phrases {
     problem: Of<number>;
     rank: Of<number[]>;
     more: Of<number>;
+    samples: Words & {
+      make: Of<number>;
+      progress: (done: number, total: number) => string;
+      with: Of<number>;
+      made: (prompt: string, seed: number, model: string) => string;
+    };
     tooLarge: Of<string>;
     deleted: Of<string>;
     deleteTitle: Of<string>;
     metadata: Of<number>;
     sure: Of<number>;
-    modules: (modules: number, tensors: string, dtypes: string) => string;
+    modules: (modules: number, tensors: number, dtypes: string) => string;
     moreWords: Of<number>;
     copied: Of<string>;
     downloadAs: (name: string, size: string) => string;
@@ -859,8 +870,8 @@ interface Phrases {
     cropped: Of<number>;
     remove: Of<string>;
     captionOf: Of<string>;
-    captions: Words & { apply: Of<number>; more: Of<number>; undo: Of<string> };
-    setup: Words & { presetHint: (steps: number, rank: number) => string };
+    captions: Words & { apply: Of<number>; more: Of<number>; undo: Of<string>; write: Of<number>; writing: (done: number, total: number) => string };
+    setup: Words & { presetHint: (steps: number, rank: number) => string; ready: (time: string | undefined) => string; problems: Of<number> };
     report: Words & {
       of: (needed: string, total: string, device: string) => string;
       about: Of<string>;
@@ -868,6 +879,9 @@ interface Phrases {
     };
     run: Words & {
       useStep: Of<number>;
+      bestBy: Of<boolean>;
+      lossOf: (value: string, validation: boolean) => string;
+      imageOf: Of<number>;
       extendText: Of<number>;
       sampleOf: (prompt: string, step: number) => string;
       step: Of<number>;
@@ -878,6 +892,7 @@ interface Phrases {
       step: Of<number>;
       loss: Of<string>;
       average: Of<string>;
+      validation: Of<string>;
     };
     pad: Words & { canvas: Of<number>; of: Of<string>; add: Of<number>; added: Of<number> };
   };

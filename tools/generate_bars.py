@@ -72,7 +72,7 @@ def main() -> int:
 
 def figures(name: str, report: dict[str, Any], bars: dict[str, tuple[float, str, bool]]) -> list[dict[str, Any]]:
     """Return a row for each bar of a case."""
-    table = []
+    table: list[dict[str, Any]] = []
     for part, (bar, key, more) in bars.items():
         row = next((each for each in report["rows"] if part in each["name"]), None)
         if row is None:

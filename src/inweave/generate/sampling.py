@@ -42,11 +42,14 @@ class ImageTask:
     mask: Tensor | None = None  # one where to repaint
     strength: float = 1.0
     loras: tuple[str, ...] = ()  # names and strengths, for messages
+    start: Tensor | None = None  # latents to start from, instead of `init`
+    noise: Tensor | None = None  # that is added to them, instead of that of the seed
 
     @property
     def shared(self) -> tuple[object, ...]:
         """What all images of a batch have in common."""
-        inputs = self.init is not None, self.mask is not None, self.init is not None and self.strength
+        has_image = self.init is not None or self.start is not None
+        inputs = has_image, self.start is not None, self.mask is not None, has_image and self.strength
         return self.sampler, self.schedule, self.steps, self.width, self.height, *inputs
 
 
@@ -63,14 +66,18 @@ class Sampling:
         self._mask: Tensor | None = None
         generators = [torch.Generator("cpu").manual_seed(each.seed) for each in tasks]
         inits = [each.init for each in tasks if each.init is not None]
+        starts = [each.start for each in tasks if each.start is not None]
         self._original: Tensor | None = None
+        if starts and task.strength == 0.0:
+            self.latents, self._times = torch.cat(starts), torch.empty(0)
+            return
         if inits and task.strength == 0.0:
             self.latents, self._times = torch.cat([encode(model, init) for init in inits]), torch.empty(0)
             return
         with network_errors(model):
-            self._begin(generators, inits)
+            self._begin(generators, inits, starts)
 
-    def _begin(self, generators: list[torch.Generator], inits: list[Tensor]) -> None:
+    def _begin(self, generators: list[torch.Generator], inits: list[Tensor], starts: list[Tensor]) -> None:
         model, task = self.model, self.tasks[0]
         scheduler = make_scheduler(model.blueprint.scheduler, task.sampler, task.schedule, flow=model.flow)
         shape = model.latent_space.shape(task.width, task.height)
@@ -85,9 +92,10 @@ class Sampling:
         )
         first, self.order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part
-        from_noise = not inits or (model.inpaints and task.mask is not None and task.strength == 1.0)
-        original = None if from_noise else encode_each(model, inits, generators)
-        noise = torch.cat([torch.randn(shape, generator=each) for each in generators]).to(model.device, model.dtype)
+        from_noise = not (inits or starts) or (model.inpaints and task.mask is not None and task.strength == 1.0)
+        original = None if from_noise else torch.cat(starts) if starts else encode_each(model, inits, generators)
+        noise = torch.cat([noise_of(each, shape, own) for each, own in zip(self.tasks, generators, strict=True)])
+        noise = noise.to(model.device, model.dtype)
         if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
             if times[:1].tolist() == times[1:2].tolist() and hasattr(scheduler, "set_begin_index"):
@@ -160,6 +168,11 @@ class Sampling:
                 latents = (self._mask * latents + (1 - self._mask) * outside).to(latents.dtype)
         self.latents = latents
         self._evaluation += 1
+
+
+def noise_of(task: ImageTask, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return the noise of an image: its own, or that of its seed."""
+    return torch.randn(shape, generator=generator) if task.noise is None else task.noise
 
 
 def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -> int:

@@ -23,6 +23,7 @@ from inweave.generate.applied import stack_key
 from inweave.generate.config import GenerateConfig
 from inweave.generate.denoise import Callbacks
 from inweave.generate.pipeline import Pipeline
+from inweave.generate.prepared import PreparedRequest
 from inweave.generate.running import FULL, Member, RunningBatch
 from inweave.serve.engine.contract import Cancelled, Emit, Room, RunRequest
 from inweave.serve.engine.runner import LoraTable, Runner, decode_png, finish_result, progress_events
@@ -42,6 +43,7 @@ class _Held:
     overtaken: int = 0
     tried: int = -1  # number of the batch's change since which it cannot join
     member: Member | None = None
+    prepared: PreparedRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Requests:
                 result = self._runner.run(request, first.emit, first.cancelled)
                 return [Ended(request.job, lambda: result)]
             pipe = self._runner.open(request, first.emit)
-            if pipe.model.family.own_pipeline:
+            if pipe.model.family.own_pipeline or _has_passes(request) or self._prepared(first, pipe).parts:
                 result = self._runner.run(request, first.emit, first.cancelled)
                 return [Ended(request.job, lambda: result)]
             self._mixed |= self._model != request.model
@@ -139,7 +141,8 @@ class Requests:
                 break
             if each.reading is not None and not each.reading.done():
                 continue
-            if each.request.model != self._model or each.request.kind == "train" or each.tried == self._changes:
+            other = each.request.model != self._model or each.request.kind == "train" or _has_passes(each.request)
+            if other or each.tried == self._changes:
                 before.append(each)
                 continue
             try:
@@ -163,12 +166,11 @@ class Requests:
 
     def _join(self, held: _Held) -> str:
         assert self._batch is not None and self._pipe is not None
+        request = held.request
+        prepared = self._prepared(held, self._pipe)
+        if prepared.parts:
+            return "its images have prompts of their own"
         if held.member is None:
-            request = held.request
-            prepared = self._pipe.prepare(
-                GenerateConfig(**request.config), decode_png(request.inputs.get("init")),
-                decode_png(request.inputs.get("mask")), request.on_mismatch, LoraTable(request.loras),
-            )  # fmt: skip
             callbacks = Callbacks(
                 progress_events(held.emit), request.preview_every, held.cancelled, preview_first=request.preview_first
             )
@@ -183,12 +185,23 @@ class Requests:
     def _has_other_loras(self, held: _Held) -> bool:
         """Return whether LoRAs are all that keeps a request apart from the batch."""
         member, others = held.member, [each.member for each in self._running if each is not held]
-        assert member is not None
+        if member is None:
+            return False
         own = stack_key(member.request.loras)
         return any(
             each is not None and each.request.size == member.request.size and stack_key(each.request.loras) != own
             for each in others
         )
+
+    def _prepared(self, held: _Held, pipe: Pipeline) -> PreparedRequest:
+        """Return a request as its pipeline prepares it, once."""
+        if held.prepared is None:
+            request = held.request
+            held.prepared = pipe.prepare(
+                GenerateConfig(**request.config), decode_png(request.inputs.get("init")),
+                decode_png(request.inputs.get("mask")), request.on_mismatch, LoraTable(request.loras),
+            )  # fmt: skip
+        return held.prepared
 
     def _leave(self, held: _Held) -> Ended:
         member, pipe = held.member, self._pipe
@@ -200,6 +213,11 @@ class Requests:
             held.request.job,
             partial(finish_result, member.result, held.emit, pipe.model.lora_modules, seconds),
         )
+
+
+def _has_passes(request: RunRequest) -> bool:
+    """Return whether a request is more than one pass of the denoiser over its images."""
+    return request.sheet is not None or bool(request.config.get("upscale"))
 
 
 def _failed(held: _Held, error: Exception) -> Ended:

@@ -31,6 +31,7 @@ from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
 from inweave.ops.tensors.device import allocator_bytes, choose_device
 from inweave.serve.engine.contract import Cancelled, DeviceMemory, Emit, Residency, RunnerSettings, RunRequest
+from inweave.serve.engine.sheet_job import make_sheet
 from inweave.serve.jobs.job import Event
 
 
@@ -126,10 +127,13 @@ class Runner:
                 f"the model has {weights / 2**30:.2g} GB of weights, and loaded models may take {budget / 2**30:.2g} GB"
             )
 
-    def open(self, request: RunRequest, emit: Emit) -> Pipeline:
-        """Return the model of a request, whose adapters it will hold."""
-        pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
-        self._adapters.setdefault(request.model, set()).update(request.loras.values())
+    def open(self, request: RunRequest, emit: Emit, name: str | None = None) -> Pipeline:
+        """Return the model of a request, or another one that it names; the request's adapters will be in memory."""
+        where = request.model if name is None else request.models[name]
+        pipe = self.load(where, lambda event: emit(Event(event.type, {"model": name or request.name})))
+        pipe.upscalers.add({label: Path(path) for label, path in request.upscalers.items()})
+        if name is None:
+            self._adapters.setdefault(request.model, set()).update(request.loras.values())
         return pipe
 
     def loaded(self, model: str) -> Pipeline | None:
@@ -137,19 +141,32 @@ class Runner:
         return self._models.get(model)
 
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
-        pipe, started = self.open(request, emit), time.perf_counter()
-        result = pipe(
-            GenerateConfig(**request.config),
-            init=decode_png(request.inputs.get("init")),
-            mask=decode_png(request.inputs.get("mask")),
-            progress=progress_events(emit),
-            preview_every=request.preview_every,
-            preview_first=request.preview_first,
-            cancelled=cancelled,
-            on_mismatch=request.on_mismatch,
-            finder=LoraTable(request.loras),
-        )
-        return finish_result(result, emit, pipe.model.lora_modules, time.perf_counter() - started)
+        pipe, started, report = self.open(request, emit), time.perf_counter(), progress_events(emit)
+        config = GenerateConfig(**request.config)
+        init, mask = (decode_png(request.inputs.get(name)) for name in ("init", "mask"))
+        lora_modules, table = pipe.model.lora_modules, LoraTable(request.loras)
+        if request.sheet is not None:
+            del pipe  # another model may take its memory
+
+            def load(name: str | None) -> Pipeline:
+                return self.open(request, emit, name)
+
+            result = make_sheet(
+                request.sheet, config, load, init=init, mask=mask, finder=table, progress=report, cancelled=cancelled
+            )
+        else:
+            result = pipe(
+                config,
+                init=init,
+                mask=mask,
+                progress=report,
+                preview_every=request.preview_every,
+                preview_first=request.preview_first,
+                cancelled=cancelled,
+                on_mismatch=request.on_mismatch,
+                finder=table,
+            )
+        return finish_result(result, emit, lora_modules, time.perf_counter() - started)
 
 
 def progress_events(emit: Emit) -> Callable[[Progress], None]:
@@ -183,7 +200,7 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
     return {
         "images": [
             {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
-             "height": image.height}
+             "height": image.height, **({"grid": record["grid"]["axes"]} if "grid" in record else {})}
             for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
         ],
         "loras": [

@@ -1,8 +1,8 @@
 """What the scheduler needs to know of a waiting job.
 
 `shape` is what image jobs of one model have in common that may share a batch: the size that they ask for, if that alone
-decides it; `stack` are their LoRAs with strengths, as written. A job that was started before has no shape: it may have
-killed its process, and would take others with it.
+decides it; `stack` are their LoRAs with strengths, as written. A job of several passes has none, nor one that was
+started before: it may have killed its process, and would take others with it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def _stack(job: Job) -> str:
 
 
 def _shape(job: Job) -> tuple[int | None, int | None] | None:
-    if job.kind == "train" or job.attempts > 0:
-        return None
     config = job.request.get("config", {})
+    passes = job.request.get("sheet") or config.get("upscale") or config.get("outpaint")
+    if job.kind == "train" or job.attempts > 0 or passes:
+        return None
     size = config.get("width"), config.get("height")
     return size if job.kind == "image_generation" or None not in size else None
 

@@ -65,9 +65,7 @@ class TrainSettings(CheckedModel):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _model(
         "auto", "compute precision; trained weights keep fp32 master copies"
     )
-
     allow_download: bool = _model(False, "download the base model from the Hub if it is not here", resume="free")
-
     dataset: str | dict[str, Any] = _dataset(
         ...,
         "a folder of images, a kohya dataset .toml or its tables, a .txt or .jsonl of texts, or inweave/pixel",
@@ -92,6 +90,7 @@ class TrainSettings(CheckedModel):
     hidden_dropout: FractionBelowOne = _adapter(0.0, "dropout between LoRA's factors: kohya's network_dropout")
     rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, of LoHa's and LoKr's outputs")
     module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's adapter, per example")
+    output_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out an output of a LoRA, per example")
     train_norm: bool = _adapter(
         False,
         "also train LayerNorm and GroupNorm: those that targets match, or of the blocks with a preset",
@@ -100,6 +99,7 @@ class TrainSettings(CheckedModel):
     lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
         -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
     )
+    lokr_decompose_both: bool = _adapter(False, "LoKr: the small factor is of low rank too, where that is smaller")
     targets: str | tuple[str, ...] = _adapter(
         "attention", "modules to adapt: attention, attention-mlp, all, or a list of names and regular expressions"
     )
@@ -253,9 +253,8 @@ class TrainSettings(CheckedModel):
         "off", "recompute activations in the backward pass instead of storing them: off, selective or full"
     )
     graph: Literal["off", "auto", "on"] = _memory(
-        "auto",
-        "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and the run is long enough)",
-    )
+        "auto", "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and if the run is long)"
+    )  # fmt: skip
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
         "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if it is possible and saves time)",
@@ -284,19 +283,20 @@ class TrainSettings(CheckedModel):
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     quantized_cache_gb: NonNegativeFloat = _memory(
-        32.0,
-        "disk space in the cache for quantized bases, so that the next run maps a file; those used longest ago make "
-        "room; 0: none",
+        32.0, "disk space in the cache for quantized bases, so that the next run maps a file; those used longest "
+        "ago make room; 0: none",
         task="image",
-    )
+    )  # fmt: skip
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
     ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
     offload: Literal["off", "auto", "blocks"] = _memory(
-        "auto",
-        "keep the denoiser's frozen blocks in host memory and copy them while they are needed; the results are the "
-        "same: off, blocks, or auto (only if the run would not fit into vram otherwise)",
-        task="image",
-    )
+        "auto", "keep frozen blocks in host memory and copy them while they are needed; the results are the same: off, "
+        "blocks, or auto (only if the run would not fit into vram otherwise)",
+    )  # fmt: skip
+    offload_activations: Literal["off", "auto", "on"] = _memory(
+        "auto", "keep inputs of checkpointed blocks in host memory between the passes; the results are the same: off, "
+        "on, or auto (only if the run would not fit into vram otherwise)",
+    )  # fmt: skip
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
     save_every_epochs: NonNegativeInt = _checkpoints(0, "epochs between checkpoints; 0: none")

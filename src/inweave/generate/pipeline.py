@@ -250,20 +250,15 @@ class Pipeline:
         references: Sequence[ImageInput] | None = None,
     ) -> dict[str, Any]:
         """Return the settings of a request as its images carry them, without generating any."""
-        if isinstance(config, PreparedRequest):
-            request = config
-        else:
-            request = self.prepare(config, init, mask, references=references)
-        assert request.config.seed is not None
-        return record_of(self.model, self._model_hash, request, request.config.seed)
+        if not isinstance(config, PreparedRequest):
+            config = self.prepare(config, init, mask, references=references)
+        assert config.config.seed is not None
+        return record_of(self.model, self._model_hash, config, config.config.seed)
 
     def run(
-        self,
-        request: PreparedRequest,
-        callbacks: Callbacks,
-        on_image: OnImage | None = None,
-        batch: Batch | None = None,
-    ) -> Result:
+        self, request: PreparedRequest, callbacks: Callbacks,
+        on_image: OnImage | None = None, batch: Batch | None = None,
+    ) -> Result:  # fmt: skip
         """Generate the images of a request of `prepare`; ``batch`` as in a call."""
         (result,) = self.run_all([request], callbacks, on_image, batch)
         if result.error is not None:
@@ -271,12 +266,9 @@ class Pipeline:
         return result
 
     def run_all(
-        self,
-        requests: Sequence[PreparedRequest],
-        callbacks: Callbacks,
-        on_image: OnImage | None = None,
-        batch: Batch | None = None,
-    ) -> list[Result]:
+        self, requests: Sequence[PreparedRequest], callbacks: Callbacks,
+        on_image: OnImage | None = None, batch: Batch | None = None,
+    ) -> list[Result]:  # fmt: skip
         """Generate the images of several requests of `prepare`: in passes, and groups that share batches."""
         size = self.batch if batch is None else check_batch(batch)
 

@@ -32,7 +32,7 @@ def library_of(folder: Path) -> None:
         save_file(scaled, str(folder / f"zipf-{number}.safetensors"))
 
 
-def found(worker: Worker) -> dict[str, float]:
+def lora_hits(worker: Worker) -> dict[str, float]:
     """Return how many jobs found their LoRA in memory, and how many did not."""
     lines = re.findall(r'^inweave_job_loras_total{found="(\w+)"} (\S+)$', worker.http.get("/metrics").text, re.M)
     return {"memory": 0.0, "disk": 0.0} | {name: float(count) for name, count in lines}
@@ -57,9 +57,9 @@ def test_nine_of_ten_jobs_find_their_lora_in_memory(tmp_path: Path) -> None:
             return jobs
 
         run(WARM_UP)
-        before, begun = found(worker), time.monotonic()
+        before, begun = lora_hits(worker), time.monotonic()
         run(COUNTED)
-        after = found(worker)
+        after = lora_hits(worker)
         hits, misses = (after[name] - before[name] for name in ("memory", "disk"))
         figure(
             f"{LORAS} LoRAs by Zipf's law on 3 runners: {hits:.0f} of {hits + misses:.0f} jobs found theirs in memory, "

@@ -61,7 +61,7 @@ class JobAttempts(JobQueries):
         self._latest: dict[str, str] = {}  # job -> the lease of its latest claim by this process
         self._connected: float | None = None  # since when the database has answered, on the monotonic clock
         self._alive: float = 0.0  # when this process last stated that it lives, likewise
-        self._heard: dict[str, tuple[float, float]] = {}  # process -> (its last statement, when it was seen first)
+        self._last_seen: dict[str, tuple[float, float]] = {}  # process -> (its last statement, when it was seen first)
         self._closing = threading.Event()
         self._beat: threading.Thread | None = None
 
@@ -235,14 +235,14 @@ class JobAttempts(JobQueries):
         )
         if self._connected is None or time_here - self._alive > self.lease_seconds:
             self._connected = time_here
-            self._heard.clear()
+            self._last_seen.clear()
         self._alive = time.monotonic()
-        statements = dict(self._db.execute("SELECT id, alive FROM processes").rows)
-        self._heard = {
-            name: known if (known := self._heard.get(name)) and known[0] == statement else (statement, time_here)
+        statements: dict[str, float] = dict(self._db.execute("SELECT id, alive FROM processes").rows)
+        self._last_seen = {
+            name: known if (known := self._last_seen.get(name)) and known[0] == statement else (statement, time_here)
             for name, statement in statements.items()
         }
-        alive = {name for name, (_, since) in self._heard.items() if time_here - since < self.lease_seconds}
+        alive = {name for name, (_, since) in self._last_seen.items() if time_here - since < self.lease_seconds}
         for job in self.jobs(states=("running",), limit=10_000):
             if job.holder == self.name:
                 if job.lease not in self._leases:  # a claim whose answer was lost
@@ -251,7 +251,7 @@ class JobAttempts(JobQueries):
                 cause = f"the web process that ran it has not answered for {self.lease_seconds:g} s"
                 log.warning("%s: %s", job.id, cause)
                 self.retry_or_fail(job.id, "worker_lost", cause, lease=job.lease)
-        for name, (_, since) in self._heard.items():
+        for name, (_, since) in self._last_seen.items():
             if time_here - since > max(FORGET_SECONDS, self.lease_seconds):
                 self._db.execute("DELETE FROM processes WHERE id = ?", name)
 

@@ -33,7 +33,8 @@ def plan_table(measurements: Measurements, config: TrainConfig, speed: Speed) ->
     images = measurements.blueprint is not None
     rows: list[PlanRow] = []
     for format in formats(measurements, config):
-        modes = [{"gradient_checkpointing": mode} for mode in dict.fromkeys((config.gradient_checkpointing, "full"))]
+        every = dict.fromkeys((config.gradient_checkpointing, "full"))
+        modes: list[dict[str, Any]] = [{"gradient_checkpointing": mode} for mode in every]
         if config.offload_activations == "auto":
             modes.append({"gradient_checkpointing": "full", "offload_activations": "on"})
         for mode in modes:

@@ -118,7 +118,7 @@ class HostActivations:
         """Join all copies when the backward pass ends."""
         if not self._ends_backward:
             self._ends_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
         self._ends_backward = False
@@ -203,7 +203,7 @@ def _unpack(packed: Any) -> Tensor:
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_dense(tensor: Tensor) -> bool:

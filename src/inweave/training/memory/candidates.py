@@ -111,11 +111,11 @@ def candidates(
     if config.compile == "on" and config.gradient_checkpointing != "selective":  # the two do not go together
         modes = tuple(mode for mode in modes if mode != "selective")
     for precision in precisions:
-        plain: list[dict[str, Any]] = [{"gradient_checkpointing": mode} for mode in modes]
-        moved: list[dict[str, Any]] = [{"gradient_checkpointing": "full", "offload_activations": "on"}]
+        plain: list[dict[str, str]] = [{"gradient_checkpointing": mode} for mode in modes]
+        moved: list[dict[str, str]] = [{"gradient_checkpointing": "full", "offload_activations": "on"}]
         moved = moved if config.offload_activations == "auto" else []
 
-        def group(ways: Sequence[dict[str, Any]], **changes: Any) -> list[Candidate]:
+        def group(ways: Sequence[dict[str, str]], **changes: Any) -> list[Candidate]:
             settings = [
                 cached | {"quantize": format, "precision": precision} | way | changes  # noqa: B023
                 for format, way in product(choices, ways)

@@ -33,8 +33,9 @@ def plan_table(measurements: Measurements, config: TrainConfig, speed: Speed) ->
     images = measurements.blueprint is not None
     rows: list[PlanRow] = []
     for format in formats(measurements, config):
-        every = dict.fromkeys((config.gradient_checkpointing, "full"))
-        modes: list[dict[str, Any]] = [{"gradient_checkpointing": mode} for mode in every]
+        modes: list[dict[str, str]] = [
+            {"gradient_checkpointing": mode} for mode in dict.fromkeys((config.gradient_checkpointing, "full"))
+        ]
         if config.offload_activations == "auto":
             modes.append({"gradient_checkpointing": "full", "offload_activations": "on"})
         for mode in modes:

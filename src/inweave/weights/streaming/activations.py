@@ -203,7 +203,8 @@ def _unpack(packed: Any) -> Tensor:
 
 
 def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _is_dense(tensor: Tensor) -> bool:

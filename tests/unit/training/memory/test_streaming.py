@@ -70,7 +70,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resident weights are in memory of their own too: in a mapped file they begin anywhere, and MKL rounds by that."""
-    load: Any = diffusion_setup.load_model
+    load: Any = diffusion_setup.load_model  # type: ignore[attr-defined]
 
     def own(*arguments: Any, **options: Any) -> Any:
         return load(*arguments, **{**options, "arrived": options.get("arrived") or (lambda *_: None)})

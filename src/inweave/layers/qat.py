@@ -82,8 +82,8 @@ class QuantizationAware:
     def output(self, x: Tensor, acting: Acting, training: bool) -> Tensor | None:
         """Return the layer's output; None to take the general path. At least one adapter acts."""
         if not self._rounding.active:  # without gradients, the plain operation would keep a plan for later
-            plain = self._plain if torch.is_grad_enabled() else None
-            return None if plain is None else plain.output(x, acting, training)
+            unrounded = self._plain if torch.is_grad_enabled() else None
+            return None if unrounded is None else unrounded.output(x, acting, training)
         layer = self.layer
         changes: list[Tensor] = []
         factors: list[float] = []

@@ -141,8 +141,8 @@ class Requests:
                 break
             if each.reading is not None and not each.reading.done():
                 continue
-            other = each.request.model != self._model or each.request.kind == "train" or _has_passes(each.request)
-            if other or each.tried == self._changes:
+            apart = each.request.model != self._model or each.request.kind == "train" or _has_passes(each.request)
+            if apart or each.tried == self._changes:
                 before.append(each)
                 continue
             try:

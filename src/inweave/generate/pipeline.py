@@ -285,12 +285,9 @@ class Pipeline:
             return Passes(self.model, self._model_hash, self.upscalers, draw, callbacks, on_image).run(requests)
 
     def running_batch(self, batch: Batch | None = None) -> RunningBatch:
-        """Return an empty batch that requests of `prepare` join and leave at any step; ``batch`` as in a call.
-
-        While it has members, nothing else may use the pipeline.
-        """
-        size = self.batch if batch is None else check_batch(batch)
-        return RunningBatch(self.model, self._model_hash, size, self._measured, self._swap_in, self._conditioning)
+        """Return an empty batch that requests join and leave at any step; while it has any, nothing else may run."""
+        most = self.batch if batch is None else check_batch(batch)
+        return RunningBatch(self.model, self._model_hash, most, self._measured, self._swap_in, self._conditioning)
 
     def _prepare_all(
         self,

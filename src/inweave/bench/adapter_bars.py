@@ -24,7 +24,8 @@ from inweave.bench.creature import CONTEXTS, TRIGGER, drawings
 from inweave.bench.embedded import closer_to_style
 from inweave.bench.judge import Floats, Judge, unit
 from inweave.errors import ConfigError
-from inweave.files.images import open_image
+from inweave.files.images import open_image, write_png
+from inweave.files.writing import make_folder, write_text
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import train
 
@@ -117,10 +118,10 @@ def identity(draw: Draw, judge: Judge, lora: str, count: int = 10) -> list[Bar]:
 
 def write_creature(folder: Path) -> Path:
     """Write the drawings and their captions; return the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for number, (image, caption) in enumerate(drawings()):
-        image.save(folder / f"{number}.png")
-        (folder / f"{number}.txt").write_text(caption + "\n")
+        write_png(folder / f"{number}.png", image)
+        write_text(folder / f"{number}.txt", caption + "\n")
     return folder
 
 

@@ -21,6 +21,7 @@ from inweave.bench.bars import Bar
 from inweave.bench.judge import load_judge
 from inweave.errors import ConfigError
 from inweave.files.images import write_png
+from inweave.files.writing import make_folder
 from inweave.generate.config import GenerateConfig, parse_loras
 from inweave.generate.pipeline import Pipeline
 from inweave.generate.sheet import Sheet
@@ -121,7 +122,7 @@ def measure_bars(
 
 
 def _write_sheets(rows: Sequence[Bar], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for row in rows:
         images, columns = list(row.images)[:96], 12
         cells = [images[i : i + columns] for i in range(0, len(images) // columns * columns, columns)]

@@ -76,7 +76,7 @@ def generate(
         "--mask", help="A mask image for inpainting: white is repainted.", show_default="none",
         rich_help_panel=EDIT)] = None,
     feather: Annotated[int | None, typer.Option(
-        "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="0",
+        "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="8",
         rich_help_panel=EDIT)] = None,
     grid: Annotated[list[str] | None, typer.Option(
         "--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.",

@@ -1,13 +1,15 @@
 """Take the screenshots of the page in docs/images: `make screenshots` (needs Chromium and npm's packages).
 
 The script starts a worker with the embedded model; tests/page/screenshots.mjs drives the browser. With a folder as
-argument, it writes screenshots of every view on a phone, a desktop and a 4K screen, in light and dark, to that folder.
+argument, it writes screenshots of every view and state on a phone, two desktops and a 4K screen, in light and dark, to
+that folder, with twenty LoRAs of long names; a second argument takes those whose name contains it.
 Text is in the system font, as on the page; `FONTS` prefers those that desktops have.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,8 @@ import urllib.request
 from pathlib import Path
 
 from PIL import Image
+
+from inweave.models import embedded
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -46,11 +50,25 @@ def wait_until_ready(address: str) -> None:
     raise SystemExit(f"the worker at {address} is not ready after {READY_SECONDS} s")
 
 
-def main(folder: str | None = None) -> None:
+def long_names(folder: Path) -> None:
+    """Write twenty LoRAs whose names do not fit."""
+    folder.mkdir()
+    sources = sorted((embedded.folder() / "loras").glob("*.safetensors"))
+    for number in range(20):
+        name = f"detailed-watercolor-illustration-with-soft-edges-v1.5_epoch-{number:06}_fp16"
+        if number % 3 == 0:
+            name = f"TheLongNameOfACharacterWithoutAnySpaceOrDash{number}"
+        shutil.copyfile(sources[number % len(sources)], folder / f"{name}.safetensors")
+
+
+def main(folder: str | None = None, only: str = "") -> None:
     with tempfile.TemporaryDirectory() as temporary:
         shots = Path(folder or f"{temporary}/shots")
         shots.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "inweave", "serve", "--port", "0", "--data", f"{temporary}/data"]
+        if folder:
+            long_names(loras := Path(temporary, "loras"))
+            command += ["--lora-dir", str(loras), "--plan-seconds", "600"]
         worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert worker.stdout is not None
@@ -59,7 +77,7 @@ def main(folder: str | None = None) -> None:
             script = ROOT / "tests" / "page" / "screenshots.mjs"
             fonts = Path(temporary, "fonts.conf")
             fonts.write_text(FONTS)
-            options = [address, str(shots), *(["--all"] if folder else [])]
+            options = [address, str(shots), *(["--all", "--only", only] if folder else [])]
             environment = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
             subprocess.run(["node", str(script), *options], check=True, env=environment)
         finally:
@@ -76,4 +94,4 @@ def main(folder: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(*sys.argv[1:3])

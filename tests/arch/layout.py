@@ -55,7 +55,7 @@ PACKAGES = {
     "serve": Package(
         9, "the HTTP worker: APIs, durable jobs, the model process, the web page",
         ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client", "psycopg",
-         "ray"),
+         "ray", "boto3", "botocore", "urllib3"),
     ),
     "bench": Package(
         9, "benchmarks with peers, and the quality of the embedded model",
@@ -106,6 +106,7 @@ ROOMS = {
     },
     "serve": {
         "gallery_names": "names of image files: the grammar of `--picture-names`",
+        "s3_location": "places in an object store: s3://BUCKET/PREFIX",
         "settings": "settings of `inweave serve`",
         "jobs": "jobs as data: requests, the durable queue, result files, states, failures",
         "scheduler": "which waiting job a free device runs next",

@@ -1,9 +1,12 @@
 // Screenshots of the page: node tests/page/screenshots.mjs ADDRESS FOLDER [--all]
 //
-// Those of the documentation, or with --all every view on a phone, a desktop and a 4K screen, in light and dark.
+// Those of the documentation, or with --all every view and state on a phone, two desktops and a 4K screen, in light and dark.
+// --only TEXT: views whose name contains the text.
 import {chromium} from "playwright-core"
 
-const [address, folder, all] = process.argv.slice(2)
+const [address, folder, ...options] = process.argv.slice(2)
+const all = options.includes("--all")
+const only = options.includes("--only") ? options[options.indexOf("--only") + 1] : ""
 const PROMPTS = ["smiling fox", "red apple", "castle", "cup of tea", "cactus", "cat face", "sunflower", "pizza"]
 const STYLES = ["", " <lora:pixel:0.9>", " <lora:ink:0.8>"]
 
@@ -89,6 +92,14 @@ const VIEWS = {
 		await page.getByRole("button", {name: "Inpaint the mask"}).click()
 		await page.locator(".beforeafter img").nth(1).waitFor()
 	},
+	"generate-open": async page => {
+		const {loras} = await (await fetch(`${address}/v1/loras`)).json()
+		const tags = loras.slice(0, 3).map(lora => `<lora:${lora.name}:0.8>`)
+		await page.goto(`/#/generate?negative_prompt=blur&steps=8&prompt=${encodeURIComponent(`a fox ${tags.join(" ")}`)}`)
+		await page.locator(".lora-item").first().waitFor()
+		await openAll(page)
+		await page.getByLabel("Schedule").scrollIntoViewIfNeeded()
+	},
 	"edit-start": page => page.goto("/#/edit"),
 	gallery: async page => {
 		await page.goto("/#/gallery")
@@ -115,6 +126,21 @@ const VIEWS = {
 		await page.getByRole("button", {name: "Check"}).click()
 		await page.getByText(/tensors have a place/).waitFor()
 	},
+	"library-table": async page => {
+		await page.goto("/#/library?layout=table")
+		await page.getByRole("columnheader", {name: "AutoV2"}).waitFor()
+	},
+	"library-sample": async page => {
+		await page.goto("/#/library?query=ink")
+		await page.getByRole("link", {name: /^ink/}).click()
+		const dialog = page.getByRole("dialog")
+		const made = dialog.locator(".beforeafter img").first()
+		const button = dialog.getByRole("button", {name: "Make sample images"})
+		await made.or(button).first().waitFor()
+		if (await button.count()) await button.click()
+		await made.waitFor()
+		await made.scrollIntoViewIfNeeded()
+	},
 	train: async page => {
 		await page.goto("/#/train")
 		await page.locator(".train-dataset img").first().waitFor()
@@ -122,8 +148,26 @@ const VIEWS = {
 	"train-desk": async page => {
 		await page.goto(`/#/train?dataset=${encodeURIComponent(DATASET)}`)
 		await page.locator(".train-window").nth(5).waitFor()
-		await page.getByRole("button", {name: "Check", exact: true}).click()
 		await page.getByText("Ready to start.").waitFor()
+	},
+	"train-captions": async page => {
+		const {id} = await call("/v1/datasets", {name: "An example with captions"})
+		const {pictures} = await (await fetch(`${address}/v1/datasets/${DATASET}`)).json()
+		for (const {name} of pictures.slice(0, 8)) {
+			const image = await fetch(`${address}/v1/datasets/${DATASET}/pictures/${encodeURIComponent(name)}`)
+			await fetch(`${address}/v1/datasets/${id}/pictures/${encodeURIComponent(name)}`, {
+				method: "PUT",
+				body: await image.arrayBuffer()
+			})
+		}
+		await page.goto(`/#/train?dataset=${id}`)
+		await page.locator(".train-window").nth(5).waitFor()
+		await openAll(page)
+		await page.getByLabel("Prepend to every caption").fill("a drawing of")
+		await page
+			.getByText(/Ready to start|problem/)
+			.first()
+			.waitFor()
 	},
 	"train-run": async page => {
 		await page.goto(`/#/train?job=${await trained()}`)
@@ -138,6 +182,12 @@ const VIEWS = {
 		await page.goto("/#/queue")
 		await page.locator(".queue-title").nth(2).waitFor()
 	}
+}
+
+async function openAll(page) {
+	await page.evaluate(() => {
+		for (const each of document.querySelectorAll("main details")) each.open = true
+	})
 }
 
 async function take(view, name, width, height, colorScheme) {
@@ -162,10 +212,11 @@ async function take(view, name, width, height, colorScheme) {
 }
 
 if (all) {
-	for (const view of Object.keys(VIEWS))
+	for (const view of Object.keys(VIEWS).filter(each => each.includes(only)))
 		for (const [size, width, height] of [
-			["phone", 360, 740],
-			["desktop", 1280, 800],
+			["phone", 390, 844],
+			["small", 1280, 720],
+			["desktop", 1440, 900],
 			["4k", 3840, 2160]
 		])
 			for (const scheme of ["light", "dark"]) await take(view, `${view}-${size}-${scheme}`, width, height, scheme)

@@ -31,7 +31,7 @@ HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "$
 METADATA = {
     "modelspec.title": "<img src=x onerror=alert(4)>",
     "modelspec.description": "<script>alert(5)</script> \u202egnp.x",
-    "modelspec.trigger_phrase": "<b onclick=alert(6)>word</b>",
+    "modelspec.trigger_phrase": "<b onclick=alert(6)>word</b>, <lora:ink:9>, <lo<lora:a:1>ra:ink:9>, soft edges",
     "ss_output_name": "javascript:alert(7)",
     "<i>key</i>": "${alert(8)}",
 }

@@ -1,4 +1,4 @@
-"""One worker for the tests that do not stop or kill it, one PostgreSQL server, and queues in either database."""
+"""One worker for the tests that do not stop or kill it, one server of each kind of store, queues in either database."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from inweave.serve.jobs.postgresql import PostgresDatabase
 from inweave.serve.jobs.store import JobStore
 from tests.serve.postgres import INSTALL, Postgres, programs, serve_postgres
+from tests.serve.s3_server import S3Server
 from tests.serve.worker import Worker
 
 
@@ -27,6 +28,17 @@ def postgres() -> Iterator[Postgres]:
     if programs() is None:
         pytest.skip(INSTALL)
     yield from serve_postgres()
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Yield an S3 server; the tests that stop it leave it running."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -152,5 +152,5 @@ def test_a_dispatcher_takes_any_endpoint_and_routes_reports_by_job(attempts: int
     ended = store.job(job)
     assert (ended.state, ended.attempts) == ("done", attempts)
     assert ended.result == {"images": [{"index": 0, "file": "0.png"}]}
-    assert store.files.result(job, "0.png").read_bytes() == b"image"
+    assert store.files.read(job, "0.png") == b"image"
     store.close()

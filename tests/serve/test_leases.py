@@ -18,6 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 
 from inweave.errors import BusyError, ConfigError, ConflictError
 from inweave.serve.engine.assignment import Assignments
+from inweave.serve.jobs.blobs import FolderBlobs
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.job import FINAL, MAX_ATTEMPTS, Event, Job, Submission
@@ -34,7 +35,7 @@ LEASE = 0.3
 
 def opened(address: str, folder: Path, name: str, **options: Any) -> JobStore:
     """Return the store of one process; all of them share the files."""
-    files = JobFiles(folder / "files")
+    files = JobFiles(FolderBlobs(folder / "files"))
     database = PostgresDatabase(address)
     return JobStore(folder / name, database=database, files=files, **{"lease_seconds": LEASE, **options})
 

@@ -206,7 +206,7 @@ def test_results_expire_over_http(tmp_path: Path) -> None:
     assert store.finish(job, "done", result={"images": [{"file": "0.png"}]})
     store.pause(True)
     waiting = store.submit(submission)[0].id
-    assert store.files.result(job, "0.png").is_file()
+    assert store.files.read(job, "0.png")
     store.close()
     short = Worker(tmp_path / "data", "--keep-hours", "0.0000001").start(wait=False)
     try:

@@ -67,7 +67,7 @@ def captioned_images(folder: Path) -> tuple[list[str], list[Image.Image]]:
 
 def unseen_subjects(judge: Judge, captions: Sequence[str], count: int, held_out: str) -> list[str]:
     """Return subjects that no caption names, and that the judge knows in the drawings of the held-out set."""
-    known: list[str] = judge.facts.get(f"right_in_{held_out}", sure_subjects(judge))  # type: ignore[assignment]
+    known: list[str] = judge.facts.get(f"right_in_{held_out}", sure_subjects(judge))
     sure = {*sure_subjects(judge)}
     return spread_over([name for name in known if name in sure and name not in captions], count)
 

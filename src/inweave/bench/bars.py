@@ -66,7 +66,7 @@ def spread_over(names: Sequence[str], count: int) -> list[str]:
 
 def sure_subjects(judge: Judge) -> list[str]:
     """Return the subjects that the judge knows in every set it was trained on."""
-    names: list[str] = judge.facts["sure"]  # type: ignore[assignment]
+    names: list[str] = judge.facts["sure"]
     return names
 
 
@@ -93,7 +93,7 @@ def seeds(draw: Draw, judge: Judge, count: int = 64, each: int = 4) -> Bar:
         for a in range(each)
         for b in range(a)
     ]
-    drawings = float(judge.facts["drawings_differ"])  # type: ignore[arg-type]
+    drawings = float(judge.facts["drawings_differ"])
     mean = float(np.mean(apart))
     detail = f"{len(names)} captions, {each} seeds: {mean:.2f} of 255; drawings of two sets: {drawings:.2f}"
     return Bar("seeds", mean / drawings, 0.5, detail=detail, images=images, labels=prompts)
@@ -241,5 +241,5 @@ def _grown(region: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:
     for axis in (0, 1):
         padded = np.pad(region, [(reach, reach) if a == axis else (0, 0) for a in (0, 1)])
         windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis)
-        region = windows.any(-1)
+        region = np.asarray(windows.any(-1))
     return region

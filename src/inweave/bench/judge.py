@@ -51,7 +51,8 @@ class Judge:
 
     def looks(self, images: Sequence[Image.Image]) -> Floats:
         """Return one unit vector per image."""
-        return unit((np.stack([descriptor(image) for image in images]) - self.mean) @ self.matrix)
+        rows = np.stack([descriptor(image) for image in images]) - self.mean
+        return unit(np.asarray(rows @ self.matrix, np.float32))
 
     def nearest(self, images: Sequence[Image.Image]) -> list[str]:
         """Return the subject of each image."""
@@ -141,7 +142,7 @@ def describe(colors: Floats, drawn: Floats) -> Floats:
 
 
 def unit(rows: Floats) -> Floats:
-    return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)).astype(np.float32)
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9), np.float32)
 
 
 def _means(planes: Floats, cells: int) -> Floats:

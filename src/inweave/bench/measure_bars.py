@@ -44,9 +44,9 @@ class PipelineDraw:
         self, prompts: Sequence[str], seeds: Sequence[int], *, loras: Sequence[str] = (),
         init: Image.Image | None = None, mask: Image.Image | None = None,
     ) -> list[Image.Image]:  # fmt: skip
-        edit = {"strength": 1.0} if mask is not None else {}
+        own = {**self.settings, **({"strength": 1.0} if mask is not None else {})}
         configs = [
-            GenerateConfig(prompt=prompt, seed=seed, loras=parse_loras(loras), **edit, **self.settings)
+            GenerateConfig(prompt=prompt, seed=seed, loras=parse_loras(loras), **own)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         made: list[Image.Image] = []

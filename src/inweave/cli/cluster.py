@@ -41,7 +41,7 @@ def status(
     ]
     devices = [
         [each["name"], each["node"], each["device"] or "", each["reason"] or each["status"], each["job"] or "",
-         ", ".join(each["models"]), str(each["adapters"])]
+         ", ".join(each["models"]), ", ".join(each["loras"])]
         for each in queue["devices"]
     ]  # fmt: skip
     waiting = [[each["id"], each["operation"], each["model"], each["reason"]] for each in queue["waiting"]]

@@ -25,6 +25,7 @@ PACKAGES = {
     "serve": {**_SERVER, **_MODELS},
     "postgresql": {"psycopg": "psycopg"},
     "cluster": {"ray": "ray"},
+    "s3": {"boto3": "boto3"},
 }
 
 

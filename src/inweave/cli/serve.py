@@ -32,9 +32,9 @@ def serve(
     store: Annotated[str | None, typer.Option(
         "--store", envvar="INWEAVE_STORE", metavar="postgresql://...", rich_help_panel=SEVERAL,
         help="The queue in PostgreSQL, for several workers.", show_default="SQLite in the --data folder")] = None,
-    blobs: Annotated[Path | None, typer.Option(
-        "--blobs", metavar="FOLDER", help="Folder of images that all workers see.", show_default="in --data",
-        rich_help_panel=SEVERAL)] = None,
+    blobs: Annotated[str | None, typer.Option(
+        "--blobs", metavar="FOLDER|s3://...", help="Images that all workers see: a folder or a bucket.",
+        show_default="in --data", rich_help_panel=SEVERAL)] = None,
     shared: Annotated[Path | None, typer.Option(
         "--shared", help="Folder of datasets, training runs and added LoRAs that all workers and nodes see.",
         show_default="--blobs or --data", rich_help_panel=SEVERAL)] = None,
@@ -108,6 +108,11 @@ def serve(
         show_default="no limit", rich_help_panel=GALLERY)] = None,
     no_gallery: Annotated[bool, typer.Option(
         "--no-gallery", help="Let images expire with their jobs.", rich_help_panel=GALLERY)] = False,
+    captioner: Annotated[Path | None, typer.Option(
+        "--captioner", metavar="DIR", help="Local image-to-text model (transformers) that may caption datasets.",
+        show_default="none", rich_help_panel=MODELS)] = None,
+    captioner_device: Annotated[str | None, typer.Option(
+        "--captioner-device", help="Device it runs on.", show_default="cpu", rich_help_panel=MODELS)] = None,
     queue_limit: Annotated[int | None, typer.Option(
         "--queue-limit", help="Maximum number of waiting jobs; more are refused with 429.", show_default="1000",
         rich_help_panel=LIMITS)] = None,
@@ -172,6 +177,8 @@ def serve(
         require("postgresql", False)
     if cluster is not None:
         require("cluster", False)
+    if blobs is not None and blobs.startswith("s3://"):
+        require("s3", False)
     with reporting_errors(False):
         from inweave.errors import ConfigError
         from inweave.serve.run import run
@@ -196,6 +203,7 @@ def serve(
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "gallery": not no_gallery, "pictures": pictures, "picture_names": picture_names,
             "picture_days": picture_days, "picture_gb": picture_gb,
+            "captioner": captioner, "captioner_device": captioner_device,
             "train_hours": train_hours, "plan_seconds": plan_seconds, "drain_seconds": drain_seconds,
             "origins": tuple(origin or ()),
             "cluster": cluster, "min_runners": min_runners, "max_runners": max_runners,

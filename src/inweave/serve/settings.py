@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.checked import CheckedModel, FieldError
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, InweaveError, Problem
 from inweave.serve.gallery_names import DEFAULT_NAMES, ensure_pattern
+from inweave.serve.s3_location import SCHEME, split_location
 
 MEBIBYTE = 1024 * 1024
 CLUSTER_ONLY = {"min_runners", "max_runners", "idle_seconds", "runner_cpus", "node_cache", "node_cache_gb"}
@@ -46,7 +47,9 @@ class ServeSettings(CheckedModel):
     store: str | None = Field(
         default=None, repr=False, description="the queue in PostgreSQL, by its address, which several workers share"
     )
-    blobs: Path | None = Field(default=None, description="the folder of images that all workers of a queue share")
+    blobs: Path | str | None = Field(
+        default=None, description="images that all workers of a queue share: a folder, or s3://BUCKET/PREFIX"
+    )
     shared: Path | None = Field(default=None, description="the folder of datasets, training runs and added LoRAs")
     lease_seconds: Annotated[float, Field(ge=1)] = Field(
         default=30.0, description="after which the jobs of a worker that does not answer run elsewhere"
@@ -105,6 +108,10 @@ class ServeSettings(CheckedModel):
     picture_gb: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="size of the gallery, beyond which its oldest images are deleted; default: any"
     )
+    captioner: Path | None = Field(
+        default=None, description="a local image-to-text model that may caption images of datasets; never downloaded"
+    )
+    captioner_device: str = Field(default="cpu", description="the device it runs on")
     upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded images")
     upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="size of all uploaded images")
     dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
@@ -131,12 +138,18 @@ class ServeSettings(CheckedModel):
 
     @field_validator("blobs", mode="before")
     @classmethod
-    def _folder(cls, value: object) -> object:
-        if "://" in str(value):
-            raise FieldError(
-                Problem("blobs", "expected a folder that all workers see; object stores are not supported")
-            )
-        return value
+    def _folder_or_bucket(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.startswith(SCHEME):
+            try:
+                split_location(value, "blobs")
+            except ConfigError as error:
+                raise FieldError(error.problems[0]) from None
+            return value
+        if "://" in value:
+            raise FieldError(Problem("blobs", "expected a folder that all workers see, or s3://BUCKET/PREFIX"))
+        return Path(value)
 
     @field_validator("picture_names")
     @classmethod
@@ -145,6 +158,18 @@ class ServeSettings(CheckedModel):
             return ensure_pattern(value)
         except ConfigError as error:
             raise FieldError(error.problems[0]) from None
+
+    @field_validator("captioner")
+    @classmethod
+    def _image_to_text(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            from inweave.models.captioner import ensure_captioner
+
+            try:
+                ensure_captioner(value.expanduser())
+            except InweaveError as error:
+                raise FieldError(Problem("captioner", str(error))) from None
+        return value
 
     @field_validator("proxies")
     @classmethod
@@ -177,6 +202,13 @@ class ServeSettings(CheckedModel):
                 problems.append(Problem("max_runners", f"{self.max_runners} is less than min_runners"))
             if self.devices not in ((), ("cpu",), ("cuda",)) or self.train_devices:
                 problems.append(Problem("devices", "Ray chooses the devices of a cluster; name the kind: cpu or cuda"))
+        if self.store is not None and isinstance(self.blobs, str) and self.shared is None:
+            problems.append(
+                Problem(
+                    "shared", "name a folder that all workers see: an object store holds no datasets, training runs, "
+                    "LoRAs, or images of the gallery",
+                )
+            )  # fmt: skip
         if problems:
             raise FieldError(problems[0])
         return self
@@ -214,22 +246,24 @@ class ServeSettings(CheckedModel):
         """Return the location of every model that a request may name."""
         return {model_name(self.model): self.model, **self.models}
 
-    def blobs_folder(self) -> Path:
-        """Return the folder of images."""
-        return self.data if self.blobs is None else self.blobs
-
     def shared_folder(self) -> Path:
-        """Return the folder of datasets, training runs, and LoRAs that were uploaded or trained."""
-        return self.blobs_folder() if self.shared is None else self.shared
+        """Return the folder of datasets, training runs, LoRAs that were uploaded or trained, and of the gallery."""
+        if self.shared is not None:
+            return self.shared
+        return self.blobs if isinstance(self.blobs, Path) else self.data
+
+    def images_folder(self) -> Path:
+        """Return the folder of the gallery's parts: that of images, or with an object store the shared one."""
+        return self.blobs if isinstance(self.blobs, Path) else self.data if self.blobs is None else self.shared_folder()
 
     def gallery_folder(self) -> Path:
         """Return the folder of the gallery."""
-        return self.blobs_folder() / "images" if self.pictures is None else self.pictures.expanduser()
+        return self.images_folder() / "images" if self.pictures is None else self.pictures.expanduser()
 
     def private_folders(self) -> tuple[str, ...]:
         """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
         parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
-        own = (self.data, self.blobs_folder(), self.shared_folder(), self.gallery_folder())
+        own = (self.data, self.images_folder(), self.shared_folder(), self.gallery_folder())
         return tuple(map(str, (*own, *self.lora_folders, *parents)))
 
 

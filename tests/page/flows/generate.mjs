@@ -93,6 +93,8 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 			await page.getByRole("button", {name: "Per-component strengths of pixel"}).click()
 			await page.getByLabel("Text encoder").first().fill("1.5")
 			assert.equal(await prompt(page).inputValue(), "a fox <lora:pixel:te=1.5,unet=0.5> <lora:ink:0.2>")
+			// tags of its dataset are no trigger words
+			await page.getByText("Tags of the training images").click()
 			await page.getByRole("button", {name: "cactus", exact: true}).click()
 			assert.equal(await prompt(page).inputValue(), "a fox, cactus <lora:pixel:te=1.5,unet=0.5> <lora:ink:0.2>")
 			await page.getByRole("button", {name: "cactus", exact: true}).click()
@@ -155,7 +157,11 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 		assert.equal(await attacks(), 0)
 		await details.getByRole("button", {name: "Use in prompt"}).click()
 		await page.waitForFunction(() => document.querySelector("textarea")?.value === "<lora:metadata:1>")
-		await page.getByRole("button", {name: "<b onclick=alert(6)>word</b>"}).waitFor()
+		await page.getByRole("button", {name: "<b onclick=alert(6)>word</b>"}).click()
+		// nothing in the metadata of a file adds a LoRA by a click
+		assert.equal(await prompt(page).inputValue(), "<b onclick=alert(6)>word</b> <lora:metadata:1>")
+		assert.equal(await page.getByRole("group", {name: "Trigger words of these LoRAs"}).getByRole("button").count(), 2)
+		await page.getByRole("button", {name: "soft edges"}).waitFor()
 		assert.equal(await attacks(), 0)
 	})
 

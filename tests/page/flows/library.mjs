@@ -72,6 +72,27 @@ export function flow({test, assert, api, violations, shot}) {
 		{expected: /422/}
 	)
 
+	test("a sample shows a LoRA with and without it, and becomes its image", async page => {
+		await page.goto("/#/library?query=pixel")
+		await page.getByRole("link", {name: /^pixel/}).click()
+		const dialog = page.getByRole("dialog", {name: "pixel"})
+		await dialog.getByRole("button", {name: "Make sample images"}).click()
+		const images = dialog.locator(".beforeafter img")
+		await images.nth(1).waitFor()
+		await dialog.getByText("“a cat”, seed 1, inweave/emoji").waitFor()
+		const {sample} = await api("/v1/loras/pixel")
+		assert.deepEqual([sample.prompt, sample.seed, sample.strength], ["a cat", 1, 1])
+		await page.waitForFunction(() =>
+			[...document.querySelectorAll("dialog .beforeafter img")].every(each => each.complete && each.naturalWidth)
+		)
+		assert.deepEqual(await violations(page), [])
+		await shot(page, "library-sample")
+		await page.keyboard.press("Escape")
+		await page.locator(".library-card img[src*='/sample?']").waitFor()
+		const {images: kept} = await api("/v1/gallery?q=a+cat")
+		assert.deepEqual(kept, [], "samples stay out of the gallery")
+	})
+
 	test(
 		"files are added by dropping them, refused with the reason, and deleted",
 		async page => {

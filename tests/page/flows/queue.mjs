@@ -1,6 +1,6 @@
 // Queue: order, pause, cancel, errors, what ended.
 
-export function flow({test, assert, api, submit, violations, shot}) {
+export function flow({test, assert, api, submit, ended, violations, shot}) {
 	test("waiting jobs are reordered, cancelled, run again and removed", async page => {
 		await api("/v1/queue", {paused: true})
 		try {
@@ -36,6 +36,30 @@ export function flow({test, assert, api, submit, violations, shot}) {
 				.getByRole("button", {name: "Remove from the list"})
 				.click()
 			await page.locator(`[data-job=${jobs[2]}]`).waitFor({state: "detached"})
+		} finally {
+			await api("/v1/queue", {paused: false})
+		}
+	})
+
+	test("devices say what they hold, and each waiting job why it waits", async page => {
+		await ended(await submit({prompt: "with a style", loras: [{name: "pixel"}], steps: 1}))
+		await api("/v1/queue", {paused: true})
+		try {
+			const job = await submit({prompt: "one", steps: 1})
+			await page.goto("/#/queue")
+			await page.locator(`[data-job=${job}]`, {hasText: "Why it waits: the queue is paused"}).waitFor()
+			const {devices, nodes} = await api("/v1/queue")
+			for (const {name, models, loras} of devices) {
+				const row = page.locator(`[data-device="${name}"]`).filter({hasText: "ready"})
+				await row.getByText(models.length ? `In memory: ${[...models, ...loras].join(", ")}` : "Nothing").waitFor()
+			}
+			assert.ok(devices.some(each => each.loras.includes("pixel")))
+			for (const {name} of nodes) await page.getByRole("heading", {name}).waitFor()
+			assert.deepEqual(await violations(page), [])
+			await shot(page, "queue-devices")
+			await page.setViewportSize({width: 360, height: 800})
+			await shot(page, "queue-devices-phone")
+			assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth))
 		} finally {
 			await api("/v1/queue", {paused: false})
 		}

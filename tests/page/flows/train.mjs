@@ -14,7 +14,7 @@ function crc(bytes) {
 	return (value ^ 0xffffffff) >>> 0
 }
 
-/** A picture of one color with a stripe, so that no two are the same. */
+/** An image of one color with a stripe, so that no two are the same. */
 function png(width, height, [red, green, blue]) {
 	const rows = Buffer.alloc((width * 3 + 1) * height)
 	for (let y = 0; y < height; y += 1) {
@@ -51,7 +51,7 @@ const FILES = [
 	["tall.png", 100, 300, [220, 180, 60]]
 ].map(([name, width, height, color]) => ({name, mimeType: "image/png", buffer: png(width, height, color)}))
 
-/** Wait until a picture has this caption. */
+/** Wait until an image has this caption. */
 const captioned = (page, text) =>
 	page.waitForFunction(
 		wanted => [...document.querySelectorAll(".train-caption")].some(each => each.value === wanted),
@@ -91,15 +91,16 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			assert.equal(await page.getByRole("textbox", {name: "Caption of wide"}).inputValue(), "a wide thing, blue")
 			// how each is cropped, from the trainer
 			await page.getByRole("heading", {name: "128 × 128 · 2 images"}).waitFor()
-			await page.getByRole("heading", {name: "160 × 96 · 1 picture"}).waitFor()
-			await page.getByText("17% is cropped away").waitFor()
+			await page.getByRole("heading", {name: "160 × 96 · 1 image"}).waitFor()
+			await page.locator(".train-card", {hasText: "17% cropped"}).waitFor()
 
 			// captions, in place and all at once, and back
 			const apple = page.getByRole("textbox", {name: "Caption of red apple"})
 			await apple.fill("an apple, red")
 			await apple.blur()
-			await page.getByText("Change all captions").click()
-			await page.getByLabel("Put before every caption").fill("drawing of")
+			await page.getByText("Edit all captions").click()
+			await page.getByLabel("Prepend to every caption").fill("drawing of")
+			await page.getByLabel("Separator").selectOption("Space")
 			await page.getByRole("button", {name: "Change 4 captions"}).click()
 			await captioned(page, "drawing of an apple, red")
 			await page.getByRole("button", {name: /^blue 1/}).click()
@@ -107,11 +108,19 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await captioned(page, "drawing of a wide thing")
 			await page.getByRole("radio", {name: "Replace"}).check()
 			await page.getByLabel("Text to replace").fill("drawing")
-			await page.getByLabel("Replace it with").fill("picture")
+			await page.getByLabel("Replace with").fill("photo")
 			await page.getByRole("button", {name: "Change 4 captions"}).click()
-			await captioned(page, "picture of a wide thing")
+			await captioned(page, "photo of a wide thing")
 			await page.getByRole("button", {name: "Undo: Replace"}).click()
 			await captioned(page, "drawing of a wide thing")
+			await page.getByRole("radio", {name: "Suffix"}).check()
+			await page.getByLabel("Append to every caption").fill("flat colors")
+			await page.getByLabel("Separator").selectOption("Comma")
+			await page.getByRole("button", {name: "Change 4 captions"}).click()
+			await captioned(page, "drawing of a wide thing, flat colors")
+			await page.getByRole("button", {name: "Undo: Suffix"}).click()
+			await captioned(page, "drawing of a wide thing")
+			await page.getByText("start the worker with --captioner FOLDER").waitFor()
 			const id = param(page, "dataset")
 			const stored = await api(`/v1/datasets/${id}`)
 			assert.deepEqual(stored.pictures.map(each => each.caption).sort(), [
@@ -122,7 +131,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			])
 
 			// the check before anything starts
-			await page.getByLabel("Name of the LoRA").fill("stripes")
+			await page.getByLabel("LoRA name").fill("stripes")
 			await page.getByLabel("Trigger word").fill("strp")
 			await page.getByText("More settings").click()
 			await page.getByLabel("Steps", {exact: true}).fill("400")
@@ -130,8 +139,12 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByLabel("Batch size").fill("1")
 			await page.getByLabel("Checkpoint every").fill("3")
 			await page.getByLabel("Sample every").fill("3")
-			await page.getByLabel("Prompts of the samples").fill("strp, drawing of an apple --w 64 --h 64 --s 2")
-			await page.getByRole("button", {name: "Check", exact: true}).click()
+			await page.getByLabel("Sample prompts").fill("strp, drawing of an apple --w 64 --h 64 --s 2")
+			// checked while one edits; a problem is one click away, and its report gets the focus
+			await page.getByLabel("Resolution").fill("4000")
+			await page.getByRole("button", {name: /problems?: show/}).click({timeout: 300_000})
+			assert.match(await page.evaluate(() => document.activeElement.textContent), /too small|smaller|resolution/i)
+			await page.getByLabel("Resolution").fill("")
 			await page.getByText("Ready to start.").waitFor({timeout: 300_000})
 			await page.getByText(/GB of .* \(cpu\)/).waitFor()
 			await looks(page, "desk")
@@ -142,7 +155,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			// the run: loss, samples, a checkpoint that is used at once
 			await page.getByRole("heading", {name: "stripes", level: 1}).waitFor()
 			await page.getByRole("img", {name: /Running average of the loss/}).waitFor({timeout: 300_000})
-			await page.getByRole("button", {name: "Use it now"}).waitFor({timeout: 300_000})
+			await page.getByRole("button", {name: "Use now"}).waitFor({timeout: 300_000})
 			await page
 				.getByRole("img", {name: /after step/})
 				.first()
@@ -155,7 +168,12 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByText("paused", {exact: true}).waitFor()
 			await looks(page, "run")
 			await page.getByRole("button", {name: "Step 3", exact: true}).click()
-			await page.getByRole("img", {name: /after step 3$/}).waitFor()
+			await page.getByRole("img", {name: /, after step 3$/}).waitFor()
+			await page.getByText("Best", {exact: true}).waitFor()
+			await page.getByRole("img", {name: "A sample after step 3"}).waitFor()
+			// the samples as a time-lapse, from the one that is shown to the last
+			await page.getByRole("button", {name: "Play the samples as a time-lapse"}).click()
+			await page.getByRole("img", {name: /, after step 6$/}).waitFor()
 			await page.getByRole("button", {name: "Resume"}).click()
 			await page.getByText("training", {exact: true}).waitFor()
 			await page.waitForFunction(old => !location.hash.includes(old), job)
@@ -165,7 +183,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByRole("button", {name: "Pause"}).click()
 			assert.equal((await ended(second)).state, "cancelled")
 			await page.getByRole("button", {name: "Train longer"}).waitFor()
-			await page.getByRole("button", {name: "Use it now"}).click()
+			await page.getByRole("button", {name: "Use now"}).click()
 			await page.waitForURL(/#\/generate/)
 			const prompt = page.getByRole("textbox", {name: "Prompt", exact: true})
 			await page.waitForFunction(() => /<lora:stripes-\d+:1>/.test(document.querySelector("textarea")?.value ?? ""))
@@ -222,7 +240,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			}
 			writeFileSync(join(folder, ".hidden"), "")
 			writeFileSync(join(folder, "notes.json"), "{}")
-			writeFileSync(join(folder, "alone.txt"), "a caption without a picture")
+			writeFileSync(join(folder, "alone.txt"), "a caption without an image")
 			await page.goto("/#/train")
 			const {x, y} = await page.locator(".dropzone").boundingBox()
 			const mouse = await context.newCDPSession(page)
@@ -236,8 +254,8 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await page.getByText("2 images", {exact: true}).waitFor()
 			await captioned(page, "one of the circles")
 			await captioned(page, "one of the squares")
-			await page.getByText("notes.json: it is neither a picture nor a caption").waitFor()
-			await page.getByText("alone.txt: no picture of that name").waitFor()
+			await page.getByText("notes.json: skipped: not an image or a caption").waitFor()
+			await page.getByText("alone.txt: no image of the same name was dropped with it").waitFor()
 			const {pictures} = await api(`/v1/datasets/${param(page, "dataset")}`)
 			const captions = Object.fromEntries(pictures.map(({width, caption}) => [width, caption]))
 			assert.deepEqual(captions, {128: "one of the circles", 160: "one of the squares"})
@@ -258,7 +276,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		await dialog.getByRole("button", {name: "Done"}).click()
 		await page.getByText("4 images", {exact: true}).waitFor()
 		assert.equal(await page.getByLabel("Preset").inputValue(), "quick")
-		await page.getByLabel("Name of the LoRA").fill("stamps")
+		await page.getByLabel("LoRA name").fill("stamps")
 		await page.getByText("More settings").click()
 		for (const [name, value] of [
 			["Steps", "2"],
@@ -267,14 +285,13 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			["Sample every", "0"]
 		])
 			await page.getByLabel(name, {exact: name === "Steps"}).fill(value)
-		await page.getByRole("button", {name: "Check", exact: true}).click()
 		await page.getByRole("button", {name: "Start training"}).click({timeout: 300_000})
 		await page.getByText("done", {exact: true}).waitFor({timeout: 300_000})
 		const first = param(page, "job")
 		await page.getByRole("button", {name: "Train longer"}).click()
 		const longer = page.getByRole("dialog", {name: "Train longer"})
 		await longer.getByText("2 steps are done").waitFor()
-		await longer.getByLabel("Steps in the end").fill("4")
+		await longer.getByLabel("Total steps").fill("4")
 		assert.deepEqual(await violations(page), [])
 		await shot(page, "train-extend")
 		await longer.getByRole("button", {name: "Train longer"}).click()
@@ -283,7 +300,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		const job = await api(`/v1/jobs/${param(page, "job")}`)
 		assert.deepEqual([job.run, job.settings.steps], [first, 4])
 		await page.getByRole("img", {name: /Running average of the loss: .* at step 1, .* at step 4,/}).waitFor()
-		await page.getByRole("button", {name: "Use it now"}).click()
+		await page.getByRole("button", {name: "Use now"}).click()
 		await page.waitForFunction(() =>
 			/^a drawing of a \w+ <lora:stamps-2:1>$/.test(document.querySelector("textarea")?.value ?? "")
 		)

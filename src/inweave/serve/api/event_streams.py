@@ -26,8 +26,12 @@ def event_stream(service: Service, job: Job, after: int, translate: Translate) -
 
 async def _events(service: Service, job: Job, after: int, translate: Translate) -> AsyncIterator[ServerSentEvent]:
     async for event in service.jobs.follow(job.id, after):
-        for sent in translate(job, event):
+        for sent in await service.jobs.patiently(_all, translate, job, event):
             yield sent
+
+
+def _all(translate: Translate, job: Job, event: StoredEvent) -> list[ServerSentEvent]:
+    return [*translate(job, event)]
 
 
 def event_number(text: str | None) -> int:

@@ -64,6 +64,12 @@ class DeviceSlot:
         self._assignments, self.view = assignments, view
         self._models: dict[str, str] = {}  # location -> name, of every model that a job used
         self._adapters: dict[str, str] = {}  # path -> id
+        self._references: dict[str, str] = {}  # path -> what the last job called it
+
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """The LoRAs in memory, by what jobs called them."""
+        return tuple(sorted({self._references[path] for path in self._adapters if path in self._references}))
 
     @property
     def shared(self) -> bool:
@@ -89,17 +95,20 @@ class DeviceSlot:
         """Record that the runner died, and everything that it had loaded with it."""
         self.view.job, self.view.ready = None, False
         self.view.models = self.view.adapters = frozenset()
+        self._adapters, self._references = {}, {}
 
     def record_request(self, job: Job, model: str, adapters: dict[str, str]) -> None:
         """Remember which model and adapters the paths of a job belong to; ``adapters`` maps references to paths."""
         self._models[model] = job.model
         ids = adapter_keys(job)
         self._adapters |= {path: ids[label] for label, path in adapters.items() if label in ids}
+        self._references |= {path: label for label, path in adapters.items()}
 
     def record_residency(self, residency: Residency) -> None:
         """Record which models and adapters the runner has in memory now."""
         self.view.models = frozenset(self._models[each] for each in residency.models if each in self._models)
         self._adapters = {path: self._adapters[path] for path in residency.adapters if path in self._adapters}
+        self._references = {path: self._references[path] for path in self._adapters}
         self.view.adapters = frozenset(self._adapters.values())
 
     def record_load(self, name: str, location: str, seconds: float) -> None:

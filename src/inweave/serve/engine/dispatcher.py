@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from inweave.errors import InweaveError
@@ -37,7 +38,7 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.record import record
 from inweave.serve.engine.wire import WireError
-from inweave.serve.jobs.errors import DatabaseLost, StorageError
+from inweave.serve.jobs.errors import StorageError, StoreLost
 from inweave.serve.jobs.failures import failure_of
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.job import Failure, Job, State
@@ -267,9 +268,9 @@ class Dispatcher:
 
     async def _run_job(self, job: Job) -> None:
         try:
-            resolved = await self._stored(self._resolve, job, repeat=(DatabaseLost,))
-            files = await asyncio.to_thread(self._store.files.inputs, job.id)
-            inputs = {name: await asyncio.to_thread(path.read_bytes) for name, path in files.items()}
+            resolved = await self._stored(self._resolve, job, repeat=(StoreLost,))
+            files = await self._stored(self._store.files.inputs, job.id, repeat=(StoreLost,))
+            inputs = {Path(name).stem: content for name, content in files.items()}
         except (InweaveError, OSError) as error:
             await self._end(job, "failed", error=failure_of(error))
             return
@@ -323,7 +324,7 @@ class Dispatcher:
         elif report.state == "done":
             for image, name in zip(report.result.get("images", ()), files, strict=False):
                 image["file"] = name
-            result = await self._stored(self._deliver, job, report.result, repeat=(DatabaseLost,))
+            result = await self._stored(self._deliver, job, report.result, repeat=(StoreLost,))
             await self._end(job, "done", result=result)
         elif report.state == "failed":
             await self._end(job, "failed", error=report.error)

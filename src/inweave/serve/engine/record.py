@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 
-from inweave.serve.jobs.errors import DatabaseLost
+from inweave.serve.jobs.errors import StoreLost
 from inweave.serve.jobs.job import Event, Job
 from inweave.serve.jobs.store import JobStore
 
@@ -13,16 +13,19 @@ from inweave.serve.jobs.store import JobStore
 async def record(store: JobStore, job: Job, event: Event, files: list[str]) -> None:
     """Store an event, and add the file of an image to ``files``.
 
-    A database that does not answer is waited for; a disk that refuses raises the error that ends the job.
+    A database or a store of images that does not answer is waited for; a disk that refuses raises the error that ends
+    the job.
     """
-    event = await asyncio.to_thread(_with_stored_image, store, job, event, files)
-    again = False
+    stored, again = None, False
     while True:
         try:
-            await asyncio.to_thread(store.append, job.id, event, lease=job.lease, again=again)
-            return
-        except DatabaseLost:
-            again = True
+            if stored is None:
+                stored = await asyncio.to_thread(_with_stored_image, store, job, event, files)
+            else:
+                await asyncio.to_thread(store.append, job.id, stored, lease=job.lease, again=again)
+                return
+        except StoreLost:
+            again = stored is not None
             await asyncio.sleep(0.5)
 
 

@@ -1,6 +1,7 @@
 """A train job inside the model process: the same run as `inweave train`, with its log as events.
 
-history       {records}            the losses of earlier steps of a resumed run, thinned out
+history       {records, validations}     the losses of earlier steps of a resumed run, thinned out
+validation    {step, validation}   the loss on images that are held out
 progress      {step, total, loss, loss_average, lr, eta, ...}
 sample        {step, index}        and an image
 checkpoint    {step}               the adapter of this step can be used from now on
@@ -126,10 +127,16 @@ def earlier_events(output: Path, name: str, step: int) -> list[Event]:
     """Return the events of a run up to the step it resumes from, so that readers of this job see the whole run."""
     if step == 0:
         return []
+    logged = _records(output / f"{name}.jsonl")
     records = [
         {field: record.get(field) for field in ("step", "loss", "loss_average")}
-        for record in _records(output / f"{name}.jsonl")
+        for record in logged
         if "loss" in record and record["step"] <= step
+    ]
+    validations = [
+        {"step": record["step"], "validation": record["validation"]}
+        for record in logged
+        if "validation" in record and record["step"] <= step
     ]
     every = -(-len(records) // MAX_HISTORY) or 1
     thinned = [*records[:-1:every], *records[-1:]]
@@ -138,7 +145,8 @@ def earlier_events(output: Path, name: str, step: int) -> list[Event]:
         for path in sorted((output / "samples").glob("*.png"))
         if (event := sample_event(path, {})) is not None and event.data["step"] <= step
     ]
-    return [Event("history", {"records": thinned, "resumed_from": step}), *samples[-MAX_SAMPLES:]]
+    history = {"records": thinned, "validations": validations[-MAX_HISTORY:], "resumed_from": step}
+    return [Event("history", history), *samples[-MAX_SAMPLES:]]
 
 
 def _records(log: Path) -> list[dict[str, Any]]:

@@ -4,12 +4,14 @@
     GET /page/DIGEST/PATH       one file, cached for good: other contents have another address
 
 Modules import each other by relative paths, so that a page never mixes the files of two versions. The files are
-public and need no token; their data comes from the API.
+public and need no token; their data comes from the API. Texts are sent compressed to clients that accept gzip.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -28,13 +30,15 @@ _TYPES = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".woff2": "font/woff2", ".webmanifest": "application/manifest+json",
 }  # fmt: skip
+_BINARY = (".png", ".woff2")
 
 
 @dataclass(frozen=True, slots=True)
 class PageFiles:
-    """Every file of the page by its path, and the digest of them all."""
+    """Every file of the page by its path, texts also compressed, and the digest of them all."""
 
     contents: dict[str, bytes]
+    compressed: dict[str, bytes]
     digest: str
     stamp: tuple[tuple[str, Stamp], ...]
 
@@ -45,7 +49,9 @@ class PageFiles:
         digest = hashlib.sha256()
         for path, content in contents.items():
             digest.update(f"{path}\0{len(content)}\0".encode() + content)
-        return cls(contents, digest.hexdigest()[:16], stamp)
+        texts = {path: content for path, content in contents.items() if not path.endswith(_BINARY)}
+        compressed = {path: gzip.compress(content, mtime=0) for path, content in texts.items()}
+        return cls(contents, compressed, digest.hexdigest()[:16], stamp)
 
     def index(self) -> bytes:
         return self.contents["index.html"].replace(_PLACEHOLDER, f"{PREFIX}{self.digest}/".encode())
@@ -90,8 +96,20 @@ async def page_file(request: Request, digest: str, path: str) -> Response:
     content = files.contents.get(path)
     if content is None or digest != files.digest:
         raise MissingError("the page has no such file, or another version of it; reload the page")
-    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    headers = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
+    if path in files.compressed and _accepts_gzip(request.headers.get("accept-encoding", "")):
+        content = files.compressed[path]
+        headers["Content-Encoding"] = "gzip"
     return Response(content, media_type=_TYPES[Path(path).suffix], headers=headers)
+
+
+def _accepts_gzip(header: str) -> bool:
+    """Return whether an Accept-Encoding header names gzip, with a weight that is not 0."""
+    for choice in header.lower().split(","):
+        name, _, weight = choice.partition(";")
+        if name.strip() == "gzip":
+            return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight)
+    return False
 
 
 def _page(request: Request) -> Page:

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from inweave.serve.jobs.blobs import FolderBlobs
 from inweave.serve.jobs.clock import AgeClock
 from inweave.serve.jobs.files import JobFiles, own_folder
 from inweave.serve.jobs.job import Event, Failure, Job
@@ -74,7 +75,7 @@ class JobDatabase:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.files = files or JobFiles(folder / "files")
+        self.files = files or JobFiles(FolderBlobs(folder / "files"))
         #: for stamps, and for ages; one that is given is used for both
         self._clock, self._age_clock = clock or time.time, clock or AgeClock()
         self._ownership = own_folder(folder)

@@ -29,12 +29,26 @@ class StorageError(InweaveError):
     """The disk is full, or the data folder of the worker is read-only."""
 
 
-class DatabaseLost(NotReadyError, ConnectionError):
-    """The database of the queue does not answer: callers that must not give up repeat their call later.
+class StoreLost(NotReadyError, ConnectionError):
+    """A store on another machine does not answer: callers that must not give up repeat their call later.
 
     Clients get a general message; ``reason``, with names of hosts and users, is for the log.
     """
 
+    what = "a store of the worker"
+
     def __init__(self, reason: str) -> None:
-        super().__init__("the database of the queue does not answer; ask again in a moment")
+        super().__init__(f"{self.what} does not answer; ask again in a moment")
         self.reason = reason
+
+
+class DatabaseLost(StoreLost):
+    """The database of the queue does not answer."""
+
+    what = "the database of the queue"
+
+
+class BlobsLost(StoreLost):
+    """The object store of images does not answer."""
+
+    what = "the store of images"

@@ -1,4 +1,4 @@
-"""The images of jobs, one folder each.
+"""The images of jobs, those of one job below its id.
 
 <job>/input-init.png, input-mask.png    its inputs
 <job>/0.png, 1.png, ...                 its results
@@ -6,66 +6,78 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import shutil
-import time
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from inweave.errors import ConflictError, MissingError
-from inweave.files.writing import write_atomic
-from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.blobs import BlobStore
+
+INPUT = "input-"
+_RESULT = re.compile(r"[0-9][\w.-]*", re.ASCII)
 
 
 class JobFiles:
-    """The files of all jobs, below one folder."""
+    """The files of all jobs."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.root = folder
-
-    def folder(self, job: str) -> Path:
-        """Return the folder of a job."""
-        return self.root / job
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
 
     def write(self, job: str, name: str, content: bytes) -> None:
-        """Write a complete file, or none; raise StorageError if the disk is full or read-only."""
-        self.folder(job).mkdir(exist_ok=True)
-        write_atomic(self.folder(job) / name, [content], error=StorageError)
+        """Write a complete file, or none; raise StorageError if the store is full or read-only."""
+        self._blobs.write(f"{job}/{name}", content)
 
     def write_inputs(self, job: str, inputs: Mapping[str, bytes]) -> int:
         """Write the inputs of a job; return their size in bytes."""
         for name, content in inputs.items():
-            self.write(job, f"input-{name}", content)
+            self.write(job, f"{INPUT}{name}", content)
         return sum(map(len, inputs.values()))
 
-    def inputs(self, job: str) -> dict[str, Path]:
-        """Return the input images of a job by name."""
-        return {path.stem.removeprefix("input-"): path for path in sorted(self.folder(job).glob("input-*"))}
+    def inputs(self, job: str) -> dict[str, bytes]:
+        """Return the input images of a job by the names that `write_inputs` got."""
+        names = [name for name in self._blobs.sizes(job) if name.startswith(INPUT)]
+        return {name.removeprefix(INPUT): self._read(job, name) for name in names}
 
-    def result(self, job: str, name: str) -> Path:
-        """Return the path of a file of a job's result; raise MissingError if it does not exist."""
-        path = self.folder(job) / name
-        if "/" in name or name.startswith(".") or not name or not path.is_file():
+    def read(self, job: str, name: str) -> bytes:
+        """Return a file of a job's result; raise MissingError if it does not exist."""
+        return self._read(job, _result_name(job, name))
+
+    def path(self, job: str, name: str) -> Path | None:
+        """Return the path of a file of a job's result, if it is a file of this machine."""
+        return self._blobs.path(f"{job}/{_result_name(job, name)}")
+
+    def _read(self, job: str, name: str) -> bytes:
+        content = self._blobs.read(f"{job}/{name}")
+        if content is None:
             raise MissingError(f"job {job} has no file {name[:100]}")
-        return path
+        return content
 
     def result_bytes(self, job: str) -> int:
         """Return the size of a job's results."""
-        return sum(path.stat().st_size for path in self.folder(job).glob("[0-9]*"))
+        return sum(size for name, size in self._blobs.sizes(job).items() if _RESULT.fullmatch(name))
+
+    def remove_result(self, job: str, name: str) -> None:
+        """Remove a file of a job's result."""
+        self._blobs.remove(f"{job}/{_result_name(job, name)}")
 
     def remove(self, job: str) -> None:
         """Remove all files of a job."""
-        shutil.rmtree(self.folder(job), ignore_errors=True)
+        self._blobs.remove(job)
 
     def remove_all_but(self, jobs: Collection[str], older_than: float = 0.0) -> None:
         """Remove the files of all other jobs, which a dead process left behind ``older_than`` seconds ago."""
-        for folder in self.root.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process removes the same
-                if folder.name not in jobs and time.time() - folder.stat().st_mtime >= older_than:
-                    shutil.rmtree(folder, ignore_errors=True)
+        for job, age in self._blobs.ages().items():
+            if job not in jobs and age >= older_than:
+                self._blobs.remove(job)
+
+
+def _result_name(job: str, name: str) -> str:
+    """Return the name of a result; raise MissingError for a name that no result has."""
+    if not _RESULT.fullmatch(name):
+        raise MissingError(f"job {job} has no file {name[:100]}")
+    return name
 
 
 def own_folder(folder: Path) -> BinaryIO:

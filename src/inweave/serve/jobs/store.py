@@ -1,7 +1,7 @@
 """The queue on disk: jobs and their events in SQLite or PostgreSQL (`jobs.sql`), images in files next to it.
 
     jobs.sqlite3          one row per job, one row per event
-    files/<job>/<name>    see `inweave.serve.jobs.files`
+    files/<job>/<name>    see `inweave.serve.jobs.files`; in a folder or an object store (`jobs.blobs`)
 
 A submission survives the death of every process: it is committed and synchronized before any client gets its job id.
 Each change of state is one transaction together with its event, and only happens from the expected state, so a job ends
@@ -22,10 +22,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from inweave.errors import BusyError, ConflictError, MissingError
-from inweave.files.paths import printable_path
-from inweave.files.writing import write_atomic
 from inweave.serve.jobs.attempts import LEASE_SECONDS, JobAttempts
-from inweave.serve.jobs.errors import DatabaseLost, StorageError
+from inweave.serve.jobs.blobs import BlobStore, FolderBlobs
+from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.files import JobFiles
 from inweave.serve.jobs.job import FINAL, Event, Job, Submission, new_id
 from inweave.serve.jobs.ordering import priorities_after_move
@@ -60,32 +59,34 @@ class JobStore(JobAttempts):
         self.keep_bytes = keep_bytes
 
     def ensure_same_folder(self, option: str, folder: Path) -> None:
+        """See `ensure_same_store`."""
+        if self.shared or folder.absolute() != self.folder.absolute():  # its own folder is locked
+            self.ensure_same_store(option, FolderBlobs(folder))
+
+    def ensure_same_store(self, option: str, blobs: BlobStore) -> None:
         """Raise ConflictError if other processes of this queue use another folder, or another queue uses this one.
 
         A file in it has a random name for the folder, and so has the database: paths may differ between machines. A
         queue removes files that belong to none of its jobs, so two queues in one folder would remove each other's.
         """
-        if not self.shared and folder.absolute() == self.folder.absolute():
-            return  # it is locked
-        marker, name = folder / FOLDER_NAME, f"folder:{option}"
+        name = f"folder:{option}"
         with self._transaction(queue=True):
             query = "SELECT name, value FROM settings WHERE name LIKE 'folder:' || ?"
             rows: dict[str, str] = dict(self._db.execute(query, "%").rows)
-            here = marker.read_text() if marker.is_file() else None
+            here = None if (content := blobs.read(FOLDER_NAME)) is None else content.decode()
             if self.shared and name in rows:
                 if rows[name] != here:
                     raise ConflictError(
-                        f"{option} {printable_path(folder)}: the workers of this queue use another folder; give all of "
+                        f"{option} {blobs.label}: the workers of this queue use another folder; give all of "
                         "them the same one, and make sure that it is mounted"
                     )
                 return
             if here is None:
-                folder.mkdir(parents=True, exist_ok=True)
                 here = secrets.token_hex(16)
-                write_atomic(marker, [here.encode()], error=StorageError)
+                blobs.write(FOLDER_NAME, here.encode())
             elif here not in rows.values():
                 raise ConflictError(
-                    f"{option} {printable_path(folder)}: another queue uses this folder, and would lose its files; "
+                    f"{option} {blobs.label}: another queue uses this folder, and would lose its files; "
                     f"choose another one, or remove {FOLDER_NAME} from it if that queue does not exist any more"
                 )
             # without a database that others share, the option may name another folder at the next start
@@ -164,7 +165,7 @@ class JobStore(JobAttempts):
             raise ConflictError(f"job {job} expired, and its request with it")
         if not row.final:
             raise ConflictError(f"job {job} is {row.state}")
-        inputs = {path.name.removeprefix("input-"): path.read_bytes() for path in self.files.inputs(job).values()}
+        inputs = self.files.inputs(job)
         request = resumed_request(row) if row.kind == "train" else row.request
         return Submission(row.kind, row.model, request, inputs, row.priority, row.client)
 
@@ -231,7 +232,7 @@ class JobStore(JobAttempts):
             result = json.dumps({**row.result, "images": images})
             self._db.execute("UPDATE jobs SET result = ? WHERE id = ?", result, job)
         if images:
-            self.files.result(job, name).unlink(missing_ok=True)
+            self.files.remove_result(job, name)
         else:
             self._forget(job)
 

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -169,6 +170,29 @@ def add_to_library(source: Path, folder: Path, stem: str, is_taken: Callable[[st
         return move_to_free_name(hidden, folder, stem, is_taken)
     finally:
         hidden.unlink(missing_ok=True)
+
+
+def add_preview(adapter: Path, copy: Path) -> None:
+    """Put the sample image closest to an adapter of a run beside its copy in the library, as its preview."""
+    image = _closest_sample(adapter)
+    if image is not None and not preview_path(copy).exists():
+        write_atomic(preview_path(copy), [image.read_bytes()])
+
+
+def preview_path(adapter: Path) -> Path:
+    """Return the path of the preview image of an adapter file."""
+    return adapter.with_name(f"{adapter.stem}.preview.png")
+
+
+def _closest_sample(adapter: Path) -> Path | None:
+    """Return the first sample of the step closest to that of an adapter, the last one's for the final adapter."""
+    own = re.fullmatch(r"(.+)-(\d{6,})", adapter.stem)
+    name, step = (own[1], int(own[2])) if own else (adapter.stem, sys.maxsize)
+    samples = {}
+    for path in (adapter.parent / "samples").glob(f"{name}-*.png"):
+        if match := re.fullmatch(rf"{re.escape(name)}-(\d+)-(\d+)", path.stem):
+            samples[-abs(int(match[1]) - step), -int(match[2])] = path
+    return samples[max(samples)] if samples else None
 
 
 def _same_tensors(one: Path, other: Path) -> bool:

@@ -1,7 +1,7 @@
 """The worker without HTTP: every API compiles to the calls of `Service`.
 
 jobs        queue, wait for, reorder, cancel
-loras       look up, add, check against models, convert
+loras       look up, add, check against models, convert; lora_samples: their sample images
 models      names and locations
 images      images of requests, uploads, settings stored in images
 gallery     images that stay: search, star, albums, delete, import
@@ -45,15 +45,17 @@ from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
 from inweave.serve.jobs.usage import Usage
+from inweave.serve.planner.captions import CaptionClient
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.gallery import Gallery
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
+from inweave.serve.service.lora_samples import Samples
 from inweave.serve.service.loras import Loras
 from inweave.serve.service.models import Models
-from inweave.serve.service.stores import open_database, open_gallery
+from inweave.serve.service.stores import open_blobs, open_database, open_gallery
 from inweave.serve.service.training import Training
 from inweave.serve.settings import ServeSettings
 from inweave.serve.storage.datasets import DatasetStore
@@ -88,6 +90,7 @@ class DeviceState:
     role: str = "mixed"
     memory: DeviceMemory | None = None
     node: str = ""  # of a cluster
+    loras: tuple[str, ...] = ()  # that it holds, by the references of jobs
 
 
 class Service:
@@ -97,20 +100,23 @@ class Service:
         self.settings = settings
         data, private = settings.data, settings.private_folders()
         PATHS.add(private)
-        database = open_database(settings)
+        database, blobs = open_database(settings), open_blobs(settings)
         self.store = JobStore(
             data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
             keep_bytes=int(settings.keep_gb * 1024**3), database=database, lease_seconds=settings.lease_seconds,
-            files=JobFiles(settings.blobs_folder() / "files"),
+            files=JobFiles(blobs.part("files")),
         )  # fmt: skip
         witness = None if settings.cluster is None else witness_file(settings)
         shared = settings.shared_folder() if witness is None else witness.parent
-        self.store.ensure_same_folder("--blobs", settings.blobs_folder())
+        if isinstance(settings.blobs, str):
+            self.store.ensure_same_store("--blobs", blobs)
+        else:
+            self.store.ensure_same_folder("--blobs", settings.images_folder())
         self.store.ensure_same_folder("--shared", shared)
         incoming = data / "incoming" if shared == data else shared / "incoming" / self.store.name
         self._uploads = UploadStore(
             data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
-            max_bytes=int(settings.upload_gb * 1024**3), files=settings.blobs_folder() / "uploads", database=database,
+            max_bytes=int(settings.upload_gb * 1024**3), files=blobs.part("uploads"), database=database,
         )  # fmt: skip
         self._dataset_store = DatasetStore(shared / "datasets", int(settings.dataset_gb * 1024**3))
         self._runs = TrainingRuns(shared / "training")
@@ -125,12 +131,14 @@ class Service:
         self.jobs = Jobs(self.store, signals, self.usage)
         self.loras = Loras(data, shared / "loras", incoming, self.library, self.models, self._sandbox)
         self.loras.on_change = lambda: self.store.announce(LIBRARY)
+        self.lora_samples = Samples(self.loras, self.jobs, self._sandbox)
         self._library_changed = asyncio.Event()
         self.images = Images(settings, self._uploads, self._sandbox)
         self.gallery = Gallery(open_gallery(settings, database), self._sandbox, self.store)
         if self.store.shared and settings.gallery:
             self.store.ensure_same_folder("--pictures", settings.gallery_folder())
-        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
+        captioner = CaptionClient.of(settings, private)
+        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store, captioner)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
@@ -210,8 +218,7 @@ class Service:
         for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
             if isinstance(ended, Exception):
                 log.error("a part of the worker had failed: %s", ended)
-        await self._sandbox.close()
-        await self.training.close()
+        await asyncio.gather(self._sandbox.close(), self.training.close(), self.datasets.close())
         for part in (self.library, self._uploads, self.usage, self.gallery, self.store):
             try:
                 part.close()
@@ -275,7 +282,7 @@ class Service:
                 each.reason if self._fleet is None else self._fleet.reason_of(each),
                 tuple(sorted(each.slot.view.models)), len(each.slot.view.adapters),
                 each.current.id if each.current is not None else None,
-                each.slot.view.role.name.lower(), each.memory, each.slot.view.node,
+                each.slot.view.role.name.lower(), each.memory, each.slot.view.node, each.slot.loras,
             )
             for each in self._dispatchers
         ]  # fmt: skip

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, ConflictError
+from inweave.errors import ConfigError, ConflictError, RequestError
 from inweave.files.writing import write_atomic
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.store import JobStore
+from inweave.serve.planner.captions import CaptionClient
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.service.images import Images
 from inweave.serve.storage.datasets import MAX_CAPTION, MAX_DATASETS, MAX_IMAGES, THUMBNAIL, DatasetStore
@@ -21,8 +22,17 @@ __all__ = ["MAX_CAPTION", "MAX_DATASETS", "MAX_IMAGES", "Datasets"]
 class Datasets:
     """The datasets of a worker: images and captions."""
 
-    def __init__(self, store: DatasetStore, images: Images, sandbox: SandboxClient, jobs: JobStore) -> None:
+    def __init__(
+        self, store: DatasetStore, images: Images, sandbox: SandboxClient, jobs: JobStore,
+        captioner: CaptionClient | None = None,
+    ) -> None:  # fmt: skip
         self._store, self._images, self._sandbox, self._jobs = store, images, sandbox, jobs
+        self._captioner = captioner
+
+    @property
+    def captions(self) -> bool:
+        """Whether this worker has a model that captions images."""
+        return self._captioner is not None
 
     async def create(self, name: str) -> dict[str, Any]:
         """Make an empty dataset and describe it."""
@@ -83,6 +93,17 @@ class Datasets:
     async def put_captions(self, dataset: str, captions: Mapping[str, str]) -> dict[str, str]:
         """Store several captions, or none; return those they replace."""
         return await asyncio.to_thread(self._store.put_captions, dataset, captions)
+
+    async def suggest_caption(self, dataset: str, name: str, instruction: str = "") -> str:
+        """Return a caption of an image by the model of `--captioner`; it is not stored."""
+        if self._captioner is None:
+            raise RequestError("this worker has no captioner; start it with --captioner FOLDER, a local model")
+        return await self._captioner.caption(await self.image(dataset, name), instruction)
+
+    async def close(self) -> None:
+        """End the process that captions."""
+        if self._captioner is not None:
+            await self._captioner.close()
 
     async def has_images(self, dataset: str) -> bool:
         """Return whether a dataset holds an image."""

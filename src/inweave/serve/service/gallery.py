@@ -17,7 +17,7 @@ from typing import Any
 from inweave.errors import InweaveError, MissingError
 from inweave.generate.prompt import parse
 from inweave.serve.jobs.accounts import CURRENT
-from inweave.serve.jobs.errors import DatabaseLost
+from inweave.serve.jobs.errors import StoreLost
 from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.sandbox.client import SandboxClient
@@ -251,11 +251,11 @@ class Gallery:
             settings = {**image.get("settings", {}), "model": job.model}
             facts = ImageFacts("PNG", image["width"], image["height"], **_texts(settings, job.model, names))
             try:
-                content = self._jobs.files.result(job.id, image["file"]).read_bytes()
+                content = self._jobs.files.read(job.id, image["file"])
                 made = now - place * 1e-4  # newest first, a list has the images of a job in their order
                 row = self._opened.add(job.id, job.account, place, content, facts, settings, made)
                 images.append({**image, "gallery": row.id})
-            except DatabaseLost:
+            except StoreLost:
                 raise
             except (InweaveError, OSError, sqlite3.Error, KeyError) as error:
                 log.error("an image of %s is not in the gallery: %s", job.id, error)

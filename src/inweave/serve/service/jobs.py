@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from inweave.errors import InweaveError
 from inweave.serve.jobs.accounts import CURRENT
-from inweave.serve.jobs.errors import DatabaseLost, GoneError
+from inweave.serve.jobs.errors import GoneError, StoreLost
 from inweave.serve.jobs.job import FINAL, Job, State, StoredEvent, Submission
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
@@ -103,26 +103,26 @@ class Jobs:
         while True:
             change = asyncio.ensure_future(self._signals.wait_for_change(job, 1.0))
             try:
-                events = await self._patiently(self._store.events, job, after)
+                events = await self.patiently(self._store.events, job, after)
                 for event in events:
                     after = event.number
                     yield event
                     if event.type in FINAL:
                         return
                 if not events:
-                    current = await self._patiently(self._store.job, job)
+                    current = await self.patiently(self._store.job, job)
                     if current.expired or (current.final and not await self.events(job, after)):
                         return
                     await change
             finally:
                 change.cancel()
 
-    async def _patiently(self, read: Callable[..., Answer], *values: object) -> Answer:
-        """Return what the store answers: a restart of the database interrupts no stream."""
+    async def patiently(self, read: Callable[..., Answer], *values: object) -> Answer:
+        """Return what a store answers: a restart of a store interrupts no stream."""
         while True:
             try:
                 return await asyncio.to_thread(read, *values)
-            except DatabaseLost:
+            except StoreLost:
                 await asyncio.sleep(0.5)
 
     async def wait(self, job: str, seconds: float) -> Job:
@@ -130,24 +130,24 @@ class Jobs:
         deadline = time.monotonic() + seconds
         while True:
             waiter = asyncio.ensure_future(self._signals.wait_for_change(job, 1.0))
-            current = await self._patiently(self._store.job, job)
+            current = await self.patiently(self._store.job, job)
             if current.final or time.monotonic() >= deadline:
                 waiter.cancel()
                 return current
             await waiter
 
-    async def file(self, job: str, name: str) -> Path:
-        """Return the path of a file of a job's result; raise MissingError if there is none."""
-        return await asyncio.to_thread(self._store.files.result, job, name)
+    async def file(self, job: str, name: str) -> Path | bytes:
+        """Return a file of a job's result, by its path if it is one of this machine; raise MissingError."""
+        return await asyncio.to_thread(lambda: self._store.files.path(job, name) or self.read(job, name))
+
+    def read(self, job: str, name: str) -> bytes:
+        """Return a file of a job's result, for callers in a thread; raise MissingError if there is none."""
+        return self._store.files.read(job, name)
 
     async def images(self, job: Job) -> list[bytes]:
         """Return the images of a job that is done, as PNG."""
-        paths = [self._store.files.result(job.id, image["file"]) for image in (job.result or {}).get("images", ())]
-        return [await asyncio.to_thread(path.read_bytes) for path in paths]
-
-    def folder(self, job: str) -> Path:
-        """Return the folder of a job's files."""
-        return self._store.files.folder(job)
+        names = [image["file"] for image in (job.result or {}).get("images", ())]
+        return [await asyncio.to_thread(self.read, job.id, name) for name in names]
 
     # control
 

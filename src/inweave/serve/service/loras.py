@@ -18,11 +18,12 @@ from inweave.formats.dialects import written_dialects
 from inweave.generate.config import LoraChoice
 from inweave.library import Library, LibraryEntry
 from inweave.serve.jobs.errors import NotReadyError, StorageError
-from inweave.serve.jobs.training_runs import add_to_library, move_to_free_name
+from inweave.serve.jobs.training_runs import add_preview, add_to_library, move_to_free_name, preview_path
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import ConversionStore
 from inweave.serve.sandbox.library_scan import scan_library
 from inweave.serve.service.models import Models
+from inweave.serve.storage.lora_samples import LoraSamples
 from inweave.targets.bases import known_index
 
 MAX_VERDICTS = 10_000
@@ -51,6 +52,7 @@ class Loras:
         self._library, self._models, self._sandbox = library, models, sandbox
         self._own, self._incoming, self._database = own, incoming, data / "library.sqlite3"
         self._conversions = ConversionStore(data / "converted", sandbox)
+        self.samples = LoraSamples(data / "lora-samples")
         self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
         self._names = threading.Lock()
         #: called in a thread when a file was added or removed here
@@ -110,7 +112,10 @@ class Loras:
         return await asyncio.to_thread(lambda: [self._document(entry, details) for entry in entries])
 
     def _document(self, entry: LibraryEntry, details: bool) -> dict[str, Any]:
-        own = {"duplicates": self._library.twins(entry), "removable": self._removable(entry)}
+        own = {
+            "duplicates": self._library.twins(entry), "removable": self._removable(entry),
+            "sample": self.samples.facts(entry),
+        }  # fmt: skip
         return {**entry.as_dict(details=details), **own}
 
     def _removable(self, entry: LibraryEntry) -> bool:
@@ -158,9 +163,11 @@ class Loras:
             return self._added(move_to_free_name(received, self._own, name, self._library.has_name))
 
     def publish(self, adapter: Path, stem: str) -> LibraryEntry:
-        """Put an adapter that was trained here into the library, under a name that is free."""
+        """Put an adapter that was trained here, and a sample of its run, into the library under a name that is free."""
         with self._names:
-            return self._added(add_to_library(adapter, self._own, stem, self._library.has_name))
+            path = add_to_library(adapter, self._own, stem, self._library.has_name)
+            add_preview(adapter, path)
+            return self._added(path)
 
     def _added(self, path: Path) -> LibraryEntry:
         self._library.scan()
@@ -172,10 +179,15 @@ class Loras:
         entry = await self.find(reference)
         if not self._removable(entry):
             raise ConflictError(f"LoRA {entry.name} was not added through this worker; remove it from its folder")
-        await asyncio.to_thread(entry.file.unlink)
+        await asyncio.to_thread(self._unlink, entry)
         await asyncio.to_thread(self._library.scan)
         await asyncio.to_thread(self.on_change)
         return entry.id
+
+    def _unlink(self, entry: LibraryEntry) -> None:
+        self.samples.remove(entry)
+        preview_path(entry.file).unlink(missing_ok=True)
+        entry.file.unlink()
 
     async def scan(self, *, examine: bool = False) -> None:
         """Bring the index of the library up to date; ``examine`` also reads whole files."""

@@ -6,7 +6,9 @@ import sqlite3
 
 from inweave.errors import ConfigError
 from inweave.files.paths import printable_path
+from inweave.serve.jobs.blobs import BlobStore, FolderBlobs
 from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.s3 import S3Blobs
 from inweave.serve.jobs.sql import Database
 from inweave.serve.settings import ServeSettings
 from inweave.serve.storage.gallery import GalleryStore
@@ -23,6 +25,13 @@ def open_database(settings: ServeSettings) -> Database | None:
     return PostgresDatabase(settings.store)
 
 
+def open_blobs(settings: ServeSettings) -> BlobStore:
+    """Return where images of jobs and uploads are; raise ConfigError if an object store cannot be used."""
+    if isinstance(settings.blobs, str):
+        return S3Blobs.open(settings.blobs)
+    return FolderBlobs(settings.images_folder())
+
+
 def open_gallery(settings: ServeSettings, database: Database | None) -> GalleryStore | None:
     """Return the gallery; None with `--no-gallery`. Raise ConfigError if its folder cannot be used."""
     if not settings.gallery:
@@ -31,7 +40,7 @@ def open_gallery(settings: ServeSettings, database: Database | None) -> GalleryS
     folder = settings.gallery_folder()
     try:
         return GalleryStore(
-            folder, settings.blobs_folder() / "thumbnails", names=settings.picture_names,
+            folder, settings.images_folder() / "thumbnails", names=settings.picture_names,
             keep_seconds=None if days is None else days * 24 * 3600, database=database, data=settings.data,
             keep_bytes=None if size is None else int(size * 1024**3),
         )  # fmt: skip

@@ -10,7 +10,6 @@ it names and does not depend on them afterwards. With PostgreSQL the rows are th
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import time
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import MissingError, RequestError
-from inweave.files.writing import write_atomic
+from inweave.serve.jobs.blobs import BlobStore, FolderBlobs
 from inweave.serve.jobs.clock import AgeClock
-from inweave.serve.jobs.errors import GoneError, StorageError
+from inweave.serve.jobs.errors import GoneError
 from inweave.serve.jobs.image_request import png_size
 from inweave.serve.jobs.sql import Database, SqliteDatabase
 
@@ -76,11 +75,10 @@ class UploadStore:
         max_count: int,
         max_bytes: int,
         clock: Callable[[], float] | None = None,
-        files: Path | None = None,
+        files: BlobStore | None = None,
         database: Database | None = None,
     ) -> None:
-        self._files = files or folder / "uploads"
-        self._files.mkdir(parents=True, exist_ok=True)
+        self._files = files or FolderBlobs(folder / "uploads")
         self._keep_seconds, self._max_count, self._max_bytes = keep_seconds, max_count, max_bytes
         self._clock, self._age_clock = clock or time.time, clock or AgeClock()
         self._db = database or SqliteDatabase(folder / "uploads.sqlite3")
@@ -91,10 +89,9 @@ class UploadStore:
     def _remove_lost_files(self, older_than: float) -> None:
         """Remove the files of a process that died before it wrote their row."""
         known = {f"{name}.png" for (name,) in self._db.execute("SELECT id FROM uploads WHERE expired = 0").rows}
-        for path in self._files.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.name not in known and time.time() - path.stat().st_mtime >= older_than:
-                    path.unlink()
+        for name, age in self._files.ages().items():
+            if name not in known and age >= older_than:
+                self._files.remove(name)
 
     def close(self) -> None:
         """Close the database."""
@@ -106,7 +103,7 @@ class UploadStore:
             raise RequestError(f"the image takes {len(png):,} bytes; all uploads together may take {self._max_bytes:,}")
         name = f"{PREFIX}{secrets.token_hex(12)}"
         width, height = png_size(png)
-        write_atomic(self._file(name), [png], error=StorageError)
+        self._files.write(_file(name), png)
         try:
             with self._db.transaction(queue=True):
                 now = self._now()
@@ -115,7 +112,7 @@ class UploadStore:
                     name, width, height, len(png), now, now,
                 )  # fmt: skip
         except BaseException:
-            self._file(name).unlink(missing_ok=True)
+            self._files.remove(_file(name))
             raise
         self._expire()
         return self._find(name)
@@ -129,11 +126,11 @@ class UploadStore:
         self._find(name)
         with self._db.transaction(queue=True):
             self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", self._now(), name)
-        try:
-            return self._file(name).read_bytes()
-        except FileNotFoundError:
+        content = self._files.read(_file(name))
+        if content is None:
             self._forget(name)
-            raise GoneError(f"upload {name} has expired; send the image again") from None
+            raise GoneError(f"upload {name} has expired; send the image again")
+        return content
 
     def remove(self, name: str) -> None:
         """Expire an upload now."""
@@ -163,7 +160,7 @@ class UploadStore:
 
     def _forget(self, name: str) -> None:
         self._db.execute("UPDATE uploads SET expired = 1, bytes = 0 WHERE id = ?", name)
-        self._file(name).unlink(missing_ok=True)
+        self._files.remove(_file(name))
 
     def _find(self, name: str) -> Upload:
         row = None
@@ -177,5 +174,6 @@ class UploadStore:
             raise GoneError(f"upload {name} has expired; send the image again")
         return Upload(name, width, height, size, created, used + self._keep_seconds)
 
-    def _file(self, name: str) -> Path:
-        return self._files / f"{name}.png"
+
+def _file(name: str) -> str:
+    return f"{name}.png"

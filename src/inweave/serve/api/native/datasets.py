@@ -2,6 +2,7 @@
 
 POST  /v1/datasets {name}     GET /v1/datasets     GET, PATCH {name}, DELETE /v1/datasets/{id}
 PUT   /v1/datasets/{id}/pictures/{name}     the bytes of an image     GET (?thumbnail=true), DELETE the same
+POST  /v1/datasets/{id}/pictures/{name}/caption {instruction}     a caption by the worker's own model, not stored
 PUT   /v1/datasets/{id}/captions/{name}     {caption}
 PATCH /v1/datasets/{id}/captions            {captions: {name: text}}: all of them, or none; returns those they replace
 POST  /v1/datasets/{id}/crops               {model, settings}: the bucket and the crop of every image
@@ -51,6 +52,14 @@ class Caption(BaseModel):
     caption: CaptionText
 
 
+class CaptionQuestion(BaseModel):
+    """An instruction for models that follow one; for others the beginning of the caption."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    instruction: Annotated[str, Field(max_length=2000)] = ""
+
+
 class Captions(BaseModel):
     """Captions by the names of their images."""
 
@@ -96,6 +105,14 @@ async def get_image(
 async def delete_image(request: Request, dataset: DatasetId, name: ImageName) -> dict[str, Any]:
     await service_of(request).datasets.delete_image(dataset, name)
     return {"deleted": name}
+
+
+@router.post("/{dataset:dataset}/pictures/{name}/caption", responses=MAY_BE_BUSY)
+async def suggest_caption(
+    request: Request, dataset: DatasetId, name: ImageName, question: CaptionQuestion
+) -> dict[str, Any]:
+    caption = await service_of(request).datasets.suggest_caption(dataset, name, question.instruction)
+    return {"name": name, "caption": caption}
 
 
 @router.put("/{dataset}/captions/{name}")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 from sse_starlette import EventSourceResponse
 
@@ -132,14 +132,15 @@ async def job_events(
 
 @router.get("/{job_id}/files/{name}", response_class=FileResponse, responses=answer_of("image/png"))
 @router.head("/{job_id}/files/{name}", include_in_schema=False)
-async def job_file(request: Request, job_id: JobId, name: FileName) -> FileResponse:
+async def job_file(request: Request, job_id: JobId, name: FileName) -> Response:
     queue = service_of(request).jobs
     job = await queue.present(job_id)
-    path = await queue.file(job.id, name)
-    kind = "image/png" if path.suffix == ".png" else "application/octet-stream"
-    return FileResponse(
-        path, media_type=kind, headers={"Content-Disposition": f'inline; filename="{job.id}-{path.name}"'}
-    )
+    file = await queue.file(job.id, name)
+    kind = "image/png" if name.endswith(".png") else "application/octet-stream"
+    headers = {"Content-Disposition": f'inline; filename="{job.id}-{name}"'}
+    if isinstance(file, bytes):
+        return Response(file, media_type=kind, headers=headers)
+    return FileResponse(file, media_type=kind, headers=headers)
 
 
 @router.delete("/{job_id}/files/{name}")

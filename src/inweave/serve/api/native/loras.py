@@ -3,6 +3,8 @@
 GET    /v1/loras?query=&base=       one line per file
 GET    /v1/loras/{reference}        all facts about one: by name, path, id or hash
 GET    /v1/loras/{reference}/preview, /file
+POST   /v1/loras/{reference}/sample {with, without}     keep images of two jobs as its sample, of one prompt and seed
+GET    /v1/loras/{reference}/sample, ?without=true
 POST   /v1/loras?name=NAME          the bytes of a file: checked in a process of its own, then added
 DELETE /v1/loras/{reference}        only files that were uploaded or trained here
 POST   /v1/loras/check              {lora, model | base}: whether it fits; with `placements`, where every tensor goes
@@ -20,19 +22,20 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inweave.errors import ConfigError, ConflictError, MissingError, Problem
 from inweave.serve.api.context import service_of
 from inweave.serve.api.file_responses import library_file
 from inweave.serve.api.json_body import JsonRoute
-from inweave.serve.api.openapi import binary_body
+from inweave.serve.api.openapi import answer_of, binary_body
 
 router = APIRouter(prefix="/v1/loras", route_class=JsonRoute)
 conversions = APIRouter(prefix="/v1/conversions")
 Reference = Annotated[str, Field(max_length=1000)]
 _NAME = re.compile(r"[^\W_][\w ._()\[\]-]{0,119}")  # letters and digits of any script
 MAX_NAME_BYTES = 200  # a file name may have 255, with its ending and a number
+CACHED = {"Cache-Control": "private, max-age=86400"}
 _IMAGES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
 
@@ -121,6 +124,28 @@ async def preview(request: Request, reference: Reference) -> FileResponse:
         entry.root, f"{folder}/{name}" if folder else name, f"the preview image of LoRA {entry.name}",
         media_type=_IMAGES[Path(name).suffix.lower()],
     )  # fmt: skip
+
+
+class SampleJobs(BaseModel):
+    """Two jobs that are done, which differ in the LoRA alone."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    with_lora: Annotated[str, Field(max_length=100, alias="with")]
+    without: Annotated[str, Field(max_length=100)]
+
+
+@router.post("/{reference:path}/sample", status_code=201)
+async def keep_sample(request: Request, reference: Reference, jobs: SampleJobs) -> dict[str, Any]:
+    return await service_of(request).lora_samples.keep(reference, jobs.with_lora, jobs.without)
+
+
+@router.get("/{reference:path}/sample", response_class=FileResponse, responses=answer_of("image/webp"))
+async def sample(request: Request, reference: Reference, without: bool = False, v: str | None = None) -> FileResponse:
+    """Return the image with the LoRA, or ``without`` it; ``v``: any text, with which it may be cached for a day."""
+    loras = service_of(request).loras
+    path = loras.samples.image(await loras.find(reference), "without" if without else "with")
+    return FileResponse(path, media_type="image/webp", headers=CACHED if v else None)
 
 
 @router.get("/{reference:path}/file")

@@ -38,7 +38,8 @@ async def get_queue(request: Request, limit: Annotated[int, Query(ge=1, le=1000)
         "length": await queue.count("queued"), "limit": queue.limit,
         "devices": [
             {"name": each.name, "device": each.device, "status": each.status, "reason": each.reason, "job": each.job,
-             "models": each.models, "adapters": each.adapters, "role": each.role, "node": each.node}
+             "models": each.models, "adapters": each.adapters, "loras": each.loras, "role": each.role,
+             "node": each.node}
             for each in service.devices
         ],
         "nodes": [

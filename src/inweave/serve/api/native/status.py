@@ -32,6 +32,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
     service = service_of(request)
     models, limits = service.models, service.settings
     features = [*_FEATURES, *(["gallery"] if service.gallery.enabled else [])]
+    features += ["captions"] if service.datasets.captions else []
     images = ("image_generation", "image_transform", "image_inpaint")
     return {
         "version": __version__, "operations": [*images, *(["train"] if limits.allow_train else [])],

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sse_starlette import ServerSentEvent
@@ -46,8 +45,8 @@ def device_label(device: str | None) -> str:
     return {"cuda": f"GPU-{number or 0}", "cpu": "CPU-0", "mps": "GPU-0"}.get(kind, kind)
 
 
-def rbee_event(event: StoredEvent, files: Path) -> Iterator[ServerSentEvent]:
-    """Yield an event in rbee's form; most have none."""
+def rbee_event(event: StoredEvent, read: Callable[[str], bytes]) -> Iterator[ServerSentEvent]:
+    """Yield an event in rbee's form; most have none. ``read`` returns a file of the job."""
     data: dict[str, Any] | None = None
     if event.type in ("progress", "preview"):
         names = (
@@ -57,7 +56,7 @@ def rbee_event(event: StoredEvent, files: Path) -> Iterator[ServerSentEvent]:
         kind = event.type
     elif event.type == "done":
         images = event.data.get("images", [])
-        contents = [base64.b64encode((files / image["file"]).read_bytes()).decode() for image in images]
+        contents = [base64.b64encode(read(image["file"])).decode() for image in images]
         data, kind = {"image": contents[0] if contents else "", "format": "png"}, "complete"
         if images:
             data["seed"] = images[0]["seed"]

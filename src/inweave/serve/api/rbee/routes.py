@@ -45,9 +45,8 @@ async def job_stream(
 ) -> EventSourceResponse:
     service = service_of(request)
     job = await service.jobs.present(job_id)
-    files = service.jobs.folder(job.id)
 
     def translate(job: Job, event: StoredEvent) -> Iterable[ServerSentEvent]:
-        return rbee_event(event, files)
+        return rbee_event(event, lambda name: service.jobs.read(job.id, name))
 
     return event_stream(service, job, event_number(last_event_id), translate)

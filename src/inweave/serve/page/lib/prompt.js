@@ -76,11 +76,18 @@ export function tagName(lora, loras) {
 	return speakable && unique ? lora.name : lora.id
 }
 
-/** The trigger words, best source first. @param {Lora} lora */
-export function triggerWords(lora) {
-	const words = lora.triggers.flatMap(trigger => trigger.words.map(word => word.trim()))
-	return [...new Set(words)].filter(Boolean)
+/** Words without LoRA tags: a click on a word never adds a LoRA. @param {Lora} lora @param {boolean} dataset */
+function wordsOf(lora, dataset) {
+	const sources = lora.triggers.filter(({source}) => source.startsWith("ss_") === dataset)
+	const words = sources.flatMap(trigger => trigger.words.map(withoutTags))
+	return [...new Set(words)].filter(word => word && !/<(lora|lyco)/i.test(word))
 }
+
+/** The words that a file declares as its triggers, best source first. @param {Lora} lora */
+export const triggerWords = lora => wordsOf(lora, false)
+
+/** The most frequent tags of the training images, which need not trigger anything. @param {Lora} lora */
+export const datasetTags = lora => wordsOf(lora, true)
 
 /** Whether a prompt has a word, as a whole. @param {string} prompt @param {string} word */
 export function hasWord(prompt, word) {

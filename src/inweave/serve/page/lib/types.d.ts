@@ -172,6 +172,8 @@ interface Lora {
   preferred_strength: number | null;
   negative_text: string | null;
   preview: string | null;
+  /** how its sample images were made, with and without it */
+  sample: { prompt: string; seed: number; model: string; strength: number; width: number; height: number; version: string } | null;
   error: string | null;
   hashes: { sha256: string; autov1: string | null; autov2: string; autov3: string | null } | null;
   health: string[];
@@ -250,6 +252,40 @@ interface Capabilities {
     job_seconds: number;
     keep_hours: number;
   };
+}
+
+/** A device that runs jobs. */
+interface Device {
+  name: string;
+  /** as torch names it; null until its process reports it */
+  device: string | null;
+  status: "starting" | "loading" | "ready" | "failed" | "stopping";
+  /** why it is not ready */
+  reason: string;
+  /** the id of the job that it runs */
+  job: string | null;
+  /** in its memory */
+  models: string[];
+  /** in its memory, by the references of jobs */
+  loras: string[];
+  role: "mixed" | "training" | "images";
+  /** its machine, of several */
+  node: string;
+}
+
+/** A machine of a cluster. */
+interface ClusterNode {
+  name: string;
+  alive: boolean;
+  cpus: number;
+  gpus: number;
+}
+
+/** The queue with its devices. */
+interface Queue {
+  waiting: (Job & { reason: string })[];
+  devices: Device[];
+  nodes: ClusterNode[];
 }
 
 /** Settings read from an image file. */
@@ -654,7 +690,7 @@ interface MoreProps {
 
 // Of single views.
 
-type Message = { id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void } };
+type Message = { id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void }, /** the message ends once this is true */ until?: (state: AppState) => boolean | undefined };
 type Upload = { key: number, name: string, size: number, state: "waiting" | "sending" | "added" | "refused", reason?: string, id?: string };
 type LossPoint = { step: number, loss: number | null, loss_average: number | null };
 /** Pointers, keys and the brush on the canvas of Edit. */
@@ -675,13 +711,16 @@ type OpenDataset = {
   crops: Map<string, Crop> | null,
   undo: { label: string, before: Labels }[],
   uploads: Uploads | null,
-  /** of the current form */
-  report: CheckReport | null,
-  /** the number of the running check */
-  checking: number
+  /** the last report, and the settings and captions it was made for */
+  checked: { key: string, report: CheckReport } | null,
+  /** those of the running check */
+  checking: string
 };
+/** The loss on images that are held out. */
+type Validation = { step: number, loss: number };
 type RunState = {
   points: LossPoint[],
+  validations: Validation[],
   samples: Sample[],
   checkpoints: number[],
   notes: string[],
@@ -778,7 +817,15 @@ interface Phrases {
     changed: (modules: number, all: number) => string;
     made: Of<string>;
   };
-  queue: Words & { cancel: Of<string>; move: Of<string>; training: Of<string>; images: Of<number> };
+  queue: Words & {
+    cancel: Of<string>;
+    move: Of<string>;
+    training: Of<string>;
+    images: Of<number>;
+    resources: Of<ClusterNode>;
+    holds: Of<string[]>;
+    waitsFor: Of<string>;
+  };
   compare: Words & { lora: Of<number>; seedOf: Of<number>; left: Of<number> };
   edit: Words & { unreadable: Of<string>; scaled: (from: string, to: string) => string; share: Of<number> };
   library: Words & {
@@ -789,12 +836,18 @@ interface Phrases {
     problem: Of<number>;
     rank: Of<number[]>;
     more: Of<number>;
+    samples: Words & {
+      make: Of<number>;
+      progress: (done: number, total: number) => string;
+      with: Of<number>;
+      made: (prompt: string, seed: number, model: string) => string;
+    };
     tooLarge: Of<string>;
     deleted: Of<string>;
     deleteTitle: Of<string>;
     metadata: Of<number>;
     sure: Of<number>;
-    modules: (modules: number, tensors: string, dtypes: string) => string;
+    modules: (modules: number, tensors: number, dtypes: string) => string;
     moreWords: Of<number>;
     copied: Of<string>;
     downloadAs: (name: string, size: string) => string;
@@ -817,8 +870,8 @@ interface Phrases {
     cropped: Of<number>;
     remove: Of<string>;
     captionOf: Of<string>;
-    captions: Words & { apply: Of<number>; more: Of<number>; undo: Of<string> };
-    setup: Words & { presetHint: (steps: number, rank: number) => string };
+    captions: Words & { apply: Of<number>; more: Of<number>; undo: Of<string>; write: Of<number>; writing: (done: number, total: number) => string };
+    setup: Words & { presetHint: (steps: number, rank: number) => string; ready: (time: string | undefined) => string; problems: Of<number> };
     report: Words & {
       of: (needed: string, total: string, device: string) => string;
       about: Of<string>;
@@ -826,6 +879,9 @@ interface Phrases {
     };
     run: Words & {
       useStep: Of<number>;
+      bestBy: Of<boolean>;
+      lossOf: (value: string, validation: boolean) => string;
+      imageOf: Of<number>;
       extendText: Of<number>;
       sampleOf: (prompt: string, step: number) => string;
       step: Of<number>;
@@ -836,6 +892,7 @@ interface Phrases {
       step: Of<number>;
       loss: Of<string>;
       average: Of<string>;
+      validation: Of<string>;
     };
     pad: Words & { canvas: Of<number>; of: Of<string>; add: Of<number>; added: Of<number> };
   };

@@ -1,5 +1,5 @@
 // Shared by forms: text fields, a busy state, lists that can be reordered.
-import {html, useState} from "../lib/dom.js"
+import {html, useRef, useState} from "../lib/dom.js"
 import {Field} from "./field.js"
 import {Icon} from "./icons.js"
 import {showError} from "./toast.js"
@@ -26,10 +26,15 @@ export const submits = run => event => {
 /** Whether a promise is pending, and a function that awaits one and shows its error. @returns {Busy} */
 export function useBusy() {
 	const [busy, setBusy] = useState(false)
+	const failed = useRef(/** @type {void | (() => void)} */ (undefined))
 	/** @type {Busy[1]} */
 	const during = promise => {
 		setBusy(true)
-		return promise.catch(showError).finally(() => setBusy(false))
+		failed.current?.() // the error of the last attempt
+		const shown = promise.catch(error => {
+			failed.current = showError(error)
+		})
+		return shown.finally(() => setBusy(false))
 	}
 	return [busy, during]
 }

@@ -57,8 +57,16 @@ export const Thread = ({percent, label}) => html`<div
 	<div class="thread-fill" style=${{inlineSize: `${percent ?? 30}%`}}></div>
 </div>`
 
+/** The image beside a LoRA's file, or the sample made here; null: neither. @param {Lora | undefined} lora */
+const imageOf = lora =>
+	lora?.preview
+		? `/v1/loras/${lora.id}/preview`
+		: lora?.sample
+			? `/v1/loras/${lora.id}/sample?v=${lora.sample.version}`
+			: null
+
 /** The image of a LoRA, or its cloth. @param {{ lora: Lora | undefined, name: string }} props */
 export const LoraImage = ({lora, name}) =>
-	lora?.preview
-		? html`<img src=${`/v1/loras/${lora.id}/preview`} alt="" loading="lazy" />`
+	imageOf(lora)
+		? html`<img src=${imageOf(lora)} alt="" loading="lazy" />`
 		: html`<${Swatch} name=${lora?.hashes?.autov3 ?? name} />`

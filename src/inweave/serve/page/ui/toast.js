@@ -1,6 +1,7 @@
 // Short messages. Errors stay until they are dismissed or another view is opened.
 import {ApiError} from "../lib/api.js"
 import {html} from "../lib/dom.js"
+import {app} from "../lib/state.js"
 import {createStore, useStore} from "../lib/store.js"
 import {texts} from "../strings.js"
 import {Button} from "./button.js"
@@ -9,23 +10,30 @@ import {Icon} from "./icons.js"
 const toasts = createStore({list: /** @type {Message[]} */ ([])})
 let next = 1
 
-/** @param {string} text @param {Partial<Omit<Message, "id" | "text">>} [options] */
+/** Show a message; returns a function that ends it. @param {string} text @param {Partial<Omit<Message, "id" | "text">>} [options] */
 export function toast(text, options = {}) {
 	const id = next++
 	const message = {id, kind: /** @type {Message["kind"]} */ ("info"), text, ...options}
 	toasts.set(({list}) => ({list: [...list.filter(each => each.text !== text).slice(-3), message]}))
 	if (message.kind === "info") setTimeout(() => dismiss(id), message.action ? 8000 : 4000)
+	return () => dismiss(id)
 }
 
-/** Show an error, for `catch(showError)`. @param {any} error */
+// messages end with their causes
+app.subscribe(() => {
+	for (const {id, until} of toasts.get().list) if (until?.(app.get())) dismiss(id)
+})
+
+/** Show an error, for `catch(showError)`. @param {any} error @returns {void | (() => void)} */
 export function showError(error) {
 	if (error instanceof ApiError) {
 		if (error.status === 401) return // the page asks for the token
 		const details = error.problems.length > 1 ? error.problems : []
-		toast(error.message, {kind: "error", details})
+		const until = error.status === 0 ? (/** @type {AppState} */ {online}) => online : undefined
+		return toast(error.message, {kind: "error", details, until})
 	} else if (error?.name !== "AbortError") {
 		console.error(error)
-		toast(texts.errors.bug, {kind: "error", details: [String(error?.message ?? error)]})
+		return toast(texts.errors.bug, {kind: "error", details: [String(error?.message ?? error)]})
 	}
 }
 

@@ -20,7 +20,6 @@ import {
 	Segmented,
 	Select,
 	showError,
-	texts,
 	triggerWords,
 	useBusy,
 	useEffect,
@@ -32,9 +31,10 @@ import {
 	useStore
 } from "../kit.js"
 import {algorithm, Details} from "./library/details.js"
+import {MakeSamples} from "./library/samples.js"
+import {t} from "./library/strings.js"
 import {addFiles, Uploads} from "./library/upload.js"
 
-const t = texts.library
 const PAGE = 60
 const layout = persisted("library-layout", "cards")
 /** @type {Record<string, (a: Lora, b: Lora) => number>} */
@@ -76,7 +76,8 @@ export function View() {
 				<h1>${t.title}</h1>
 				<p>${t.count(loras.length, shown.length)}</p>
 			</div>
-			<div class="row">
+			<div class="row wrap">
+				<${MakeSamples} loras=${loras} />
 				<${Segmented}
 					label=${t.layout}
 					value=${filters.layout}
@@ -218,7 +219,7 @@ const Card = ({lora, twins, filters}) => html`<li>
 	<a class="card library-card" href=${href("library", {...address(filters), lora: lora.id})}>
 		<span class="library-image cover"><${LoraImage} lora=${lora} name=${lora.name} /></span>
 		<span class="library-name">${lora.display_name}</span>
-		<span class="muted small clip">${printable(lora.path)}</span>
+		${lora.path !== `${lora.name}.safetensors` && html`<span class="muted small clip" title=${printable(lora.path)}>${printable(lora.path)}</span>`}
 		<span class="muted small">${[algorithm(lora), bytes(lora.size)].filter(Boolean).join(" · ")}</span>
 		<span class="row wrap">
 			<span class="badge badge-active">${lora.base ?? t.unknownBase}</span>

@@ -22,9 +22,10 @@ import {
 	texts,
 	useReorder,
 	useShortcuts,
-	useStore,
-	withoutTags
+	useStore
 } from "../kit.js"
+import {Devices, useQueue} from "./queue/devices.js"
+import {titleOf} from "./queue/title.js"
 
 const t = texts.queue
 
@@ -32,6 +33,7 @@ export function View() {
 	const {active, ended, paused, endedNext: next} = useStore(app)
 	const running = active?.filter(job => job.state === "running") ?? []
 	const waiting = active?.filter(job => job.state === "queued") ?? []
+	const queue = useQueue(waiting.length)
 	const toggle = () => pauseQueue(!paused).catch(showError)
 	useShortcuts(t.title, [["b", t.keys.pause, toggle]])
 	return html`<div class="queue">
@@ -52,7 +54,8 @@ export function View() {
 				</ul>
 			</section>`
 		}
-		${waiting.length > 0 && html`<${Waiting} jobs=${waiting} />`}
+		${waiting.length > 0 && html`<${Waiting} jobs=${waiting} reasons=${queue.reasons} />`}
+		${queue.devices.length + queue.nodes.length > 0 && html`<${Devices} ...${queue} jobs=${running} />`}
 		${
 			(ended?.length ?? 0) > 0 &&
 			html`<section>
@@ -64,12 +67,6 @@ export function View() {
 			</section>`
 		}
 	</div>`
-}
-
-/** @param {Job} job */
-function titleOf(job) {
-	if (job.operation === "train") return t.training(String(job.settings.name ?? ""))
-	return withoutTags(job.settings.prompt ?? "") || t.noPrompt
 }
 
 /** @param {Job} job @param {string} title */
@@ -110,8 +107,8 @@ function Running({job}) {
 	</li>`
 }
 
-/** @param {{ jobs: Job[] }} props */
-function Waiting({jobs}) {
+/** @param {{ jobs: Job[], reasons: Record<string, string> }} props */
+function Waiting({jobs, reasons}) {
 	/** @param {number} from @param {number} to */
 	const move = (from, to) => moveJob(jobs[from].id, to).catch(showError)
 	const reorder = useReorder(
@@ -130,6 +127,7 @@ function Waiting({jobs}) {
 					<div class="grow queue-body">
 						<p class="queue-title clip">${linked(job, title)}</p>
 						<${Facts} job=${job} />
+						${reasons[job.id] && html`<p class="queue-reason">${t.waitsFor(reasons[job.id])}</p>`}
 					</div>
 					${index > 0 && html`<${Button} kind="quiet" size="small" class="queue-next" onClick=${() => move(index, 0)}>${t.first}<//>`}
 					<${Button} kind="quiet" icon="close" label=${t.cancel(title)} onClick=${() => cancelJob(job.id).catch(showError)} />

@@ -189,6 +189,7 @@ function Desk({dataset}) {
 				<input class="train-name" aria-label=${t.name} value=${dataset.name} readonly=${dataset.built_in} maxlength="200" onChange=${rename} />
 				<p>${t.count(dataset.pictures.length)}</p>
 			</div>
+			<${Button} size="small" class="train-jump" icon="sliders" onClick=${() => document.querySelector(".train-setup")?.scrollIntoView()}>${t.toRun}<//>
 			${!dataset.built_in && html`<${Button} kind="quiet" icon="trash" label=${t.delete} onClick=${() => setAsking(true)} />`}
 		</header>
 		<div class="train-desk">

@@ -19,7 +19,7 @@ export const t = {
 	anyAlbum: "All images",
 	starred: "Starred",
 	trash: n => `Trash (${n})`,
-	refresh: "Look at the folder again",
+	refresh: "Rescan the folder",
 	refreshed: (read, missing) =>
 		read || missing ? `${counted(read, "file")} read, ${missing} missing` : "The folder has not changed",
 	skipped: n => `${counted(n, "file")} could not be read as an image`,

@@ -1,6 +1,7 @@
 // Forms for the next image. They survive changes of view and reloads, and are part of the address.
 import {
 	app,
+	clearErrors,
 	createStore,
 	currentParams,
 	findModel,
@@ -81,6 +82,7 @@ const mine = new Set()
 
 /** Queue a job from a form. Returns its id. @param {DraftStore} form @param {Fields} more */
 export async function submitDraft(form, more) {
+	clearErrors() // of the images before
 	const state = form.get()
 	if (!state.locked || state.seed === undefined) form.set({seed: randomSeed()})
 	const request = {...form.fields(), ...more}

@@ -15,7 +15,7 @@ export function Form({draft, size, children}) {
 	const {capabilities} = useStore(app)
 	/** @param {string} prompt */
 	const onPrompt = prompt => draft.set({prompt})
-	return html`<div class="stack generate-fields">
+	return html`<div class="stack generate-fields scrolls">
 		${
 			(capabilities?.models.length ?? 0) > 1 &&
 			html`<${Select}

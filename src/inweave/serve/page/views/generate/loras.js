@@ -3,6 +3,7 @@ import {
 	addTag,
 	app,
 	Button,
+	datasetTags,
 	findLora,
 	findModel,
 	hasWord,
@@ -12,7 +13,6 @@ import {
 	moveTag,
 	nameOf,
 	parseTags,
-	printable,
 	removeTag,
 	Search,
 	Slider,
@@ -51,7 +51,7 @@ export function Stack({prompt, onPrompt}) {
 				<span class="lora-thumb cover"><${LoraImage} lora=${lora} name=${name} /></span>
 				<div class="grow">
 					<div class="row">
-						<span class="lora-name grow clip" title=${name}>${name}</span>
+						<span class="lora-name grow">${name}</span>
 						${loras && !lora && html`<span class="badge badge-bad">${t.missing}</span>`}
 						<${Button} kind="quiet" size="small" icon="sliders" label=${t.apart(name)} aria-expanded=${apart} onClick=${() => setOpen(open === index ? null : index)} />
 						<${Button} kind="quiet" size="small" icon="close" label=${t.removeLora(name)} onClick=${() => onPrompt(removeTag(prompt, index))} />
@@ -68,21 +68,21 @@ export function Stack({prompt, onPrompt}) {
 	</ol>`
 }
 
-/** Trigger words of the LoRAs in the prompt; a click adds or removes one. @param {PromptProps} props */
-export function Triggers({prompt, onPrompt}) {
+/** Trigger words of the LoRAs in the prompt, and apart from them the tags of their datasets. @param {PromptProps} props */
+export function Triggers(props) {
 	const {loras} = useStore(app)
+	const used = parseTags(props.prompt).flatMap(tag => findLora(loras, tag.name) ?? [])
+	const words = [...new Set(used.flatMap(triggerWords))]
+	const tags = [...new Set(used.flatMap(datasetTags))]
+	return html`${words.length > 0 && html`<${Words} ...${props} words=${words} label=${t.triggers} />`}
+		${tags.length > 0 && html`<details class="fold triggers"><summary>${t.datasetTags}</summary><${Words} ...${props} words=${tags} label=${t.datasetTags} /></details>`}`
+}
+
+/** A click adds or removes a word. @param {PromptProps & { words: string[], label: string }} props */
+function Words({prompt, onPrompt, words, label}) {
 	const [all, setAll] = useState(false)
-	const words = [
-		...new Set(
-			parseTags(prompt).flatMap(tag => {
-				const lora = findLora(loras, tag.name)
-				return lora ? triggerWords(lora) : []
-			})
-		)
-	]
-	if (!words.length) return null
 	const visible = all ? words : words.slice(0, 8)
-	return html`<div class="row wrap triggers" role="group" aria-label=${t.triggers}>
+	return html`<div class="row wrap triggers" role="group" aria-label=${label}>
 		${visible.map(
 			word => html`<button key=${word} type="button" class="chip" aria-pressed=${hasWord(prompt, word)} onClick=${() => onPrompt(toggleWord(prompt, word))}>
 			<span class="clip">${word}</span>
@@ -98,6 +98,9 @@ export function whyHidden(lora, base) {
 	if (base && lora.base && lora.base !== base) return t.madeFor(lora.base)
 	return null
 }
+
+/** Both ends of a long name: what files of one series differ in is often the last part. @param {string} name */
+const shortened = name => (name.length > 34 ? `${name.slice(0, 14)}…${name.slice(-16)}` : name)
 
 /** @param {PromptProps & { model?: string }} props */
 export function Picker({prompt, onPrompt, model}) {
@@ -120,7 +123,7 @@ export function Picker({prompt, onPrompt, model}) {
 	const reasons = Object.entries(Object.groupBy(hidden, lora => /** @type {string} */ (whyHidden(lora, base)))).map(
 		([reason, list]) => `${list?.length} ${reason}`
 	)
-	return html`<div class="stack lora-picker">
+	return html`<div class="stack lora-picker scrolls">
 		${
 			(loras?.length ?? 0) > 4 &&
 			html`<${Search} id="lora-search" placeholder=${t.search} aria-label=${t.search} value=${query} onChange=${setQuery} />`
@@ -136,11 +139,12 @@ export function Picker({prompt, onPrompt, model}) {
 						class="lora-card"
 						aria-pressed=${index >= 0}
 						disabled=${Boolean(lora.error)}
-						title=${[lora.description, why].filter(Boolean).join(" ") || printable(lora.path)}
+						aria-label=${[lora.display_name, why].filter(Boolean).join(", ")}
+						title=${[lora.display_name, lora.description, why].filter(Boolean).join("\n")}
 						onClick=${() => onPrompt(index >= 0 ? removeTag(prompt, index) : addTag(prompt, tagName(lora, loras), lora.preferred_strength ?? 1))}
 					>
 						<span class="lora-card-image cover"><${LoraImage} lora=${lora} name=${lora.name} /></span>
-						<span class="lora-card-name clip">${lora.display_name}</span>
+						<span class="lora-card-name">${shortened(lora.display_name)}</span>
 						${why && html`<span class="lora-card-why clip">${why}</span>`}
 						${index >= 0 && html`<span class="lora-card-check"><${Icon} name="check" /></span>`}
 					</button>

@@ -9,7 +9,7 @@ import {
 	Check,
 	Confirm,
 	Dialog,
-	decimal,
+	datasetTags,
 	formatTag,
 	href,
 	html,
@@ -30,18 +30,20 @@ import {
 	useStore
 } from "../../kit.js"
 import {Fit} from "./fit.js"
-
-const t = texts.library
+import {SampleOf} from "./samples.js"
+import {t} from "./strings.js"
 
 /** @param {DetailsProps} props */
 export function Details({id, twins, onClose}) {
 	const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null))
 	const [asking, setAsking] = useState(false)
-	useEffect(() => {
+	const reload = () =>
 		api(`/v1/loras/${encodeURIComponent(id)}`).then(setLora, error => {
 			showError(error)
 			onClose()
 		})
+	useEffect(() => {
+		reload()
 	}, [id])
 	if (!lora) return null
 	const strength = lora.preferred_strength ?? 1
@@ -81,7 +83,9 @@ export function Details({id, twins, onClose}) {
 				<p class="row wrap">${same.map(each => html`<a href=${href("library", {lora: each.id})}>${printable(each.path)}</a>`)}</p>
 			</section>`
 		}
-		<${Words} lora=${lora} />
+		<${Words} list=${triggerWords(lora)} title=${t.triggers} />
+		<${SampleOf} lora=${lora} onChange=${reload} />
+		<${Words} list=${datasetTags(lora)} title=${t.datasetTags} hint=${t.datasetHint} />
 		<${Fit} lora=${lora} />
 		<${Convert} lora=${lora} />
 		<${Hashes} lora=${lora} />
@@ -107,7 +111,7 @@ function Facts({lora}) {
 	const rows = [
 		[t.base, lora.base ? `${lora.base} (${t.sure(Math.round(lora.confidence * 100))})` : t.unknownBase],
 		[t.algorithm, algorithm(lora)],
-		[t.inside, t.modules(lora.modules, decimal(lora.tensors), lora.dtypes.join(", "))],
+		[t.inside, t.modules(lora.modules, lora.tensors, lora.dtypes.join(", "))],
 		[t.written, lora.dialects.join(", ")],
 		[t.file, `${printable(lora.path)}, ${bytes(lora.size)}, ${ago(lora.modified)}`],
 		[t.preferred, lora.preferred_strength ?? ""],
@@ -125,13 +129,13 @@ const copy = text =>
 		() => toast(t.notCopied, {kind: "warning"})
 	) ?? toast(t.notCopied, {kind: "warning"})
 
-/** @param {{ lora: Lora }} props */
-function Words({lora}) {
-	const list = triggerWords(lora)
+/** Words to copy. @param {{ list: string[], title: string, hint?: string }} props */
+function Words({list, title, hint}) {
 	return (
 		list.length > 0 &&
 		html`<section>
-			<h3>${t.triggers}</h3>
+			<h3>${title}</h3>
+			${hint && html`<p class="muted small library-hint">${hint}</p>`}
 			<p class="row wrap">
 				${list.slice(0, 40).map(word => html`<button type="button" class="chip" title=${t.copy} onClick=${() => copy(word)}>${word}</button>`)}
 				${list.length > 40 && html`<span class="muted small">${t.moreWords(list.length - 40)}</span>`}

@@ -9,13 +9,12 @@ import {
 	Icon,
 	Search,
 	submits,
-	texts,
 	useBusy,
 	useState,
 	useStore
 } from "../../kit.js"
+import {t} from "./strings.js"
 
-const t = texts.library
 const ROWS = 200
 const FAULTS = /** @type {const} */ (["unplaced", "mismatched", "orphans", "duplicates", "unsupported"])
 

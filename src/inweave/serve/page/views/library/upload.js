@@ -1,7 +1,7 @@
 // Uploads to the library: sent one after the other, checked by the worker in a separate process.
-import {api, app, Button, bytes, createStore, href, html, Icon, loadLoras, Thread, texts, useStore} from "../../kit.js"
+import {api, app, Button, bytes, createStore, href, html, Icon, loadLoras, Thread, useStore} from "../../kit.js"
+import {t} from "./strings.js"
 
-const t = texts.library
 const uploads = createStore({list: /** @type {Upload[]} */ ([])})
 let next = 1
 let queue = Promise.resolve()

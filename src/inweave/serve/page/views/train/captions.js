@@ -1,5 +1,6 @@
 // Bulk edits of captions: prepend, append, replace, remove a tag; the tags with their counts.
-import {Button, html, Segmented, showError, submits, Text, useState, useStore} from "../../kit.js"
+import {Button, html, Segmented, Select, showError, submits, Text, useState, useStore} from "../../kit.js"
+import {Captioner} from "./captioner.js"
 import {desk, saveCaptions, undoCaptions} from "./state.js"
 import {t} from "./strings.js"
 
@@ -12,12 +13,16 @@ const tagsOf = caption =>
 		.map(tag => tag.trim())
 		.filter(Boolean)
 
-/** A caption after an edit. @param {string} mode @param {string} caption @param {string} text @param {string} other replaces it */
+/**
+ * A caption after an edit.
+ * @param {string} mode @param {string} caption @param {string} text
+ * @param {string} other replaces the text, or separates it from the caption
+ */
 export function edited(mode, caption, text, other) {
 	const now = caption.trim()
 	if (!text) return caption
-	if (mode === "prefix") return now ? `${text.trimEnd()} ${now}` : text.trim()
-	if (mode === "suffix") return now ? `${now}${/^\s*[,.;:]/.test(text) ? "" : " "}${text.trim()}` : text.trim()
+	if (mode === "prefix") return [text.trim(), now].filter(Boolean).join(other)
+	if (mode === "suffix") return [now, text.trim()].filter(Boolean).join(other)
 	if (mode === "replace") return caption.replaceAll(text, other)
 	const kept = tagsOf(now).filter(tag => tag.toLowerCase() !== text.trim().toLowerCase())
 	return kept.length === tagsOf(now).length ? caption : kept.join(", ")
@@ -38,12 +43,14 @@ export function BulkCaptions() {
 	const [mode, setMode] = useState("prefix")
 	const [text, setText] = useState("")
 	const [other, setOther] = useState("")
+	const [separator, setSeparator] = useState(", ")
+	const joins = mode === "prefix" || mode === "suffix"
 	const images = dataset?.pictures ?? []
 	const words = t.captions
 	/** @type {Labels} */
 	const changes = {}
 	for (const each of images) {
-		const after = edited(mode, each.caption, text, other)
+		const after = edited(mode, each.caption, text, joins ? separator : other)
 		if (after !== each.caption) changes[each.name] = after
 	}
 	const count = Object.keys(changes).length
@@ -54,6 +61,7 @@ export function BulkCaptions() {
 			<${Segmented} label=${words.mode} value=${mode} options=${words.modes} onChange=${setMode} />
 			<div class="row wrap train-bulk-row">
 				<${Text} label=${words.fields[mode]} value=${text} onChange=${setText} class="train-bulk-text" />
+				${joins && html`<${Select} label=${words.separator} value=${separator} options=${words.separators} onChange=${setSeparator} />`}
 				${mode === "replace" && html`<${Text} label=${words.by} value=${other} onChange=${setOther} />`}
 				<${Button} type="submit" kind="primary" disabled=${!count}>${words.apply(count)}<//>
 			</div>
@@ -68,7 +76,7 @@ export function BulkCaptions() {
 							title=${words.choose}
 							onClick=${() => {
 								setText(tag)
-								if (mode === "prefix" || mode === "suffix") setMode("remove")
+								if (joins) setMode("remove")
 							}}
 						><span class="clip train-tag">${tag}</span> <span class="num muted">${n}</span></button>`
 					)}
@@ -76,6 +84,7 @@ export function BulkCaptions() {
 				</div>`
 			}
 		</form>
+		<${Captioner} />
 		${undo.length > 0 && html`<${Button} size="small" icon="undo" onClick=${() => undoCaptions().catch(showError)}>${words.undo(undo.at(-1)?.label ?? "")}<//>`}
 	</details>`
 }

@@ -63,6 +63,7 @@ function Card({dataset, image, crop}) {
 			</div>
 			${!dataset.built_in && html`<${Button} kind="plain" size="small" icon="trash" class="train-remove" label=${t.remove(name)} onClick=${() => removeImage(image.name).catch(showError)} />`}
 		</div>
+		${crop && !crop.bucket && html`<span class="badge badge-warning">${t.tooSmallImage}</span>`}
 		${lost > 0 && html`<span class=${lost > 25 ? "badge badge-warning" : "badge"}>${t.cropped(lost)}</span>`}
 		<textarea
 			class="input train-caption"

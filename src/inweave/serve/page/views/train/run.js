@@ -5,6 +5,7 @@ import {
 	BADGES,
 	Button,
 	cancelJob,
+	cx,
 	Dialog,
 	duration,
 	Empty,
@@ -31,12 +32,16 @@ import {
 	useMemo,
 	useState
 } from "../../kit.js"
-import {LossChart} from "./chart.js"
+import {figure, LossChart} from "./chart.js"
 import {t} from "./strings.js"
+
+/** of the time-lapse, in milliseconds */
+const FRAME = 600
 
 /** @type {RunState} */
 const START = {
 	points: [],
+	validations: [],
 	samples: [],
 	checkpoints: [],
 	notes: [],
@@ -47,6 +52,9 @@ const START = {
 	preparing: null,
 	end: null
 }
+
+/** @param {{ step?: number, validation?: number }} event @returns {Validation} */
+const validationOf = ({step = 0, validation = 0}) => ({step, loss: validation})
 
 /** @param {RunState} at @param {JobEvent} event @returns {RunState} */
 function advance(at, event) {
@@ -60,7 +68,14 @@ function advance(at, event) {
 			eta: event.eta ?? null,
 			points: [...at.points, {step: event.step ?? 0, loss: event.loss, loss_average: event.loss_average}]
 		}
-	if (event.type === "history") return {...at, points: event.records, step: event.resumed_from}
+	if (event.type === "history")
+		return {
+			...at,
+			points: event.records,
+			validations: (event.validations ?? []).map(validationOf),
+			step: event.resumed_from
+		}
+	if (event.type === "validation") return {...at, validations: [...at.validations, validationOf(event)]}
 	if (event.type === "sample" && event.url)
 		return {...at, samples: [...at.samples, {step: event.step ?? 0, index: event.index, url: event.url}]}
 	if (event.type === "checkpoint") return {...at, checkpoints: [...at.checkpoints, event.step ?? 0]}
@@ -127,7 +142,11 @@ export function Run({id}) {
 		const prompt =
 			job.settings.sample_prompts?.[0] ?? job.settings.trigger ?? (known ? triggerWords(known)[0] : "") ?? ""
 		navigate("generate", {prompt: `${prompt.replace(/ --\w.*/, "")} <lora:${lora.name}:1>`.trim()})
-		if (!ended) toast(words.waits, {action: {label: words.pause, run: () => pause().catch(showError)}})
+		if (!ended)
+			toast(words.waits, {
+				until: state => state.ended?.some(each => each.id === id),
+				action: {label: words.pause, run: () => pause().catch(showError)}
+			})
 	}
 	const name = String(job.settings.name ?? "")
 	const newest = job.state === "done" ? null : at.checkpoints.at(-1)
@@ -147,19 +166,14 @@ export function Run({id}) {
 		${job.error && html`<p class="train-problem field-error row" role="alert"><${Icon} name="warning" /><span>${job.error.message} ${texts.queue.advice[job.error.code] ?? ""}</span></p>`}
 		<${Progress} job=${job} at=${at} ended=${ended} />
 		<div class="train-run">
-			<section class="card panel stack"><h2>${words.loss}</h2><${LossChart} points=${at.points} total=${at.total} /></section>
+			<section class="card panel stack"><h2>${words.loss}</h2><${LossChart} points=${at.points} validations=${at.validations} total=${at.total} /></section>
 			<section class="card panel stack"><h2>${words.samples}</h2><${Samples} samples=${at.samples} name=${name} prompts=${job.settings.sample_prompts ?? []} /></section>
 		</div>
 		${
 			at.checkpoints.length > 0 &&
 			html`<section class="stack train-section">
 				<h2>${words.checkpoints}</h2>
-				<div class="row wrap">${[...at.checkpoints]
-					.sort((a, b) => b - a)
-					.map(
-						step =>
-							html`<button key=${step} type="button" class="chip" onClick=${() => act("use", () => use(step))}>${words.useStep(step)}</button>`
-					)}</div>
+				<${Checkpoints} at=${at} final=${job.state === "done" ? at.step : null} onUse=${(/** @type {number | null} */ step) => act("use", () => use(step))} />
 			</section>`
 		}
 		${at.notes.length > 0 && html`<details class="fold train-section"><summary>${words.notes(at.notes.length)}</summary><ul class="train-notes">${at.notes.map(each => html`<li>${each}</li>`)}</ul></details>`}
@@ -188,17 +202,80 @@ function Progress({job, at, ended}) {
 	return html`<div class="train-progress"><p class="small num" role="status">${text}</p><${Thread} percent=${job.state === "queued" ? 0 : percent} label=${texts.generate.progress} /></div>`
 }
 
+/** The loss at a step: of the validation, or the running average. @param {RunState} at @param {number} step */
+function lossAt({points, validations}, step) {
+	if (validations.length) return validations.findLast(each => each.step <= step)?.loss ?? null
+	return points.findLast(each => each.step <= step)?.loss_average ?? null
+}
+
+/**
+ * Every checkpoint, and the end of a finished run, with the sample closest to it; the best one is marked.
+ * @param {{ at: RunState, final: number | null, onUse: (step: number | null) => void }} props
+ */
+function Checkpoints({at, final, onUse}) {
+	const words = t.run
+	const validated = at.validations.length > 0
+	const steps = [...new Set(final === null ? at.checkpoints : [...at.checkpoints, final])].sort((a, b) => b - a)
+	const losses = new Map(steps.map(step => [step, lossAt(at, step)]))
+	const known = steps.filter(step => losses.get(step) !== null)
+	/** @param {number} step */
+	const loss = step => losses.get(step) ?? Number.POSITIVE_INFINITY
+	const best = known.length > 1 ? known.reduce((a, b) => (loss(b) < loss(a) ? b : a)) : null
+	const images = at.samples.filter(each => each.index === 0)
+	/** @param {number} step */
+	const closest = step =>
+		images.reduce(
+			(/** @type {Sample | null} */ a, b) => (!a || Math.abs(b.step - step) < Math.abs(a.step - step) ? b : a),
+			null
+		)
+	return html`${best !== null && html`<p class="muted small">${words.bestBy(validated)}</p>`}
+		<ul class="tiles train-checkpoints">${steps.map(step => {
+			const image = closest(step)
+			return html`<li key=${step}><div class=${cx("card train-checkpoint", step === best && "train-best")}>
+					${
+						(image || step === best) &&
+						html`<div class="train-checkpoint-image cover">
+						${image && html`<img src=${image.url} alt=${words.imageOf(image.step)} loading="lazy" />`}
+						${step === best && html`<span class="badge badge-good"><${Icon} name="star" />${words.best}</span>`}
+					</div>`
+					}
+					<p class="small num">${words.step(step)}</p>
+					${losses.get(step) !== null && html`<p class="muted small num">${words.lossOf(figure(loss(step)), validated)}</p>`}
+					<${Button} size="small" onClick=${() => onUse(step === final ? null : step)}>${words.useStep(step)}<//>
+				</div></li>`
+		})}</ul>`
+}
+
 /** @param {{ samples: Sample[], name: string, prompts: string[] }} props  the newest, or the one that was scrubbed to */
 function Samples({samples, name, prompts}) {
 	const [chosen, setChosen] = useState(/** @type {number | null} */ (null))
 	const steps = useMemo(() => [...new Set(samples.map(each => each.step))].sort((a, b) => a - b), [samples])
+	const [playing, setPlaying] = useState(false)
 	const words = t.run
-	if (!steps.length)
-		return html`<div class="train-sample-empty"><div class="train-loom"><${Loom} name=${name} percent=${35} /></div><p class="muted small">${words.noSamples}</p></div>`
 	const place = chosen === null ? steps.length - 1 : Math.max(0, steps.indexOf(chosen))
-	const step = steps[place]
 	/** @param {number} index */
 	const pick = index => setChosen(index === steps.length - 1 ? null : steps[index])
+	/** @param {number} index */
+	const choose = index => {
+		setPlaying(false)
+		pick(index)
+	}
+	const play = () => {
+		for (const each of samples) new Image().src = each.url // shown without a gap
+		if (!playing && place === steps.length - 1) pick(0)
+		setPlaying(!playing)
+	}
+	useEffect(() => {
+		if (!playing) return
+		const timer = setTimeout(() => {
+			if (place + 1 < steps.length) pick(place + 1)
+			if (place + 2 >= steps.length) setPlaying(false)
+		}, FRAME)
+		return () => clearTimeout(timer)
+	}, [playing, place, steps.length])
+	if (!steps.length)
+		return html`<div class="train-sample-empty"><div class="train-loom"><${Loom} name=${name} percent=${35} /></div><p class="muted small">${words.noSamples}</p></div>`
+	const step = steps[place]
 	return html`<div class="train-samples">
 			${samples
 				.filter(each => each.step === step)
@@ -209,13 +286,14 @@ function Samples({samples, name, prompts}) {
 		</div>
 		${
 			steps.length > 1 &&
-			html`<label class="small num row train-scrub"><span>${words.step(step)}</span>
-			<input type="range" min="0" max=${steps.length - 1} step="1" value=${place} aria-valuetext=${words.step(step)} style=${{"--to": `${(100 * place) / (steps.length - 1)}%`}} onInput=${e => pick(Number(e.currentTarget.value))} />
-		</label>`
+			html`<div class="row train-scrub"><${Button} size="small" icon=${playing ? "pause" : "play"} label=${playing ? words.stop : words.play} onClick=${play} />
+			<label class="small num row grow train-scrub"><span>${words.step(step)}</span>
+			<input type="range" min="0" max=${steps.length - 1} step="1" value=${place} aria-valuetext=${words.step(step)} style=${{"--to": `${(100 * place) / (steps.length - 1)}%`}} onInput=${e => choose(Number(e.currentTarget.value))} />
+		</label></div>`
 		}
 		<ol class="train-strip">${steps.map((each, index) => {
 			const first = samples.find(sample => sample.step === each)
-			return html`<li key=${each}><button type="button" aria-label=${words.step(each)} aria-current=${index === place ? "true" : undefined} onClick=${() => pick(index)}><img src=${first?.url} alt="" loading="lazy" /></button></li>`
+			return html`<li key=${each}><button type="button" aria-label=${words.step(each)} aria-current=${index === place ? "true" : undefined} onClick=${() => choose(index)}><img src=${first?.url} alt="" loading="lazy" /></button></li>`
 		})}</ol>`
 }
 

@@ -4,6 +4,7 @@ import {
 	app,
 	Button,
 	bytes,
+	cx,
 	duration,
 	html,
 	Icon,
@@ -16,6 +17,7 @@ import {
 	Text,
 	useBusy,
 	useEffect,
+	useRef,
 	useState,
 	useStore
 } from "../../kit.js"
@@ -23,7 +25,8 @@ import {changeForm, desk} from "./state.js"
 import {t} from "./strings.js"
 
 const CHART_POINTS = 200
-let checks = 0
+/** after the last change, before it is checked */
+const PAUSE = 800
 const NUMBERS = [
 	{name: "steps", min: 1},
 	{name: "rank", min: 1, max: 1024},
@@ -32,7 +35,8 @@ const NUMBERS = [
 	{name: "resolution", min: 16, max: 8192},
 	{name: "save_every", min: 0},
 	{name: "sample_every", min: 0},
-	{name: "seed", min: 0}
+	{name: "seed", min: 0},
+	{name: "validation_split", min: 0, max: 0.9, step: 0.05}
 ]
 const CHOICES = ["network", "optimizer", "lr_scheduler"]
 
@@ -80,7 +84,7 @@ const samplePrompts = (dataset, trigger) =>
 /** @param {{ dataset: Dataset, form: RunForm }} props */
 export function Setup({dataset, form}) {
 	const models = useStore(app).capabilities?.models ?? []
-	const {report, checking} = useStore(desk)
+	const {checked, checking, uploads} = useStore(desk)
 	const [options, setOptions] = useState(/** @type {TrainOptions | null} */ (null))
 	const [starting, during] = useBusy()
 	useEffect(() => {
@@ -92,24 +96,37 @@ export function Setup({dataset, form}) {
 	const change = patch => changeForm(dataset.id, patch)
 	const request = {dataset: dataset.id, model: form.model || null, settings: settingsOf(dataset, form, options)}
 	const words = t.setup
-	const check = () => {
-		const number = ++checks
+	// the report belongs to these settings and captions; any change is checked again, while one edits
+	const key = JSON.stringify([request, dataset.pictures.map(each => [each.name, each.caption])])
+	const report = checked?.key === key ? checked.report : null
+	const able = Boolean(options && dataset.pictures.length && !(uploads && uploads.done < uploads.total))
+	const shown = useRef(/** @type {HTMLElement | null} */ (null))
+	const show = () => shown.current?.focus()
+	const check = async () => {
 		/** @param {CheckReport} answer */
-		const answered = answer => desk.get().checking === number && desk.set({report: answer, checking: 0})
-		desk.set({checking: number, report: null})
-		api("/v1/train/check", {json: request})
+		const answered = answer => desk.get().checking === key && desk.set({checked: {key, report: answer}, checking: ""})
+		desk.set({checking: key})
+		await api("/v1/train/check", {json: request})
 			.then(answered)
 			.catch(error => answered({ok: false, problems: error.problems?.length ? error.problems : [error.message]}))
 	}
+	useEffect(() => {
+		if (!able || report || checking === key) return
+		const timer = setTimeout(check, PAUSE)
+		return () => clearTimeout(timer)
+	}, [key, able])
 	const start = () => {
 		const job = submitJob({operation: "train", name: form.name, ...request})
 		during(job.then(id => navigate("train", {job: id})))
 	}
+	const submit = () => (report?.ok ? start() : able && check().then(show))
+	const waits = able && !report
 	const preset = options?.presets.find(each => each.name === form.preset)
 	return html`<form
-		class="card panel stack train-setup"
-		onSubmit=${submits(() => (report?.ok ? start() : check()))}
+		class="card train-setup"
+		onSubmit=${submits(submit)}
 	>
+		<div class="panel stack train-fields scrolls">
 		<h2>${words.title}</h2>
 		<${Text} label=${words.name} value=${form.name} required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" maxlength="100" onChange=${name => change({name})} />
 		<${Select}
@@ -130,10 +147,18 @@ export function Setup({dataset, form}) {
 			<summary>${words.more}</summary>
 			<div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change} /></div>
 		</details>
-		${report ? html`<${Report} report=${report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
-		<${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking > 0 || starting} disabled=${!dataset.pictures.length || !options}>
-			${checking ? words.checking : report?.ok ? words.start : words.check}
-		<//>
+		<div ref=${shown} tabindex="-1" class=${cx("stack stack-2 train-report", !report && "train-stale")} role="region" aria-label=${t.report.title} aria-busy=${waits}>
+			${able && checked ? html`<${Report} report=${report ?? checked.report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
+		</div>
+		</div>
+		<div class="stack stack-2 train-start">
+			<p class="small" role="status">
+				${able && (waits ? words.checking : report?.ok ? html`<span class="train-good">${words.ready(report.estimate && duration(report.estimate.seconds))}</span>` : html`<button type="button" class="link" onClick=${show}>${words.problems(report?.problems?.length ?? 1)}</button>`)}
+			</p>
+			<${Button} kind="primary" size="large" type="submit" icon=${report && !report.ok ? "check" : "play"} busy=${starting} disabled=${!able || waits}>
+				${report && !report.ok ? words.check : words.start}
+			<//>
+		</div>
 	</form>`
 }
 
@@ -176,8 +201,7 @@ function More({form, options, preset, change}) {
 function Report({report}) {
 	const words = t.report
 	const {estimate, device, dataset} = report
-	return html`<section class="stack stack-2 train-report" aria-label=${words.title} role="status">
-		${report.problems?.map(each => html`<p class="field-error row"><${Icon} name="warning" /><span>${each}</span></p>`)}
+	return html`${report.problems?.map(each => html`<p class="field-error row"><${Icon} name="warning" /><span>${each}</span></p>`)}
 		${
 			estimate &&
 			device &&
@@ -192,6 +216,5 @@ function Report({report}) {
 			</dl>`
 		}
 		${[...(report.warnings ?? []), ...(estimate?.choices ?? [])].map(each => html`<p class="train-warning row"><${Icon} name="info" /><span>${each}</span></p>`)}
-		${report.ok && html`<p class="train-good row"><${Icon} name="check" /><span>${words.good}</span></p>`}
-	</section>`
+		${report.ok && html`<p class="train-good row"><${Icon} name="check" /><span>${words.good}</span></p>`}`
 }

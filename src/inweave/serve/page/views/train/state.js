@@ -3,9 +3,7 @@ import {api, createStore, folderOf, showError} from "../../kit.js"
 import {t} from "./strings.js"
 
 /** @type {OpenDataset} */
-const EMPTY = {dataset: null, crops: null, undo: [], uploads: null, report: null, checking: 0}
-/** A change invalidates the last check, and one that is still running. */
-const STALE = {report: null, checking: 0}
+const EMPTY = {dataset: null, crops: null, undo: [], uploads: null, checked: null, checking: ""}
 export const desk = createStore({...EMPTY, forms: /** @type {Record<string, Partial<RunForm>>} */ ({})})
 
 /** The address of a dataset. @param {string} id */
@@ -28,7 +26,7 @@ export const createDataset = name => api("/v1/datasets", {json: {name}})
 
 /** Change the form of a dataset. @param {string} id @param {Partial<RunForm>} patch */
 export function changeForm(id, patch) {
-	desk.set(({forms}) => ({...STALE, forms: {...forms, [id]: {...forms[id], ...patch}}}))
+	desk.set(({forms}) => ({forms: {...forms, [id]: {...forms[id], ...patch}}}))
 }
 
 /**
@@ -39,7 +37,7 @@ export async function saveCaptions(captions, label) {
 	const {dataset} = desk.get()
 	if (!dataset || !Object.keys(captions).length) return
 	const {before} = await api(`${path(dataset.id)}/captions`, {method: "PATCH", json: {captions}})
-	desk.set(({undo}) => ({undo: [...undo.slice(-49), {label, before}], ...STALE}))
+	desk.set(({undo}) => ({undo: [...undo.slice(-49), {label, before}]}))
 	show(captions)
 }
 
@@ -48,7 +46,7 @@ export async function undoCaptions() {
 	const last = undo.at(-1)
 	if (!dataset || !last) return
 	await api(`${path(dataset.id)}/captions`, {method: "PATCH", json: {captions: last.before}})
-	desk.set({undo: undo.slice(0, -1), ...STALE})
+	desk.set({undo: undo.slice(0, -1)})
 	show(last.before)
 }
 
@@ -74,7 +72,6 @@ export async function removeImage(name) {
 	})
 	desk.set({
 		dataset: {...dataset, pictures: images},
-		...STALE,
 		undo: undo.filter(each => Object.keys(each.before).length)
 	})
 }
@@ -103,7 +100,7 @@ export async function addFiles(id, files) {
 		return {file, name}
 	})
 	const ignored = others.length ? [{name: others[0].name, message: t.ignored(others.length)}] : []
-	desk.set({uploads: {total: images.length, done: 0, failures: ignored}, ...STALE})
+	desk.set({uploads: {total: images.length, done: 0, failures: ignored}})
 	/** @param {{ name: string, message: string } | null} failure */
 	const count = failure =>
 		desk.set(({uploads}) => ({

@@ -32,7 +32,9 @@ export const t = {
 	planning: "Planning the crops…",
 	bucket: (size, n) => `${size.replace("x", " × ")} · ${counted(n, "image")}`,
 	tooSmall: n => `Too small, skipped: ${counted(n, "image")}. Add larger ones.`,
+	tooSmallImage: "Too small: skipped",
 	cropped: percent => `${percent}% cropped`,
+	toRun: "Settings and start",
 	remove: name => `Remove ${name}`,
 	captionOf: name => `Caption of ${name}`,
 	noCaption: "Describe this image",
@@ -51,6 +53,13 @@ export const t = {
 			replace: "Text to replace",
 			remove: "Tag to remove"
 		}),
+		separator: "Separator",
+		separators: /** @type {[string, string][]} */ ([
+			[", ", "Comma"],
+			[" ", "Space"],
+			[". ", "Period"],
+			["", "None"]
+		]),
 		by: "Replace with",
 		apply: n => `Change ${counted(n, "caption")}`,
 		tags: "Tags, with the number of captions that have them",
@@ -58,7 +67,16 @@ export const t = {
 		more: n => `and ${n} more`,
 		undo: label => `Undo: ${label}`,
 		undoKey: "Undo the last caption change",
-		fromFiles: "captions from files"
+		fromFiles: "captions from files",
+		model: "Caption with a local model",
+		which: "Images",
+		whiches: {missing: "Without a caption", all: "All"},
+		question: "Instruction",
+		questionHint: "For models that follow one",
+		write: n => `Caption ${counted(n, "image")}`,
+		writing: (done, total) => `Captioning: ${done} of ${total}`,
+		stop: "Stop",
+		noModel: "To have images captioned by a model on this machine, start the worker with --captioner FOLDER."
 	},
 	setup: {
 		title: "New run",
@@ -71,11 +89,11 @@ export const t = {
 			quick: "Quick: a first impression",
 			thorough: "Thorough: longer training"
 		}),
-		presetHint: (steps, rank) => `${steps} steps, rank ${rank}`,
+		presetHint: (steps, rank) => `${counted(steps, "step")}, rank ${rank}`,
 		trigger: "Trigger word",
 		triggerHint: "Optional: activates the LoRA; prepended to every caption",
 		more: "More settings",
-		own: "model default",
+		own: "Model default",
 		settings: /** @type {Labels} */ ({
 			steps: "Steps",
 			rank: "Rank",
@@ -85,14 +103,17 @@ export const t = {
 			save_every: "Checkpoint every N steps",
 			sample_every: "Sample every N steps",
 			seed: "Seed",
+			validation_split: "Validation share",
 			network: "Algorithm",
 			optimizer: "Optimizer",
 			lr_scheduler: "Learning-rate schedule"
 		}),
 		prompts: "Sample prompts",
 		promptsHint: "One per line; default: the first captions",
-		checkHint: "The check estimates memory and time. Nothing starts yet.",
-		check: "Check",
+		checkHint: "Memory, time and problems appear here once there are images.",
+		check: "Check again",
+		ready: time => (time ? `Ready to start: about ${time}` : "Ready to start"),
+		problems: n => `${counted(n, "problem")}: show`,
 		checking: "Checking…",
 		start: "Start training"
 	},
@@ -127,22 +148,34 @@ export const t = {
 		again: "Retry",
 		extend: "Train longer",
 		extendText: done =>
-			`${done} steps are done; training continues from there. The learning-rate schedule is stretched to the new length.`,
+			`${counted(done, "step")} ${done === 1 ? "is" : "are"} done; training continues from there. The learning-rate schedule is stretched to the new length.`,
 		extendTo: "Total steps",
 		loss: "Loss",
 		samples: "Samples",
 		noSamples: "Samples appear here during training.",
 		sampleOf: (prompt, step) => `${prompt}, after step ${step}`,
 		step: step => `Step ${step}`,
+		play: "Play the samples as a time-lapse",
+		stop: "Pause the time-lapse",
 		checkpoints: "Checkpoints",
+		best: "Best",
+		bestBy: validation =>
+			validation
+				? "Best: the lowest validation loss."
+				: "Best: the lowest running average of the loss. Look at the images too: a low loss may also be a LoRA that learned its images by heart.",
+		lossOf: (value, validation) => `${validation ? "validation loss" : "average loss"} ${value}`,
+		imageOf: step => `A sample after step ${step}`,
 		notes: n => counted(n, "note")
 	},
 	chart: {
 		empty: "The loss appears here after the first steps.",
 		summary: (first, from, last, to, least) =>
 			`Running average of the loss: ${from} at step ${first}, ${to} at step ${last}, minimum ${least}.`,
+		lossAxis: "Loss",
+		stepAxis: "Step",
 		step: step => `Step ${step}`,
 		loss: value => `loss ${value}`,
+		validation: value => `validation ${value}`,
 		average: value => `running average ${value}`
 	},
 	pad: {

@@ -4,7 +4,8 @@
     share     that share of each, but at least 4
 
 Images of a GPU are made 64 at a time, those of a CPU alone. Adapters that are not given are trained: the style on the
-images of a folder, the creature on its six drawings, both with the model's own settings.
+images of a folder, the creature on its six drawings, and for a model other than the shipped one the two styles of the
+stack: all with the settings of the embedded model.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def measure_bars(
 
     measured: list[Bar] = []
     with TemporaryDirectory() as place:
-        train = adapter_bars.trainer(model, Path(place), training, progress)
+        own = {} if model == embedded.NAME else embedded.PRESET
+        train = adapter_bars.trainer(model, Path(place), {**own, **(training or {})}, progress)
         for name in names:
             draw.activity = name
             if name == "subjects":
@@ -114,7 +116,10 @@ def measure_bars(
                 lora = given.get("identity") or str(train("identity", drawn))
                 rows = adapter_bars.identity(draw, judge, lora, some(10))
             else:
-                rows = [adapter_bars.stack(draw, judge, sorted(embedded.loras())[:2], some(24))]
+                styles = embedded.styles()[:2]
+                if model != embedded.NAME:  # the shipped adapters belong to the shipped weights
+                    styles = tuple(str(train(style, embedded.style_folder(style))) for style in styles)
+                rows = [adapter_bars.stack(draw, judge, styles, some(24))]
             measured += rows
             if sheets is not None:
                 _write_sheets(rows, sheets)

@@ -192,6 +192,9 @@ class TokenRows(Factors):
         inside = max(self.indices, default=0) < shape[0] if shape else False
         return len(shape) == 2 and shape[1] == self.value.shape[1] and inside
 
+    def fit_key(self) -> tuple[object, ...]:
+        return (*Factors.fit_key(self), max(self.indices, default=0))
+
     @classmethod
     def recognize(cls, parts: Parts) -> None:
         if not parts.has("token_rows"):

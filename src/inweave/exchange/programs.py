@@ -4,6 +4,7 @@
                  models (the tables `<name>-comfy`), and has no class for others (`in_comfyui` in the catalog)
     diffusers    its own names, and those of the original model for the few families whose loaders convert them
     A1111        kohya's names of UNets and SD 3; sd-scripts and musubi-tuner: of the families that they train
+    OneTrainer   its own names of the models that it trains, which ComfyUI knows of UNets, SD 3 and FLUX.1
 
 diffusers 0.42 was tried with a file of each family (`tests/unit/exchange/test_readers.py`), ComfyUI's rules are
 those of comfy/lora.py at 17358c8f and of the models that comfy/supported_models.py lists at 01f03bbd.
@@ -28,6 +29,16 @@ _TRAINED_BY = {
     "sd-scripts": ("flux", "lumina2", "hunyuan-image", "anima"),
     "musubi-tuner": ("wan", "hunyuan-video", "hunyuan-video-1.5", "flux2", "z-image", "krea2", "qwen-image"),
 }
+#: families whose modules ComfyUI finds under lora_unet_ and lora_transformer_ with diffusers' names
+_ONETRAINER_IN_COMFYUI = ("unet", "sd3", "flux")
+#: the bases that OneTrainer trains: modules/util/enum/ModelType.py at 23df383
+_BY_ONETRAINER = (
+    "sd1.5", "sd1.5-inpaint", "sd2.1", "sd2-inpaint", "sdxl", "sdxl-inpaint", "sd3-medium", "sd3.5-medium",
+    "sd3.5-large", "flux1-dev", "flux1-fill-dev", "chroma1-hd", "flux2-dev", "flux2-klein-4b", "flux2-klein-9b",
+    "stable-cascade-prior-1b", "stable-cascade-prior-3.6b", "pixart-alpha-512", "pixart-alpha-1024",
+    "pixart-sigma-1024", "sana-0.6b", "sana-1.6b", "sana-1.5-1.6b", "sana-1.5-4.8b", "hunyuanvideo", "hidream-i1",
+    "qwen-image", "anima", "krea2", "z-image-turbo", "ernie-image", "ideogram4",
+)  # fmt: skip
 
 
 def original_names_refusal(dialect: str, index: ModelIndex) -> str:
@@ -53,7 +64,11 @@ def original_names_refusal(dialect: str, index: ModelIndex) -> str:
 def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> list[str]:
     """Return notes about programs that do not find ``modules``, the denoiser's names in a file in ``dialect``."""
     denoiser = index.denoiser
-    if denoiser is None or not modules or dialect not in DIFFUSERS_READS:
+    if denoiser is None or not modules:
+        return []
+    if dialect == "onetrainer":
+        return [_readers_of_onetrainer(denoiser, index)]
+    if dialect not in DIFFUSERS_READS:
         return []
     family, there, known = _family(denoiser, index), _comfy_names(denoiser), same_names(index)
     notes = []
@@ -75,6 +90,19 @@ def reader_notes(dialect: str, index: ModelIndex, modules: Collection[str]) -> l
     if dialect == "comfy" and trainers:
         notes.append(f"{trainers} cannot read these names: for kohya's programs write kohya")
     return notes
+
+
+def _readers_of_onetrainer(denoiser: Component, index: ModelIndex) -> str:
+    known = same_names(index)
+    programs = ["OneTrainer"] if known is None or known.name in _BY_ONETRAINER else []
+    if _family(denoiser, index) in _ONETRAINER_IN_COMFYUI and (known is None or known.in_comfyui):
+        programs.append("ComfyUI")
+    if programs == ["OneTrainer", "ComfyUI"]:
+        return "these names are read by OneTrainer and ComfyUI; for A1111 and sd-scripts write kohya"
+    if programs:
+        return f"these names of this model are read by {programs[0]} alone; for other programs write diffusers or comfy"
+    what = known.name if known is not None else "this model"
+    return f"neither OneTrainer nor ComfyUI reads these names of {what}; write diffusers, or comfy where it has it"
 
 
 def _family(component: Component, index: ModelIndex) -> str:

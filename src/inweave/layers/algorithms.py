@@ -68,6 +68,8 @@ def dropout_problem(network: str, dora: bool, rates: Mapping[str, float]) -> str
     if rates["hidden_dropout"] and not branch_named(network).is_pair:
         why = f"{network} multiplies its factors first, so there are no values between them to drop; use dropout"
         return f"hidden_dropout: {why}"
+    if rates["output_dropout"] and not branch_named(network).is_pair:
+        return f"output_dropout: {network} has it under the name of rank_dropout, as LyCORIS; use that"
     if dora and (names := [name for name in ("hidden_dropout", "rank_dropout") if rates[name]]):
         return f"{', '.join(names)}: DoRA is not defined with a dropout between its factors; use dropout"
     return None
@@ -83,6 +85,7 @@ def to_branch(
     hidden_dropout: float = 0.0,
     rank_dropout: float = 0.0,
     module_dropout: float = 0.0,
+    output_dropout: float = 0.0,
 ) -> Branch:
     """Return a branch whose parameters are copies of these factors, in ``dtype`` or their stored dtype."""
 
@@ -102,6 +105,7 @@ def to_branch(
         hidden_dropout=hidden_dropout,
         rank_dropout=rank_dropout,
         module_dropout=module_dropout,
+        output_dropout=output_dropout,
         stored_alpha=factors.stored_alpha,
         stored_scale=factors.stored_scale,
     )

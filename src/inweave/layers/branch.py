@@ -25,7 +25,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Magnitude, Tensor, imported, scale
 from inweave.errors import TargetError
-from inweave.layers.dropout import MODULE, RANKS, module_dropout, output_dropout
+from inweave.layers.dropout import MODULE, OUTPUTS, RANKS, module_dropout, output_dropout, output_mask
 from inweave.layers.spec import DROPOUTS, AdapterSpec
 from inweave.ops.kinds import LayerKind
 from inweave.ops.kinds.offloaded import numbers
@@ -65,6 +65,7 @@ class Scaling(TypedDict, total=False):
     hidden_dropout: float
     rank_dropout: float
     module_dropout: float
+    output_dropout: float
     stored_alpha: Tensor | None
     stored_scale: Tensor | None
 
@@ -116,6 +117,7 @@ class Branch(nn.Module, ABC):
         self.hidden_dropout = scaling.get("hidden_dropout", 0.0)
         self.rank_dropout = scaling.get("rank_dropout", 0.0)
         self.module_dropout = scaling.get("module_dropout", 0.0)
+        self.output_dropout = scaling.get("output_dropout", 0.0)
         self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
         self.layer_number: int | torch.Tensor = 0  # of the layer that has this branch
         self.rounded: Mapping[str, Rounded] = {}  # by role, during a training step; see `inweave.layers.fused`
@@ -230,7 +232,12 @@ class Branch(nn.Module, ABC):
     @property
     def drops_hidden(self) -> bool:
         """Whether it has a dropout behind its input: between its factors, or of what it adds (`left_out`)."""
-        return bool(self.hidden_dropout or self.rank_dropout or self.module_dropout)
+        return bool(self.hidden_dropout or self.rank_dropout or self.module_dropout or self.output_dropout)
+
+    @property
+    def drops_between(self) -> bool:
+        """Whether it has a dropout between two factors."""
+        return False
 
     @property
     def drops(self) -> bool:
@@ -240,8 +247,11 @@ class Branch(nn.Module, ABC):
     def left_out(self, kind: LayerKind, module: nn.Module, change: torch.Tensor) -> torch.Tensor:
         """Return what it adds in training, without the outputs and examples that are dropped.
 
-        A low-rank pair drops between its factors instead, unless it has a magnitude.
+        A low-rank pair drops ranks and examples between its factors instead, unless it has a magnitude; with one, the
+        layer leaves outputs out before it applies the magnitude.
         """
+        if self.output_dropout and self.magnitude is None:
+            change = change * self.output_mask(kind, module, change)
         if self.is_pair and self.magnitude is None:
             return change
         axis = -kind.along_outputs(module, change.new_empty(1)).dim()
@@ -251,6 +261,11 @@ class Branch(nn.Module, ABC):
         if self.module_dropout:
             change = module_dropout(change, self.module_dropout, axis, self.row_seeds, self.layer_number + MODULE)
         return change
+
+    def output_mask(self, kind: LayerKind, module: nn.Module, change: torch.Tensor) -> torch.Tensor:
+        """Return 0 for the outputs of the change that `output_dropout` leaves out, and 1 for the others."""
+        axis, number = -kind.along_outputs(module, change.new_empty(1)).dim(), self.layer_number + OUTPUTS
+        return output_mask(change, self.output_dropout, axis, self.row_seeds, number)
 
     def output(
         self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype, training: bool = False

@@ -10,16 +10,19 @@ The first axis of x may be a multiple of B if the rows of an example are contigu
 that belong to no single example (tokens routed to experts) share one mask, derived from the sum of the seeds: torch's
 generator is never read.
 
-An adapter has up to four dropouts with independent masks. With h = down(x), the hidden values of a LoRA:
+An adapter has up to five dropouts with independent masks. With h = down(x), the hidden values of a LoRA:
 
     dropout          of x                                        as PEFT's lora_dropout
     hidden_dropout   of h                                        as kohya's network_dropout
     rank_dropout     of h, whole ranks of a row of x at once     as kohya's rank_dropout
     module_dropout   of h, all of an example; the rest is not    as kohya's and LyCORIS' module_dropout, which draw
                      scaled, so that the module alone is left    once per batch, as here without seeds
+    output_dropout   of the rows of its change: outputs of an    as LyCORIS' rank_dropout of LoCon and DoRA, which
+                     example; the rest is not scaled             draws once per batch, as here without seeds
 
-LoHa and LoKr have no h. Their rank_dropout is of the outputs that they add, not scaled, as LyCORIS drops rows of their
-change, once per batch; their module_dropout, and DoRA's, is of all that they add.
+With DoRA an output that is dropped keeps its magnitude: m / |W| * W x. LoHa and LoKr have no h. Their rank_dropout is
+of the outputs that they add, not scaled, as LyCORIS drops rows of their change, once per batch; their module_dropout,
+and DoRA's, is of all that they add.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from torch.nn import functional
 _BITS = 0xFFFFFFFF
 _GOLDEN, _MIX = 0x1E3779B1, 0x45D9F3B  # products of 32 bits with these stay below 2**63
 #: added to a layer's number, so that masks between the factors are independent of the mask of x
-HIDDEN, RANKS, MODULE = (zlib.crc32(name) for name in (b"hidden_dropout", b"rank_dropout", b"module_dropout"))
+HIDDEN, RANKS, MODULE, OUTPUTS = (
+    zlib.crc32(name) for name in (b"hidden_dropout", b"rank_dropout", b"module_dropout", b"output_dropout")
+)
 
 
 def dropout(
@@ -75,6 +80,13 @@ def output_dropout(
 
     ``axis``: that of the outputs.
     """
+    return change * output_mask(change, p, axis, row_seeds, layer)
+
+
+def output_mask(
+    change: torch.Tensor, p: float, axis: int, row_seeds: torch.Tensor | None, layer: int | torch.Tensor
+) -> torch.Tensor:
+    """Return 0 for the outputs that `output_dropout` sets to zero and 1 for the others."""
     axis %= change.dim()
     sizes = [1] * change.dim()
     sizes[axis] = change.shape[axis]
@@ -84,7 +96,7 @@ def output_dropout(
     if row_seeds is not None and axis:
         sizes[0] = len(row_seeds)  # tokens that were flattened into rows have the mask of their example
     mask = _mask(change, p, row_seeds, layer, tuple(sizes)).to(change.dtype)
-    return change * (mask.repeat_interleave(rows // sizes[0], 0) if 1 < sizes[0] < rows else mask)
+    return mask.repeat_interleave(rows // sizes[0], 0) if 1 < sizes[0] < rows else mask
 
 
 def rank_dropout(

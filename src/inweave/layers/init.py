@@ -252,6 +252,7 @@ def fresh_branch(layer: LoraLayer, request: Request, attention: str = "") -> Bra
         hidden_dropout=spec.hidden_dropout,
         rank_dropout=spec.rank_dropout,
         module_dropout=spec.module_dropout,
+        output_dropout=spec.output_dropout,
     )
 
 

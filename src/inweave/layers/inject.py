@@ -156,6 +156,7 @@ def attach(
     hidden_dropout: float = 0.0,
     rank_dropout: float = 0.0,
     module_dropout: float = 0.0,
+    output_dropout: float = 0.0,
     dtype: torch.dtype | None = None,
     allow_tied: bool = False,
     freeze: bool = True,
@@ -174,6 +175,7 @@ def attach(
         hidden_dropout: dropout of the values between the two factors of a LoRA.
         rank_dropout: dropout of whole ranks of each row.
         module_dropout: probability of leaving the adapter of a module out for an example.
+        output_dropout: probability of leaving out an output of a LoRA for an example.
         dtype: dtype of the parameters; None: the dtype stored in the adapter.
         allow_tied: as in `inject`.
         freeze: as in `inject`.
@@ -195,8 +197,7 @@ def attach(
     expect("trainable", trainable, bool)
     if trainable:
         _refuse_sharded(model)
-    rates = {"dropout": dropout, "hidden_dropout": hidden_dropout, "rank_dropout": rank_dropout}
-    rates["module_dropout"] = module_dropout
+    rates = dict(zip(DROPOUTS, (dropout, hidden_dropout, rank_dropout, module_dropout, output_dropout), strict=True))
     if problems := check_common(rates, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
@@ -361,7 +362,7 @@ def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch
     for layer, branch in zip(layers, branches, strict=True):
         rates = {name: getattr(branch, name) for name in DROPOUTS}
         reason = dropout_problem(branch.network(), branch.magnitude is not None, rates)
-        if branch.drops_hidden and branch.is_pair and branch.magnitude is None and not layer.kind.in_two_steps:
+        if branch.drops_between and not layer.kind.in_two_steps:
             reason = f"{type(layer.kind).__name__} applies the product of both factors at once; use dropout"
         if reason is not None:
             problems.append(f"{layer.label}: {reason}")

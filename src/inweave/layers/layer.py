@@ -166,18 +166,27 @@ class LoraLayer(nn.Module):
     def _decomposed(self, x: torch.Tensor, plain: torch.Tensor, added: torch.Tensor, branch: Branch) -> torch.Tensor:
         """Return (c - 1) * apply(x, W) + c * scale * added."""
         assert branch.magnitude is not None
-        factor = self.kind.along_outputs(self.base, branch.magnitude / self.norms(branch))
+        factor = self._magnified(branch, self.norms(branch))
         if self._custom:
             weight = self.rows(whole(self._numbers_beside(added))).reshape(self.out, *self.into)
             plain = self.kind.apply(self.base, x, weight.to(added))
         elif self._parameters.get("bias") is not None:
             plain = plain - self.kind.along_outputs(self.base, self._numbers_beside(plain, "bias").to(plain.device))
-        return (factor - 1).to(plain.dtype) * plain + (factor * branch.scale).to(plain.dtype) * added
+        change = (factor - 1).to(plain.dtype) * plain + (factor * branch.scale).to(plain.dtype) * added
+        if not (self.training and branch.output_dropout):
+            return change
+        mask = branch.output_mask(self.kind, self.base, change)
+        base_factor = self._magnified(branch, self.norms(branch, without_change=True))
+        return mask * change + (1 - mask) * (base_factor - 1).to(plain.dtype) * plain
+
+    def _magnified(self, branch: Branch, norms: torch.Tensor) -> torch.Tensor:
+        """Return magnitude / norms, one per output."""
+        return self.kind.along_outputs(self.base, cast("torch.Tensor", branch.magnitude) / norms)
 
     @torch.no_grad()
-    def norms(self, branch: Branch) -> torch.Tensor:
-        """Return |W + scale * product| over the inputs, one per row, in float32."""
-        changed = branch.product() * branch.scale
+    def norms(self, branch: Branch, *, without_change: bool = False) -> torch.Tensor:
+        """Return |W + scale * product| over the inputs, or |W|, one per row, in float32."""
+        changed = branch.product() * (0 if without_change else branch.scale)
         weight = self.rows(whole(self._numbers_beside(changed))).to(changed.device, changed.dtype)
         norm: torch.Tensor = torch.linalg.vector_norm(changed + weight, dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)

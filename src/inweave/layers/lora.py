@@ -94,6 +94,11 @@ class LoraBranch(Branch):
     def further_fields(self, embedding: bool, groups: int) -> dict[str, Any]:
         return {"embedding": embedding, "layer_groups": groups}
 
+    @property
+    def drops_between(self) -> bool:
+        whole = self.module_dropout and self.magnitude is None
+        return bool(self.hidden_dropout or self.rank_dropout or whole)
+
     def effective_down(self) -> torch.Tensor:
         """Return `down` with the layer's kernel: mid @ down if there is a Tucker core."""
         if self.mid is None:
@@ -111,7 +116,7 @@ class LoraBranch(Branch):
         self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype, training: bool = False
     ) -> torch.Tensor:
         down = self.effective_down()
-        if training and self.drops_hidden:
+        if training and self.drops_between:
             return kind.apply_low_rank(module, x, down, self.up, self.blocks, dtype, self._drop_hidden)
         return kind.apply_low_rank(module, x, down, self.up, self.blocks, dtype)
 

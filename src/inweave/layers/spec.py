@@ -12,7 +12,7 @@ import torch
 from inweave.errors import ConfigError
 
 #: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are behind its input
-DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout", "module_dropout")
+DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout", "module_dropout", "output_dropout")
 
 
 class SpecOptions(TypedDict, total=False):
@@ -25,6 +25,7 @@ class SpecOptions(TypedDict, total=False):
     hidden_dropout: float
     rank_dropout: float
     module_dropout: float
+    output_dropout: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     factor: int
@@ -48,6 +49,8 @@ class AdapterSpec:
         rank_dropout: dropout of whole ranks of each row of the input; for LoHa and LoKr of outputs, which are not
             scaled; not with DoRA.
         module_dropout: probability of leaving the adapter of a module out for an example.
+        output_dropout: probability of leaving out an output of a LoRA for an example, without scaling the others:
+            LyCORIS' rank_dropout of LoCon and DoRA.
         rank_pattern: {regular expression: rank} for some modules, matched as in PEFT; the first match wins.
         alpha_pattern: {regular expression: alpha}, likewise.
         factor: for LoKr: the size of the small factor if it divides the axis; -1 splits each axis most evenly.
@@ -65,6 +68,7 @@ class AdapterSpec:
     hidden_dropout: float = 0.0
     rank_dropout: float = 0.0
     module_dropout: float = 0.0
+    output_dropout: float = 0.0
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     factor: int = -1

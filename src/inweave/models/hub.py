@@ -124,10 +124,8 @@ def _chosen(repo: str, names: Iterable[str], inside: str) -> str:
 
 
 def _request(repo: str, call: Callable[[], T]) -> T:
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
         return call()
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # those of the hub's library, and of the library that it sends requests with
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RequestError(f"{repo}: the hub could not be reached, or refused: {text}") from None

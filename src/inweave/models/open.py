@@ -90,7 +90,7 @@ def _near(text: str) -> str:
 def hub_folder(repo: str, allowed: bool) -> Path:
     """Return a snapshot from the hub's cache, or downloaded where that is allowed."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(
@@ -101,5 +101,6 @@ def hub_folder(repo: str, allowed: bool) -> Path:
     except LocalEntryNotFoundError:
         how = "it could not be reached" if allowed else "downloading is off; allow it with --allow-download"
         raise RequestError(f"{repo}: not on this machine{_near(repo)}, and {how}") from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise RequestError(f"{repo}: the hub refused: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # those of the hub's library, and of the library that it sends requests with
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RequestError(f"{repo}: the hub refused: {text}") from None

@@ -91,13 +91,14 @@ def merge_into(
             out.copy_(total)
 
 
-def refuse_overflow(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> None:
+def refuse_overflow(name: str | Callable[[], str], result: torch.Tensor, before: Callable[[], torch.Tensor]) -> None:
     """Raise if a result is beyond the limit where its original, which is read only then, is not."""
     if all_usable(result):
         return
     wrong, original = ~usable_numbers(result), before()
     if result.shape != original.shape or bool((wrong & usable_numbers(original)).any()):
-        raise TargetError(f"{name}: the result {overflow_of(result.dtype)}; use a wider dtype or a lower strength")
+        label = name if isinstance(name, str) else name()
+        raise TargetError(f"{label}: the result {overflow_of(result.dtype)}; use a wider dtype or a lower strength")
 
 
 def overflow_of(dtype: torch.dtype) -> str:

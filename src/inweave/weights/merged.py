@@ -143,7 +143,7 @@ class MergedSource:
             for target, _ in targets_of(tensor, tensor, self._items[name], owners)
         ]
         for name in dict.fromkeys(runs[number][0] for number in merge_products([target for _, target in runs])):
-            refuse_overflow(self._label(name), tensors[name], partial(self._base.get, name, device=device))
+            refuse_overflow(partial(self._label, name), tensors[name], partial(self._base.get, name, device=device))
 
     def _label(self, name: str) -> str:
         """Return a tensor's name with the files that change it, for messages."""
@@ -195,7 +195,8 @@ class MergedSource:
         read = partial(self._base.get, device=device, owned=True)
         result = merged(base, items, read, dtype, owned=True, scratch=self._scratch)
         if name not in self._created:
-            refuse_overflow(self._label(name), result, lambda: self._base.get(name, device=device, rows=cut))
+            before = partial(self._base.get, name, device=device, rows=cut)
+            refuse_overflow(partial(self._label, name), result, before)
         # a copy of the rows, so that the rest can be freed
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()
 

@@ -12,6 +12,7 @@ import pytest
 import inweave
 from inweave.errors import FormatError
 from inweave.formats.files import write_file
+from inweave.targets.bases import known_index
 from tests.support import random, scalar_tensor
 
 MODULE = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
@@ -49,6 +50,32 @@ def test_a_scale_in_the_metadata_alone_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dialect", ["comfy", "onetrainer"])
 def test_who_reads_these_names(tmp_path: Path, dialect: str) -> None:
     assert "ComfyUI" in notes(tmp_path, dialect)
+
+
+@pytest.mark.parametrize(
+    ("base", "who"),
+    [
+        ("sdxl", "read by OneTrainer and ComfyUI"), ("flux1-dev", "read by OneTrainer and ComfyUI"),
+        ("qwen-image", "read by OneTrainer alone"), ("sana-1.6b", "read by OneTrainer alone"),
+        ("flux1-schnell", "read by ComfyUI alone"), ("ssd-1b", "read by ComfyUI alone"),
+        ("kolors", "neither OneTrainer nor ComfyUI reads these names of kolors"),
+        ("wan2.1-t2v-14b", "neither OneTrainer nor ComfyUI reads"), ("cogvideox-2b", "neither OneTrainer nor ComfyUI"),
+    ],
+)  # fmt: skip
+def test_who_reads_the_names_of_onetrainer_depends_on_the_model(base: str, who: str, tmp_path: Path) -> None:
+    index = known_index(base)
+    shapes = next(index.components[name].shapes for name in ("transformer", "unet") if name in index.components)
+    name, (rows, columns) = next(
+        (name.removesuffix(".weight"), shape)
+        for name, shape in shapes.items()
+        if len(shape) == 2 and "attn" in name and name.endswith(".weight")
+    )
+    part = "unet" if "unet" in index.components else "transformer"
+    key = f"{part}.{name}.lora_"
+    tensors = {f"{key}A.weight": random(1, 2, columns), f"{key}B.weight": random(2, rows, 2)}
+    adapter = inweave.load(write_file(tmp_path / "in.safetensors", tensors))
+    saved = inweave.save(adapter, tmp_path / "out.safetensors", dialect="onetrainer", base=base)
+    assert who in " ".join(saved.notes)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors", "a.bin"])

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from inweave.errors import ConfigError
 from inweave.layers import attach, collect, inject, register_layer
-from inweave.layers.dropout import HIDDEN, MODULE, RANKS, layer_number, output_dropout, row_mask
+from inweave.layers.dropout import HIDDEN, MODULE, OUTPUTS, RANKS, layer_number, output_dropout, row_mask
 from inweave.ops.kinds import LayerKind, LinearKind, registry
 from tests.unit.layers.zoo import KINDS, adapted, layer_of
 
@@ -158,6 +158,48 @@ def test_outputs_are_dropped_as_by_lycoris(network: str, kind: str, monkeypatch:
         torch.testing.assert_close(value.grad, getattr(theirs, prefix + role).grad, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("kind", ["linear", "conv2d"])
+def test_outputs_of_a_lora_are_dropped_as_by_lycoris(kind: str, dora: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one example and the same mask: rows of the change; with DoRA they keep their magnitudes."""
+    module = pytest.importorskip("lycoris.modules.locon")
+    model, x, _ = seeded(kind, output_dropout=P, dora=dora)
+    x, layer = x[:1], layer_of(model)
+    branch: Any = layer.branch("default")
+    branch.row_seeds = branch.row_seeds[:1]
+    mask = row_mask(branch.row_seeds, (1, layer.out), P, layer_number("layer") + OUTPUTS)[0]
+    assert 0 < mask.sum() < layer.out
+    base = KINDS[kind].module()["layer"]
+    base.load_state_dict(layer.base.state_dict())
+    theirs = module.LoConModule(
+        "layer", base, lora_dim=branch.rank, alpha=branch.scale * branch.rank, rank_dropout=P, weight_decompose=dora
+    )
+    theirs.lora_down.weight.data, theirs.lora_up.weight.data = branch.down.detach().clone(), branch.up.detach().clone()
+    if dora:
+        theirs.dora_scale = nn.Parameter(branch.magnitude.detach().clone().view(theirs.dora_scale.shape))
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.where(mask, 1.0, 0.0))
+    actual, expected = model["layer"](x), theirs.train()(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(actual, model.eval()["layer"](x))
+    model.train()
+    (model["layer"](x) ** 2).sum().backward()
+    (expected**2).sum().backward()
+    if dora:  # LyCORIS' other gradients also flow through the norm
+        torch.testing.assert_close(branch.magnitude.grad, theirs.dora_scale.grad.flatten(), rtol=1e-3, atol=1e-3)
+    else:
+        torch.testing.assert_close(branch.down.grad, theirs.lora_down.weight.grad, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(branch.up.grad, theirs.lora_up.weight.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_dropped_outputs_of_a_lora_do_not_depend_on_the_batch(dora: bool) -> None:
+    model, x, seeds = seeded("linear", output_dropout=P, module_dropout=0.2, dora=dora)
+    branch, whole = layer_of(model).branch("default"), model["layer"](x)
+    for row in range(len(x)):
+        branch.row_seeds = seeds[row : row + 1]
+        torch.testing.assert_close(model["layer"](x[row : row + 1]), whole[row : row + 1])
+
+
 @pytest.mark.parametrize("kind", ["linear", "conv1D", "conv2d", "conv2d-groups"])
 @pytest.mark.parametrize("options", [{"network": "loha"}, {"network": "lokr"}, {"dora": True}], ids=str)
 def test_every_algorithm_leaves_modules_out_for_an_example(kind: str, options: dict[str, Any]) -> None:
@@ -257,6 +299,9 @@ def test_where_nothing_is_between_two_factors_it_is_refused(monkeypatch: pytest.
         adapter = collect(adapted("linear", **options))
         with pytest.raises(ConfigError, match=r"layer: .*use dropout"):
             attach(model, adapter, hidden_dropout=P)
+    for network in ("loha", "lokr"):
+        with pytest.raises(ConfigError, match=f"output_dropout: {network} has it under the name of rank_dropout"):
+            inject(model, 2, targets=["layer"], network=network, output_dropout=P)
     attach(model, collect(adapted("linear")), hidden_dropout=P, rank_dropout=0.1)
     pair = layer_of(model).branch("default")
     assert (pair.hidden_dropout, pair.rank_dropout) == (P, 0.1)

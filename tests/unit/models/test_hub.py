@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -161,4 +163,14 @@ def test_a_download_fetches_the_adapter_alone(server: list[str]) -> None:
 
 def test_a_refusal_of_the_hub_is_ours(server: list[str]) -> None:
     with pytest.raises(RequestError, match="some/other: the hub could not be reached, or refused"):
+        load("some/other", allow_download=True)
+
+
+def test_a_hub_that_cannot_be_reached_is_our_error(server: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    monkeypatch.setattr(hub.hf_api.api, "endpoint", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # before each of the library's attempts
+    with pytest.raises(RequestError, match=r"some/other: the hub could not be reached, or refused: .*refused"):
         load("some/other", allow_download=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from inweave.adapter import Adapter
+from inweave.adapter import Adapter, TokenRows
 from inweave.exchange.check import check
 from inweave.formats.read import read
 from inweave.targets.bases import KNOWN, KnownNetwork, known_index
@@ -299,3 +299,10 @@ def test_inner_ranges_are_spelled_out_and_the_outer_one_stays() -> None:
     condensed = expand_inner(pack(names))
     assert set(condensed) == {"blocks.[0-8].mlp.0.weight", "blocks.[0-8].mlp.2.weight", "head.0.weight"}
     assert expand(condensed) == names
+
+
+def test_rows_of_tokens_fit_by_the_largest_of_them() -> None:
+    """Groups of one key are compared with a base once."""
+    rows = [TokenRows(value=hollow((1, 8)), indices=(index,)) for index in (3, 5000)]
+    assert [each.fits((1000, 8)) for each in rows] == [True, False]
+    assert len({each.fit_key() for each in rows}) == 2

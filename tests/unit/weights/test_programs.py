@@ -222,6 +222,21 @@ def test_a_swap_costs_the_host_nothing_per_tensor(tmp_path: Path) -> None:
     assert few == many and max(many.values()) < 600, (few, many)
 
 
+def build_cost(folder: Path, count: int) -> int:
+    """Return the calls of merging two adapters into a base while it is read."""
+    net = Net(count)
+    base = DictSource({name: value.detach() for name, value in net.state_dict().items()})
+    index = inweave.index_of({"unet": net})
+    plans = [inweave.resolve(inweave.load(lora(folder, count, seed)), index) for seed in (1, 200)]
+    source = inweave.MergedSource(base, [(plan, 1.0) for plan in plans], component="unet")
+    return calls_of(lambda: [source.get(name) for name in source.names()])
+
+
+def test_merging_while_reading_costs_the_host_the_same_for_every_tensor(tmp_path: Path) -> None:
+    few, many = build_cost(tmp_path, 20), build_cost(tmp_path, 80)
+    assert many < 4.2 * few, (few, many)
+
+
 def test_other_models_in_the_process_cost_a_swap_nothing(tmp_path: Path) -> None:
     expected = swap_costs(tmp_path, 20)
     others = [inweave.Weaver(Net(2)) for _ in range(30)]

@@ -109,7 +109,6 @@ class Dialect:
     #: it takes the options ``prefix`` and ``dummy_embeddings``
     has_structs: ClassVar[bool] = False
     #: a note about the programs that read it; empty if the usual ones do
-    readers: ClassVar[str] = ""
 
     # reading
 
@@ -176,7 +175,7 @@ class Dialect:
 
         Verified with their own loaders; the table in docs/formats.md lists the programs that read each dialect.
         """
-        notes = [self.readers] if self.readers else []
+        notes: list[str] = []
         if self.form and self.form.family == "kohya" and any(entry.factors.magnitude is not None for entry in entries):
             notes.append(
                 "DoRA: ComfyUI and Forge divide by other norms, so that the change differs by a few percent, and A1111 "

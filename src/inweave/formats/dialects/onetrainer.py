@@ -22,7 +22,6 @@ class OneTrainer(Kohya):
     flat_prefixes = (("lora_transformer_2_", "unet2"), ("lora_transformer_", "unet"))
     dotted_prefixes = (("clip_l.", "te1"), ("clip_g.", "te2"), ("t5.", "te3"))
     naming: ClassVar[Naming] = "diffusers"
-    readers = "these names are read by OneTrainer and ComfyUI; for A1111 and sd-scripts write kohya"
     claims = Dialect.claims
 
     def refusal(self, entry: Entry, names: ModelNames) -> str:

@@ -215,7 +215,8 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], norms: l
     spec = AdapterSpec(
         network=algorithm_of(config.network), dora=config.network == "dora", rslora=config.rslora,
         rank_pattern=_patterns(ranks, config.rank), alpha_pattern=_patterns(alphas, default),
-        factor=config.lokr_factor, tucker=config.tucker, seed=config.seed, dtype=torch.float32, **_dropouts(config),
+        factor=config.lokr_factor, decompose_both=config.lokr_decompose_both, tucker=config.tucker, seed=config.seed,
+        dtype=torch.float32, **_dropouts(config),
     )  # fmt: skip
     inject(network, config.rank, default, list(ranks), name=NAME, spec=spec)
     skipped = {name for name in norms if (rule := rules[f"{component}.{name}"]) is not None and rule.skip}

@@ -261,6 +261,16 @@ def _loss(out: Translation, name: str, value: Any) -> None:
         out.put(name, "loss", ours)
 
 
+def _dim_from_weights(out: Translation, name: str, value: Any) -> None:
+    """Note that an adapter is trained further at its own ranks, as always here; without one there is nothing to do."""
+    if not parse_bool(value):
+        out.unset.append(name)
+    elif out.is_on("network_weights") or out.is_on("start_from"):
+        out.note(name, row.ALWAYS)
+    else:
+        out.refuse(name, "names no adapter; set start_from to one")
+
+
 def _ignore(out: Translation, name: str, value: Any) -> None:
     """Do nothing: `read_network` reads it."""
 
@@ -349,8 +359,8 @@ ALIASES: Final[dict[str, SettingRow]] = {
     **row.each(row.refused("images are flipped and cropped alone"), "color_aug face_crop_aug_range"),
     **row.each(row.refused("captions are the same in every epoch"), "token_warmup_step caption_dropout_every_n_epochs"),
     **row.each(row.refused("a dataset is a folder or a dataset .toml"), "in_json dataset_class conditioning_data_dir"),
-    **row.each(row.refused("set start_from, or merge the adapter into the model first"), """
-        base_weights dim_from_weights"""),
+    "base_weights": row.refused("merge the adapter into the model first"),
+    "dim_from_weights": row.custom(_dim_from_weights),
     "lr_scheduler_min_lr_ratio": _MIN_RATIO,
     **row.each(row.ignored("only used by schedulers that are refused"), "lr_decay_steps lr_scheduler_timescale"),
     "lr_scheduler_args": row.custom(_lr_scheduler_args), "lr_scheduler_type": row.custom(_lr_scheduler_type),

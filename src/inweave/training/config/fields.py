@@ -65,9 +65,7 @@ class TrainSettings(CheckedModel):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _model(
         "auto", "compute precision; trained weights keep fp32 master copies"
     )
-
     allow_download: bool = _model(False, "download the base model from the Hub if it is not here", resume="free")
-
     dataset: str | dict[str, Any] = _dataset(
         ...,
         "a folder of images, a kohya dataset .toml or its tables, a .txt or .jsonl of texts, or inweave/pixel",
@@ -92,6 +90,7 @@ class TrainSettings(CheckedModel):
     hidden_dropout: FractionBelowOne = _adapter(0.0, "dropout between LoRA's factors: kohya's network_dropout")
     rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, of LoHa's and LoKr's outputs")
     module_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out a module's adapter, per example")
+    output_dropout: FractionBelowOne = _adapter(0.0, "probability of leaving out an output of a LoRA, per example")
     train_norm: bool = _adapter(
         False,
         "also train LayerNorm and GroupNorm: those that targets match, or of the blocks with a preset",
@@ -100,6 +99,7 @@ class TrainSettings(CheckedModel):
     lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
         -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
     )
+    lokr_decompose_both: bool = _adapter(False, "LoKr: the small factor is of low rank too, where that is smaller")
     targets: str | tuple[str, ...] = _adapter(
         "attention", "modules to adapt: attention, attention-mlp, all, or a list of names and regular expressions"
     )

@@ -34,6 +34,9 @@ TUCKER: Final = ("use_tucker", "use_cp", "use_conv_cp")
 _CORES = ("locon", "loha", "lokr")
 _LORA_PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
 LYCORIS_DROPOUT: Final = "LyCORIS drops the adapter's outputs, or nothing, by its version and bypass_mode"
+DORA_NORM: Final = "LyCORIS trains through the norm of a changed weight; here it is constant, as in PEFT"
+DORA_BYPASS: Final = "with bypass_mode LyCORIS leaves the magnitudes of dora_wd out of what it trains"
+LOKR_BYPASS: Final = "with bypass_mode LyCORIS ignores it for LoKr"
 NO_CHANGE: Final = "does not change what is trained"
 
 
@@ -73,6 +76,16 @@ class NetworkArgs:
     def decomposes(self) -> bool:
         """Whether weights are decomposed (DoRA)."""
         return parse_bool(self.arguments.get("dora_wd", "false"))
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether LyCORIS adds outputs instead of weights, and so drops ranks instead of outputs."""
+        return parse_bool(self.arguments.get("bypass_mode") or "false")
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether the larger factor of LoKr is whole at any rank."""
+        return parse_bool(self.arguments.get("full_matrix") or "false")
 
 
 def parse_network(out: Translation) -> NetworkArgs | None:
@@ -163,7 +176,8 @@ def dropout_of_lycoris(out: Translation, network: NetworkArgs) -> tuple[str, Any
 
 def refuse_dropped_norms(out: Translation, theirs: str) -> None:
     """Refuse a run of LyCORIS that drops differences of norms: those here always act."""
-    dropouts = [name for name in ("module_dropout", "rank_dropout") if out.fields.get(name)]
+    names = ("module_dropout", "rank_dropout", "output_dropout")
+    dropouts = [name for name in names if out.fields.get(name)]
     if out.fields.get("train_norm") and dropouts:
         out.refuse(theirs, f"with {' and '.join(dropouts)}, LyCORIS drops the differences of norms too")
 
@@ -172,8 +186,16 @@ def read_argument(out: Translation, network: NetworkArgs, name: str, value: Any)
     """Translate an argument that means the same in a configuration and in an import; return whether it is one."""
     theirs, scalar = f"network_args.{name}", parse_scalar(value)
     pair = network.algorithm in ("lora", "locon")
-    if name == "rank_dropout" and network.is_lycoris != pair and not network.decomposes and scalar:
+    if name == "rank_dropout" and network.is_lycoris and network.algorithm == "lokr" and network.bypasses and scalar:
+        out.note(theirs, LOKR_BYPASS)
+    elif name == "rank_dropout" and network.is_lycoris != pair and not network.decomposes and scalar:
         out.put(theirs, "rank_dropout", scalar)
+    elif name == "rank_dropout" and network.is_lycoris and pair and scalar and not network.bypasses:
+        out.put(theirs, "output_dropout", scalar)
+    elif name == "decompose_both" and network.algorithm == "lokr" and parse_bool(value) and not network.keeps_whole:
+        out.put(theirs, "lokr_decompose_both", True)
+    elif name == "rank_dropout_scale" and is_off(parse_scalar(network.arguments.get("rank_dropout", 0))):
+        out.note(theirs, "only used with rank_dropout")
     elif name == "module_dropout" and (network.is_lycoris or pair) and scalar:
         out.put(theirs, "module_dropout", scalar)
     elif name in TUCKER and network.is_lycoris and parse_bool(value) and out.fields.get("network") in _CORES:

@@ -209,7 +209,8 @@ class TrainConfig(TrainSettings):
     @property
     def drops(self) -> bool:
         """Whether the adapter has any dropout."""
-        return bool(self.dropout or self.hidden_dropout or self.rank_dropout or self.module_dropout)
+        rates = (self.dropout, self.hidden_dropout, self.rank_dropout, self.module_dropout, self.output_dropout)
+        return any(rates)
 
     @property
     def explicit_fields(self) -> frozenset[str]:

@@ -67,6 +67,10 @@ def ensure_consistent(config: TrainSettings) -> None:
         f'lokr_factor: needs network = "lokr", not "{c.network}"',
     )  # fmt: skip
     reject_if(
+        c.network != "lokr" and c.lokr_decompose_both, "network lokr_decompose_both",
+        f'lokr_decompose_both: needs network = "lokr", not "{c.network}"',
+    )  # fmt: skip
+    reject_if(
         c.tucker and c.network in ("lora", "dora"),
         "tucker network",
         f'tucker: needs network = "locon", "loha" or "lokr", not "{c.network}"',
@@ -89,7 +93,11 @@ def ensure_consistent(config: TrainSettings) -> None:
         f'qat: the base is quantize = "{c.quantize}", and the adapter would be merged into a base in "{c.qat}"; use '
         "the same format for both, or leave quantize out",
     )  # fmt: skip
-    for name in ("dropout", "hidden_dropout", "rank_dropout", "module_dropout"):
+    reject_if(
+        bool(c.output_dropout) and c.network in ("loha", "lokr"), "network output_dropout",
+        f'output_dropout: is called rank_dropout with network = "{c.network}"; set that',
+    )  # fmt: skip
+    for name in ("dropout", "hidden_dropout", "rank_dropout", "module_dropout", "output_dropout"):
         reject_if(
             c.qat != "off" and bool(getattr(c, name)), f"qat {name}",
             f"{name}: qat trains the merged weight, and what is dropped cannot be merged; set {name} = 0",

@@ -163,7 +163,9 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, res
     caching = max(vae, encoders if staged else 0)
     training = working + trained + activations + (0 if config.cache_latents else measured.encoding)
     mode, micro_batches = config.gradient_checkpointing, config.gradient_accumulation
-    dequantized = measured.quantized * PRODUCTS[mode] * micro_batches
+    # a batch with a regularization image is predicted by the base first; they are half of the images where balanced
+    more = min(1.0, config.batch_size / 2) if config.prior_prediction else 0.0
+    dequantized = measured.quantized * (PRODUCTS[mode] + more) * micro_batches
     return {
         "weights_bytes": working,
         "trained_parameters": parameters,
@@ -171,10 +173,10 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, res
         "activation_bytes": activations,
         "caching_bytes": caching,
         "reserved_bytes": RESERVE,
-        "operations_per_step": int(measured.operations * PASSES[mode] * config.batch_size * micro_batches),
-        "launches_per_step": int(measured.launches * KERNELS[mode] * micro_batches),
+        "operations_per_step": int(measured.operations * (PASSES[mode] + more) * config.batch_size * micro_batches),
+        "launches_per_step": int(measured.launches * (KERNELS[mode] + more) * micro_batches),
         "converted_per_step": int(dequantized * CONVERSION.get(config.quantize, OTHER_CONVERSION)),
-        "copied_per_step": 2 * copied * micro_batches,
+        "copied_per_step": int((2 + more) * copied * micro_batches),
         "host_bytes": host + HOST,
         "total_bytes": max(training, caching) + RESERVE,
     }

@@ -88,7 +88,7 @@ APART = {
     "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser",
     "train_text_encoders",
     "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop",
-    "hidden_dropout", "rank_dropout", "module_dropout", "tucker", "qat",
+    "hidden_dropout", "rank_dropout", "module_dropout", "output_dropout", "tucker", "lokr_decompose_both", "qat",
 }  # fmt: skip
 
 

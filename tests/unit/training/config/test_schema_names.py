@@ -182,7 +182,8 @@ def test_every_other_name_is_tested_or_pairs_with_one_that_is() -> None:
         "train_data_dir",
         "dataset_config",
     }
-    shared = {"dit", "text_encoder", "training_shift"}  # of scripts for other models, tested with imports
+    #: of scripts for other models, tested with imports
+    shared = {"dit", "text_encoder", "training_shift", "dim_from_weights"}
     optional = {
         "save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "validate_every_n_steps",
         "min_timestep",

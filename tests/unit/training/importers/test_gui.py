@@ -84,8 +84,16 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"weighted_captions": True}, "weighted_captions: True"),
         ({"color_aug": True}, "color_aug: True"),
         (
-            {"LoRA_type": "LyCORIS/LoCon", "rank_dropout": 0.1},
-            "network_args.rank_dropout: '0.1': of LoCon and DoRA, LyCORIS drops outputs",
+            {"LoRA_type": "LyCORIS/LoCon", "rank_dropout": 0.1, "bypass_mode": True},
+            "network_args.rank_dropout: '0.1': only that of networks.lora, and of LyCORIS without bypass_mode",
+        ),
+        ({"LoRA_type": "LyCORIS/LoCon", "dora_wd": True, "bypass_mode": True}, "leaves the magnitudes of dora_wd out"),
+        ({"LoRA_type": "LyCORIS/LoKr", "rank_dropout": 0.1, "rank_dropout_scale": True}, "rank_dropout_scale: 'True'"),
+        ({"LoRA_type": "Kohya LoKr", "rank_dropout": 0.1}, "network_args.rank_dropout: '0.1': only that of"),
+        ({"dim_from_weights": True}, "dim_from_weights: names no adapter; set start_from to one"),
+        (
+            {"optimizer": "Adafactor", "optimizer_args": "relative_step=False", "lr_scheduler": "adafactor"},
+            "lr_scheduler: 'adafactor'",
         ),
         (
             {"LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1},
@@ -114,6 +122,50 @@ def test_dropout_between_two_factors_is_imported(tmp_path: Path) -> None:
     table = {**GUI, "LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1}
     c = imported(tmp_path, table, dropout=0.1).config
     assert (c.dropout, c.hidden_dropout) == (0.1, 0)
+
+
+FLUX = {
+    "LoRA_type": "Flux1", "sdxl": False, "flux1_checkbox": True, "model_prediction_type": "raw",
+    "timestep_sampling": "sigmoid", "text_encoder_lr": 0,
+}  # fmt: skip
+
+
+def test_boxes_of_flux_are_options_of_its_network(tmp_path: Path) -> None:
+    c = gui(tmp_path, **FLUX, rank_dropout=0.1, module_dropout=0.2, train_double_block_indices="all", in_dims="")
+    assert (c.network, c.rank_dropout, c.module_dropout) == ("lora", 0.1, 0.2)
+    for name, value in (("img_attn_dim", "4"), ("train_double_block_indices", "0-5"), ("train_lora_ggpo", True)):
+        with pytest.raises(ConfigError, match=f"network_args.{name}: '{value}': is not supported"):
+            gui(tmp_path, **FLUX, **{name: value})
+
+
+def test_loha_and_lokr_of_kohya_itself(tmp_path: Path) -> None:
+    c = gui(tmp_path, LoRA_type="Kohya LoHa", conv_dim=4, conv_alpha=1)
+    assert (c.network, c.rank, c.conv_rank, c.conv_alpha) == ("loha", 32, 4, 1)
+    c = gui(tmp_path, LoRA_type="Kohya LoKr", conv_dim=0, factor=4)
+    assert (c.network, c.lokr_factor, c.conv_rank) == ("lokr", 4, None)
+    assert "resnets" not in str(c.targets)
+
+
+def test_options_of_lycoris_are_imported(tmp_path: Path) -> None:
+    for boxes, network in (({}, "locon"), ({"dora_wd": True}, "dora")):
+        c = gui(tmp_path, LoRA_type="LyCORIS/LoCon", rank_dropout=0.2, rank_dropout_scale=False, **boxes)
+        assert (c.network, c.rank_dropout, c.output_dropout) == (network, 0, 0.2)
+    result = imported(tmp_path, {**GUI, "LoRA_type": "LyCORIS/LoCon", "dora_wd": True})
+    assert any("trains through the norm" in line for line in result.no_equivalent)
+    c = gui(tmp_path, LoRA_type="LyCORIS/LoKr", decompose_both=True, rank_dropout_scale=True, use_cp=True)
+    assert (c.network, c.lokr_decompose_both, c.tucker) == ("lokr", True, True)
+    c = gui(tmp_path, LoRA_type="LyCORIS/LoKr", rank_dropout=0.2, bypass_mode=True)
+    assert c.rank_dropout == c.output_dropout == 0
+
+
+def test_an_adapter_is_trained_further_at_its_own_ranks(tmp_path: Path) -> None:
+    c = gui(tmp_path, dim_from_weights=True, lora_network_weights="mine.safetensors")
+    assert c.start_from == "mine.safetensors"
+
+
+def test_adafactor_that_chooses_its_rate_has_no_schedule(tmp_path: Path) -> None:
+    c = gui(tmp_path, optimizer="Adafactor", optimizer_args="", lr_scheduler="adafactor")
+    assert (c.optimizer, c.lr_scheduler, c.learning_rate, c.warmup) == ("adafactor", "constant", 0.01, 0)
 
 
 def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_lora_plus_has_one_ratio(arguments: str, ratio: int | str) -> None:
     ("arguments", "why"),
     [
         ("algo=lora dora_wd=True wd_on_output=False", "one magnitude per output"),
-        ("algo=lokr decompose_both=True", "factorizes its larger factor only"),
+        ("algo=lokr decompose_both=True full_matrix=True", "decompose_both: 'True': with full_matrix"),
         ("algo=lokr unbalanced_factorization=True", "is not supported"),
         ("algo=locon dora_wd=True use_conv_cp=True", "have a Tucker core"),
     ],

@@ -302,3 +302,14 @@ def test_an_exact_size_is_trained_as_such(tmp_path: Path) -> None:
     assert c.resolution == (1024, 768) and not c.buckets and c.bucket_step == 64
     c = imported(tmp_path, {**ONE, "resolution": "1000x760", "concepts": [{"path": "a", "balancing": 2}]}).config
     assert c.resolution == (1000, 760) and c.bucket_step == 8
+
+
+def test_lokr_with_both_factors_and_a_core(tmp_path: Path) -> None:
+    table = {**ONE, "peft_type": "LOKR", "lokr_decompose_both": True, "lokr_use_tucker": True}
+    c = imported(tmp_path, table).config
+    assert (c.network, c.lokr_decompose_both, c.tucker) == ("lokr", True, True)
+    plain = imported(tmp_path, {**ONE, "lokr_decompose_both": True, "lokr_use_tucker": True}).config
+    assert (plain.network, plain.lokr_decompose_both, plain.tucker) == ("lora", False, False)
+    for name, why in (("lokr_full_matrix", "lokr_decompose_both: with"), ("lokr_weight_decompose", "no magnitude")):
+        with pytest.raises(ConfigError, match=why):
+            imported(tmp_path, {**table, name: True})

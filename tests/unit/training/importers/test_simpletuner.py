@@ -74,7 +74,9 @@ def test_simpletuner_has_values_of_its_own_for_optimizers(name: str, expected: t
         ({"unbalanced_factorization": True}, "lycoris_config.unbalanced_factorization: True"),
         ({"weight_decompose": True}, "lycoris_config.weight_decompose: True"),
         ({"algo": "lora", "use_tucker": True}, "lycoris_config.use_tucker: 'lora' has no Tucker core"),
-        ({"algo": "lora", "rank_dropout": 0.1}, "lycoris_config.rank_dropout: 0.1: is known of loha and lokr alone"),
+        ({"algo": "lora", "rank_dropout": 0.1}, "lycoris_config.rank_dropout: 0.1: with bypass_mode LyCORIS drops"),
+        ({"algo": "lora", "dora_wd": True}, "with bypass_mode LyCORIS leaves the magnitudes of dora_wd out"),
+        ({"full_matrix": True, "decompose_both": True}, "decompose_both: with full_matrix"),
         ({"apply_preset": {"module_algo_map": {"Attention": {"algo": "lora", "dim": 8}}}},
         "module_algo_map.Attention.algo"),
         ({"apply_preset": {"module_algo_map": {"Attention": {"factor": 8}}}}, "all modules share one LoKr factor"),
@@ -108,6 +110,11 @@ def test_options_of_lycoris_are_those_of_the_trainer_here(tmp_path: Path) -> Non
     write(use_tucker=True, rank_dropout=0.1, module_dropout=0.2)
     c = imported(tmp_path, table).config
     assert (c.network, c.tucker, c.rank_dropout, c.module_dropout) == ("lokr", True, 0.1, 0.2)
+    write(bypass_mode=True, rank_dropout=0.1, decompose_both=True)
+    c = imported(tmp_path, table).config
+    assert (c.rank_dropout, c.lokr_decompose_both) == (0, True), "LyCORIS drops nothing of a LoKr then"
+    write(algo="locon", rank_dropout=0.1)
+    assert imported(tmp_path, table).config.output_dropout == 0.1
     write(train_norm=True, module_dropout=0.2)
     with pytest.raises(ConfigError, match="with module_dropout, LyCORIS drops the differences of norms too"):
         imported(tmp_path, table)

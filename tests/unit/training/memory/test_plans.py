@@ -86,6 +86,17 @@ def test_only_what_does_not_fit_otherwise_is_streamed_and_as_little_as_must_be()
         plan(6.2, offload="off")
 
 
+@pytest.mark.parametrize(("batch_size", "more"), [(1, 0.5), (4, 1.0)])
+def test_the_time_of_prior_prediction_counts_the_prediction_of_the_base(batch_size: int, more: float) -> None:
+    needs = {}
+    for prior in (False, True):
+        requested = config(batch_size=batch_size, gradient_checkpointing="off", prior_prediction=prior)
+        needs[prior] = sum_up(Measurements(published("sdxl"), requested), requested, staged=False)
+    added = needs[True]["operations_per_step"] - needs[False]["operations_per_step"]
+    assert added == more * 10**13 * batch_size
+    assert SPEED.seconds(needs[True]) == pytest.approx((1 + more / PASSES["off"]) * SPEED.seconds(needs[False]))
+
+
 def test_streaming_is_counted_as_it_is_done() -> None:
     requested = config(offload="blocks", gradient_checkpointing="full", gradient_accumulation=3)
     measurements = Measurements(published("sdxl"), requested)

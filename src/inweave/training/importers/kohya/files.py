@@ -163,7 +163,11 @@ def _put_relative_steps(out: Translation) -> None:
     warms_up = parse_bool(arguments.get("warmup_init", "false"))
     if not parse_bool(arguments.get("relative_step", "true")) and not warms_up:
         return
-    out.refused.pop("optimizer_args.relative_step", None)
+    for name in ("relative_step", *(("warmup_init",) if not warms_up else ())):
+        out.refused.pop(f"optimizer_args.{name}", None)
+    if out.word("lr_scheduler") == "adafactor":
+        out.refused.pop("lr_scheduler", None)
+        out.mapping["lr_scheduler"] = "lr_scheduler"
     for name in ("text_encoder_learning_rate", "lr_scheduler_args"):
         out.fields.pop(name, None)
     rules = [{**rule, "learning_rate": None} for rule in out.fields.get("rules", ())]

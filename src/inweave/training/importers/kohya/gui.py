@@ -35,6 +35,7 @@ _FINE_TUNE = names(
 _MODULES = {
     "standard": "networks.lora", "kohyalocon": "networks.lora", "flux1": "networks.lora_flux",
     "sd3": "networks.lora_sd3", "lorafa": "networks.lora_fa", "kohyadylora": "networks.dylora",
+    "kohyaloha": "networks.loha", "kohyalokr": "networks.lokr",
     "flux1oft": "networks.oft_flux", "lumina": "networks.lora_lumina", "hunyuanimage": "networks.lora_hunyuan_image",
     "anima": "networks.lora_anima",
 }  # fmt: skip
@@ -53,6 +54,14 @@ _BLOCKS = (
     "down_lr_weight", "mid_lr_weight", "up_lr_weight", "block_lr_zero_threshold", "block_dims", "block_alphas",
     "conv_block_dims", "conv_block_alphas", "rank_dropout", "module_dropout",
 )  # fmt: skip
+#: options of networks.lora_flux alone
+_FLUX = names("""
+    img_attn_dim img_mlp_dim img_mod_dim single_dim txt_attn_dim txt_mlp_dim txt_mod_dim single_mod_dim in_dims
+    train_double_block_indices train_single_block_indices train_t5xxl
+""")
+_FLUX_READ = (*_FLUX, "split_qkv", "train_blocks", "rank_dropout", "module_dropout")
+#: the settings of a regularization of FLUX.1, which is on or off with train_lora_ggpo
+_GGPO = ("train_lora_ggpo", "ggpo_sigma", "ggpo_beta")
 _LORA_PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
 _RENAMED = {
     "max_resolution": "resolution", "optimizer": "optimizer_type", "lora_network_weights": "network_weights",
@@ -69,7 +78,7 @@ _READ_TOGETHER = (*names("""
     extra_accelerate_launch_args main_process_port multi_gpu num_processes num_machines num_cpu_threads_per_process
     gpu_ids training_preset headless print_only sdxl_checkbox wandb_api_key huggingface_token weights dynamo_backend
     dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph
-"""), *_LYCORIS, *_BLOCKS)  # fmt: skip
+"""), *_LYCORIS, *_BLOCKS, *_GGPO)  # fmt: skip
 #: numbers that the GUI does not pass on where they are zero
 _ZERO_IS_UNSET = (*names("""
     seed clip_skip min_snr_gamma max_timestep min_timestep noise_offset save_every_n_epochs save_every_n_steps
@@ -185,9 +194,19 @@ def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
         if kind == "kohyalocon":
             arguments |= {name: entries.get(name) or 1 for name in ("conv_dim", "conv_alpha")}
         if kind == "flux1" or module == "networks.lora_flux":
-            arguments = {name: entries[name] for name in ("split_qkv", "train_blocks") if _on(entries, name)}
+            options = {name: settings.pop(name) for name in _FLUX if name in settings}
+            arguments = {name: value for name, value in {**entries, **options}.items() if name in _FLUX_READ}
+            arguments = {name: value for name, value in arguments.items() if not is_off(value) and value != "all"}
             if _on(entries, "split_mode"):
                 arguments["train_blocks"] = "single"
+            if _on(entries, "train_lora_ggpo"):
+                arguments["train_lora_ggpo"] = True
+        if kind in ("kohyaloha", "kohyalokr"):
+            read = ("conv_dim", "use_tucker", "rank_dropout", "module_dropout", "factor")
+            arguments = {name: entries[name] for name in read if _on(entries, name)}
+            arguments |= {"conv_alpha": entries.get("conv_alpha") or 1} if "conv_dim" in arguments else {}
+            if kind == "kohyaloha" or parse_number(arguments.get("factor", -1)) == -1:
+                arguments.pop("factor", None)
     for name in _LORA_PLUS:
         value = settings.pop(name, None)
         if not is_off(value):

@@ -9,6 +9,8 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.training.config.network_args import (
+    DORA_BYPASS,
+    DORA_NORM,
     LYCORIS_DROPOUT,
     NO_CHANGE,
     TUCKER,
@@ -29,12 +31,12 @@ from inweave.training.importers.targets import BLOCKS, FLOW, LYCORIS_PRESETS, ko
 
 _NO_CORE = "only convolutions of LoCon, LoHa and LoKr have a Tucker core"
 _WHY = {
-    "rank_dropout": "of LoCon and DoRA, LyCORIS drops outputs or ranks, by its version and bypass_mode",
+    "rank_dropout": "only that of networks.lora, and of LyCORIS without bypass_mode, is known",
     "module_dropout": "only that of LyCORIS and of networks.lora is known",
     "train_norm": "no LayerNorm or GroupNorm of this model has weights",
     "use_scalar": "an adapter has no scalar of its own",
-    "decompose_both": "LoKr factorizes its larger factor only", **dict.fromkeys(TUCKER, _NO_CORE),
-    "train_t5xxl": "T5 is not trained", "rank_dropout_scale": "ranks are scaled by 1 / (1 - rank_dropout)",
+    "decompose_both": "with full_matrix, LoKr has a rank of its smaller factor only", **dict.fromkeys(TUCKER, _NO_CORE),
+    "train_t5xxl": "T5 is not trained", "rank_dropout_scale": "what rank_dropout leaves is not scaled",
     "wd_on_output": "DoRA has one magnitude per output", "exclude_patterns": "modules are left out by rules",
     "include_patterns": "modules are chosen by targets",
 }  # fmt: skip
@@ -65,6 +67,9 @@ def _kind(out: Translation, network: NetworkArgs) -> str:
         wide = presets[0] if network.is_lycoris else bool(network.conv_rank)
         kind = "locon" if wide and out.family not in FLOW else "lora"
     if network.decomposes and kind in ("lora", "locon"):
+        if network.bypasses:
+            out.refuse("network_args.dora_wd", DORA_BYPASS)
+        out.unsupported("network_args.dora_wd", DORA_NORM)
         return "dora"
     if network.decomposes:
         out.refuse("network_args.dora_wd", f"{kind} has no weight decomposition here")

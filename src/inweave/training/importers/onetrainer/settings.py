@@ -266,8 +266,14 @@ def _network(out: Translation, name: str, value: Any) -> None:
     plain = "dora" if parse_bool(out.get("lora_decompose") or False) else "lora"
     row.choice("network", {"lora": plain, "loha": "loha", "lokr": "lokr"}).read(out, name, value)
     if normalize_name(value) == "lokr":
-        for each in filter(out.is_on, ("lokr_decompose_both", "lokr_use_tucker", "lokr_weight_decompose")):
-            out.refuse(each, "LoKr factorizes its larger factor only, without a core or a magnitude")
+        if out.is_on("lokr_weight_decompose"):
+            out.refuse("lokr_weight_decompose", "LoKr has no magnitude here")
+        if out.is_on("lokr_decompose_both") and out.is_on("lokr_full_matrix"):
+            out.refuse("lokr_decompose_both", "with lokr_full_matrix, LoKr has a rank of its smaller factor only")
+        elif out.is_on("lokr_decompose_both"):
+            out.put("lokr_decompose_both", "lokr_decompose_both", True)
+        if out.is_on("lokr_use_tucker"):
+            out.put("lokr_use_tucker", "tucker", True)
     elif normalize_name(value) != "lora" and out.is_on("lora_decompose"):
         out.refuse("lora_decompose", f"{for_message(value)} has no weight decomposition here")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.network_args import refuse_dropped_norms
+from inweave.training.config.network_args import DORA_BYPASS, DORA_NORM, LOKR_BYPASS, refuse_dropped_norms
 from inweave.training.config.translate import Translation
 from inweave.training.config.values import is_off, names, normalize_name, parse_int, parse_number
 from inweave.training.importers.targets import FLOW
@@ -28,7 +28,7 @@ _CLASSES = {
 #: options of LyCORIS that are read, or change only how it computes
 _READ = names(
     "algo linear_dim linear_alpha factor apply_preset full_matrix bypass_mode train_norm use_tucker "
-    "module_dropout rank_dropout"
+    "module_dropout rank_dropout decompose_both"
 )
 _AT = "lycoris_config"
 
@@ -47,6 +47,9 @@ def put_lycoris(out: Translation, table: Mapping[str, Any]) -> None:
     _put_modules(out, table, preset, algorithm)
     if not is_off(table.get("dora_wd", table.get("weight_decompose"))) and algorithm in ("lora", "locon"):
         fields["network"] = "dora"
+        if not is_off(table.get("bypass_mode")):
+            out.refuse(f"{_AT}.bypass_mode", DORA_BYPASS)
+        out.unsupported(f"{_AT}.dora_wd", DORA_NORM)
     for theirs, ours in (("rs_lora", "rslora"), ("train_norm", "train_norm"), ("use_tucker", "tucker")):
         if not is_off(table.get(theirs)):
             fields[ours] = True
@@ -56,10 +59,21 @@ def put_lycoris(out: Translation, table: Mapping[str, Any]) -> None:
         out.refuse(f"{_AT}.use_tucker", f"{for_message(fields['network'])} has no Tucker core")
     if not is_off(table.get("module_dropout")):
         fields["module_dropout"] = parse_number(table["module_dropout"])
-    if not is_off(table.get("rank_dropout")) and algorithm in ("loha", "lokr"):
+    if not is_off(table.get("rank_dropout")) and algorithm == "lokr" and not is_off(table.get("bypass_mode")):
+        out.note(f"{_AT}.rank_dropout", LOKR_BYPASS)
+    elif not is_off(table.get("rank_dropout")) and algorithm in ("loha", "lokr"):
         fields["rank_dropout"] = parse_number(table["rank_dropout"])
+    elif not is_off(table.get("rank_dropout")) and is_off(table.get("bypass_mode")):
+        fields["output_dropout"] = parse_number(table["rank_dropout"])
     elif not is_off(table.get("rank_dropout")):
-        out.refuse(f"{_AT}.rank_dropout", f"{for_message(table['rank_dropout'])}: is known of loha and lokr alone")
+        why = "with bypass_mode LyCORIS drops ranks without scaling the others"
+        out.refuse(f"{_AT}.rank_dropout", f"{for_message(table['rank_dropout'])}: {why}")
+    if not is_off(table.get("decompose_both")) and algorithm == "lokr":
+        if is_off(table.get("full_matrix")):
+            fields["lokr_decompose_both"] = True
+        else:
+            why = "with full_matrix, LoKr has a rank of its smaller factor only"
+            out.refuse(f"{_AT}.decompose_both", why)
     refuse_dropped_norms(out, f"{_AT}.train_norm")
     for key, value in table.items():
         doubled = key in ("dora_wd", "weight_decompose", "rs_lora") and algorithm in ("lora", "locon")

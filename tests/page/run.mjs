@@ -22,7 +22,7 @@ const SWITCHES = [
 	"--disable-sync"
 ]
 /** flows that generate images: one after the other, in parallel to those that only look at the page */
-const MAKING = /^(compare|edit|generate|queue|train):/
+const MAKING = /^(compare|edit|extras|generate|queue|train):/
 const [address, ...options] = process.argv.slice(2)
 const option = name => (options.includes(name) ? options[options.indexOf(name) + 1] : undefined)
 const only = option("--only")

@@ -25,6 +25,7 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
+from inweave.generate.enlarge import LATENT_MODES  # noqa: E402
 from inweave.generate.pipeline import Pipeline  # noqa: E402
 from inweave.models import bundled, samplers  # noqa: E402
 from inweave.models.families.base import ConditioningRequest  # noqa: E402
@@ -266,6 +267,23 @@ def test_image_to_image(variant: str, strength: float) -> None:
     assert_same(actual, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0])
     if strength < 1:
         assert_other(actual, ours(variant)(PROMPT, init=picture(1), **mine).images[0])
+
+
+@pytest.mark.parametrize("upscaler", ["lanczos", "latent", "latent-bicubic-antialiased"])
+@pytest.mark.parametrize("variant", ["sd1.5", pytest.param("sdxl", marks=pytest.mark.full)])
+def test_hires_fix_is_their_two_pipelines_one_after_the_other(variant: str, upscaler: str) -> None:
+    mine, first = requests(variant, steps=4)
+    _, second = requests(variant, steps=5, strength=0.6)
+    actual = ours(variant)(PROMPT, upscale={"upscaler": upscaler, "strength": 0.6, "steps": 5}, **mine).images[0]
+    if upscaler == "lanczos":
+        image = theirs(variant)(PROMPT, **first).images[0]
+        large: Any = image.resize((2 * image.width, 2 * image.height), Image.Resampling.LANCZOS)
+    else:
+        latents = theirs(variant)(PROMPT, output_type="latent", **first).images
+        mode, antialias = LATENT_MODES[upscaler]
+        large = torch.nn.functional.interpolate(latents, scale_factor=2.0, mode=mode, antialias=antialias)
+    del second["width"], second["height"]
+    assert_same(actual, theirs(variant, "Img2Img")(PROMPT, image=large, **second).images[0])
 
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])

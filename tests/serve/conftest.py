@@ -6,18 +6,26 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+from safetensors.torch import save_file
 
 from inweave.serve.jobs.postgresql import PostgresDatabase
 from inweave.serve.jobs.store import JobStore
 from tests.serve.postgres import INSTALL, Postgres, programs, serve_postgres
 from tests.serve.s3_server import S3Server
 from tests.serve.worker import Worker
+from tests.unit.generate.upscaler_files import compact
 
 
 @pytest.fixture(scope="session")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """Yield a worker with the embedded model and the bundled LoRAs."""
-    running = Worker(tmp_path_factory.mktemp("worker") / "data").start()
+    """Yield a worker with the embedded model, the bundled LoRAs, a wildcard and an upscaler."""
+    folder = tmp_path_factory.mktemp("worker")
+    (folder / "wildcards").mkdir()
+    (folder / "wildcards" / "colors.txt").write_text("red\ngreen\nblue\n")
+    (folder / "upscalers").mkdir()
+    save_file(compact(scale=2), folder / "upscalers" / "twice.safetensors")
+    options = ("--wildcards", str(folder / "wildcards"), "--upscalers", str(folder / "upscalers"))
+    running = Worker(folder / "data", *options).start()
     yield running
     running.stop()
 

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -39,7 +40,12 @@ WORDS = [
 def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a tiny BLIP with its processor, as save_pretrained does."""
     import torch
-    from transformers import BertTokenizerFast, BlipConfig, BlipForConditionalGeneration, BlipProcessor
+    from transformers import (  # type: ignore[attr-defined]
+        BertTokenizerFast,
+        BlipConfig,
+        BlipForConditionalGeneration,
+        BlipProcessor,
+    )
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
     folder = tmp_path_factory.mktemp("blip")
@@ -124,7 +130,7 @@ def test_folders_that_are_no_image_to_text_models_are_refused_at_once(blip: Path
 
 def test_a_model_with_a_chat_template_gets_the_instruction_as_a_message(blip: Path) -> None:
     captioner = Captioner(blip)
-    seen = []
+    seen: list[Any] = []
 
     def template(messages: object, **options: object) -> object:
         seen.append(messages)
@@ -135,5 +141,5 @@ def test_a_model_with_a_chat_template_gets_the_instruction_as_a_message(blip: Pa
     captioner._chat = True
     caption, _ = captioner(image), captioner(image, "Name it.")
     assert "a red" not in caption, "the question is not part of the caption"
-    texts = [message["content"][1]["text"] for (message,) in seen]  # type: ignore[attr-defined]
+    texts = [message["content"][1]["text"] for (message,) in seen]
     assert texts == [INSTRUCTION, "Name it."]

@@ -63,7 +63,7 @@ def test_operations_document_full_queues_and_refused_bodies() -> None:
     }
     busy = {route for route, operation in operations.items() if "429" in operation["responses"]}
     images = {f"post /v1/images/{name}" for name in ("generations", "edits")}
-    images |= {f"post /sdapi/v1/{name}" for name in ("txt2img", "img2img")}
+    images |= {f"post /sdapi/v1/{name}" for name in ("txt2img", "img2img", "extra-single-image", "extra-batch-images")}
     training = {"post /v1/train/check", "post /v1/datasets/{dataset}/crops", "post /v1/jobs/{job_id}/extend"}
     training.add("post /v1/datasets/{dataset}/pictures/{name}/caption")
     assert busy == images | training | {"post /v1/jobs", "post /v1/jobs/{job_id}/retry"}

@@ -17,8 +17,9 @@ import webuiapi
 from PIL import Image
 
 from inweave.errors import ConfigError, InweaveError
+from inweave.generate.canvas import fill_masked
 from inweave.serve.api.a1111.fields import ignored_fields, image_fields, refuse_unsupported
-from inweave.serve.api.a1111.images import MaskSettings, crop_region, fill_masked, prepare_inpainting
+from inweave.serve.api.a1111.images import MaskSettings, crop_region, prepare_inpainting
 from inweave.serve.api.a1111.requests import Img2Img
 from inweave.serve.api.openai.output import Output
 from inweave.serve.api.openai.requests import ImagesEdit, image_request
@@ -67,10 +68,8 @@ def box_mask(box: tuple[int, int, int, int], size: tuple[int, int] = (128, 128))
         ({"override_settings": {"eta_noise_seed_delta": 31337}}, "eta_noise_seed_delta"),
         ({"override_settings": {"samples_format": "jpg"}}, "samples_format"),
         ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "ADetailer"),
-        ({"enable_hr": True, "hr_scale": 2}, "enable_hr"),
         ({"restore_faces": True}, "restore_faces"),
         ({"tiling": True}, "tiling"),
-        ({"styles": ["cinematic"]}, "styles"),
         ({"subseed_strength": 0.3}, "subseed_strength"),
         ({"s_tmax": 5}, "s_tmax"),
         ({"save_images": True}, "save_images"),
@@ -161,9 +160,13 @@ def test_samplers_and_schedulers_in_every_combination(
         ({"sampler_name": "Euler", "scheduler": "Beta57"}, "scheduler"),
         ({"sampler_name": ["Euler"]}, "sampler_name"),
         ({"scheduler": {}, "sampler_name": 3}, "sampler_name"),
-        ({"enable_hr": True, "hr_scale": 2}, "enable_hr"),
+        ({"enable_hr": True, "hr_upscaler": "nosuch"}, "hr_upscaler"),
+        ({"enable_hr": True, "hr_scale": 0.5}, "hr_scale"),
+        ({"enable_hr": True, "hr_prompt": "another"}, "hr_prompt"),
+        ({"enable_hr": True, "hr_checkpoint_name": "another"}, "hr_checkpoint_name"),
         ({"tiling": True}, "tiling"),
-        ({"styles": ["cinematic"]}, "styles"),
+        ({"styles": ["nosuch"]}, "styles"),
+        ({"styles": "nosuch"}, "styles"),
         ({"subseed_strength": 0.3}, "subseed_strength"),
         ({"refiner_checkpoint": "x"}, "refiner_checkpoint"),
         ({"alwayson_scripts": {"ControlNet": {"args": [{"enabled": True}]}}}, "alwayson_scripts"),
@@ -177,15 +180,15 @@ def test_what_asks_for_another_image_is_refused_by_name(worker: Worker, fields: 
 
 
 def test_what_is_not_honored_is_where_people_see_it(worker: Worker) -> None:
-    body = BODY | {"restore_faces": True, "enable_hr": True, "sampler_name": "Nosuch", "on_mismatch": "warn"}
+    body = BODY | {"restore_faces": True, "tiling": True, "sampler_name": "Nosuch", "on_mismatch": "warn"}
     answer = worker.http.post("/sdapi/v1/txt2img", json=body).json()
     assert [line.split()[0].rstrip(":") for line in about_request(answer["warnings"])] == [
         "restore_faces",
-        "enable_hr",
+        "tiling",
         "sampler_name",
     ]
     (text_of_image,) = json.loads(answer["info"])["infotexts"]
-    assert all(line in text_of_image for line in ("restore_faces has no effect", "enable_hr has no effect", "Nosuch"))
+    assert all(line in text_of_image for line in ("restore_faces has no effect", "tiling has no effect", "Nosuch"))
 
 
 def test_values_of_any_type_are_refused_or_read(worker: Worker) -> None:

@@ -27,6 +27,13 @@ def lora_folders(folders: Sequence[Path] | None) -> list[Path]:
     return list(folders) if folders else [folder for folder in (Path("loras"),) if folder.is_dir()]
 
 
+def present(paths: Sequence[Path] | Path | None, name: str) -> list[Path]:
+    """Return the folders or the file of an option, or the one of that name in the working directory, if it exists."""
+    if paths:
+        return [paths] if isinstance(paths, Path) else list(paths)
+    return [path for path in (Path(name),) if path.exists()]
+
+
 def lookup(folders: Sequence[Path] | None) -> AdapterLookup:
     """Return the adapters in these folders, or in ./loras, and the bundled ones."""
     from inweave.exchange.lookup import AdapterLookup

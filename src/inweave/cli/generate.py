@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inweave.cli.adapters import lora_folders
-from inweave.cli.console import INTERRUPTED, OK, print_json, print_lines, print_styled, reporting_errors
+from inweave.cli.adapters import lora_folders, present
+from inweave.cli.console import OK, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.extras import require
+from inweave.cli.generate_output import (
+    ImageOutput,
+    axes_of,
+    check_ending,
+    check_inputs,
+    init_files,
+    memory_line,
+    on_part,
+    on_step,
+    parts_of,
+    report_interrupt,
+    sides_of,
+    source_of,
+    upscale_of,
+    write_folder,
+    write_grid,
+    write_images,
+)
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
-from inweave.cli.output_files import Force, ImageNames, interrupts_wait
-from inweave.cli.progress import Display, display, size
-from inweave.errors import amount
-from inweave.files.paths import is_folder, printable
+from inweave.cli.output_files import Force
+from inweave.cli.progress import display
+from inweave.files.paths import printable
 
 if TYPE_CHECKING:
-    from inweave.generate.config import GenerateConfig
-    from inweave.generate.denoise import Progress
     from inweave.generate.pipeline import Pipeline
-    from inweave.generate.source import ImageSettings
-    from inweave.generate.sweep import Axis
 
 MODEL = "inweave/emoji"
 MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grids"
+UPSCALE, PROMPTS = "Upscale (hires fix)", "Styles and wildcards"
 
 
 def generate(
@@ -68,7 +80,8 @@ def generate(
     batch: Annotated[str, typer.Option(
         "--batch", help="How many images are made together, at most: a number, or auto.")] = "auto",
     init: Annotated[str | None, typer.Option(
-        "--init", help="An image to start from (image to image).", show_default="none", rich_help_panel=EDIT)] = None,
+        "--init", help="An image to start from (image to image), or a folder of them.", show_default="none",
+        rich_help_panel=EDIT)] = None,
     strength: Annotated[float | None, typer.Option(
         "--strength", help="How much to change it: 0 keeps the image, 1 ignores it.", show_default="0.75",
         rich_help_panel=EDIT)] = None,
@@ -78,9 +91,39 @@ def generate(
     feather: Annotated[int | None, typer.Option(
         "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="8",
         rich_help_panel=EDIT)] = None,
+    outpaint: Annotated[str | None, typer.Option(
+        "--outpaint", metavar="SIDE=PIXELS,...", help="Extend the image: left=64,right=64; also top, bottom, blend.",
+        show_default="none", rich_help_panel=EDIT)] = None,
+    upscale: Annotated[float | None, typer.Option(
+        "--upscale", help="Hires fix: enlarge the image, 1.5 or 2 times, and paint it again at that size.",
+        show_default="none", rich_help_panel=UPSCALE)] = None,
+    upscaler: Annotated[str | None, typer.Option(
+        "--upscaler", help="lanczos, bicubic, nearest, latent, latent-bicubic, ..., or the file of an ESRGAN-type "
+        "network.", show_default="lanczos", rich_help_panel=UPSCALE)] = None,
+    upscale_strength: Annotated[float | None, typer.Option(
+        "--upscale-strength", help="How much is painted again; 0 only enlarges.", show_default="0.4",
+        rich_help_panel=UPSCALE)] = None,
+    upscale_steps: Annotated[int | None, typer.Option(
+        "--upscale-steps", help="Sampling steps at the new size, of which the strength is made.",
+        show_default="those of --steps", rich_help_panel=UPSCALE)] = None,
+    upscale_tile: Annotated[int | None, typer.Option(
+        "--upscale-tile", help="Side of the tiles that are painted one by one, so that memory follows a tile; 0: none.",
+        show_default="for large images", rich_help_panel=UPSCALE)] = None,
+    upscalers: Annotated[list[Path] | None, typer.Option(
+        "--upscalers", metavar="DIR", help="A folder of upscalers.", show_default="./upscalers",
+        rich_help_panel=UPSCALE)] = None,
+    style: Annotated[list[str] | None, typer.Option(
+        "--style", help="A style of the file of styles; repeat for more.", show_default="none",
+        rich_help_panel=PROMPTS)] = None,
+    styles: Annotated[Path | None, typer.Option(
+        "--styles", metavar="FILE", help="The file of styles, as A1111 keeps them.", show_default="./styles.csv",
+        rich_help_panel=PROMPTS)] = None,
+    wildcards: Annotated[list[Path] | None, typer.Option(
+        "--wildcards", metavar="DIR", help="A folder of the text files that __name__ in prompts means.",
+        show_default="./wildcards", rich_help_panel=PROMPTS)] = None,
     grid: Annotated[list[str] | None, typer.Option(
-        "--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.",
-        rich_help_panel=GRIDS)] = None,
+        "--grid", help="A grid over strength, seed, steps, guidance, denoise, sampler, schedule, prompt, style or "
+        "model: strength=0,0.5,1; twice for rows and columns.", rich_help_panel=GRIDS)] = None,
     compare: Annotated[bool, typer.Option(
         "--compare", help="A grid: without LoRAs, with each one, with all.", rich_help_panel=GRIDS)] = False,
     repeat: Annotated[Path | None, typer.Option(
@@ -127,7 +170,7 @@ def generate(
     """
     require("generate", as_json)
     saved: list[dict[str, Any]] = []
-    options = {
+    options: dict[str, Any] = {
         "prompt": prompt, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance,
         "width": width, "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip,
         "count": count, "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
@@ -144,7 +187,7 @@ def generate(
         if model is not None and not model.strip():
             raise ConfigError("--model is empty; name a model, or leave it out for inweave/emoji")
         if out is not None and out != "-":
-            _check_ending(out)
+            check_ending(out)
         progress.start("starting")
         from inweave.generate.batches import check_batch
         from inweave.generate.find import RequestFinder, check_request, with_alpha
@@ -156,49 +199,67 @@ def generate(
             model_warnings,
             with_possible_sampler,
         )
+        from inweave.generate.templates import PromptSources
         from inweave.models.samplers import ensure_schedule
 
         check_batch(batch)
-        source = _source(repeat)
+        source = source_of(repeat)
         settings, model = source.config, model or model_of(source) or MODEL
         if prompt == "-":
             options["prompt"] = sys.stdin.read().strip()
+        options["styles"] = style or None
+        options["outpaint"] = sides_of(outpaint)
+        options["upscale"] = upscale_of(
+            settings.get("upscale"), scale=upscale, upscaler=upscaler, strength=upscale_strength, steps=upscale_steps,
+            tile=upscale_tile,
+        )  # fmt: skip
         user_options = {name: value for name, value in options.items() if value is not None}
+        if user_options.keys() & {"prompt", "negative_prompt", "styles"}:
+            settings.pop("template", None)  # of the prompts of the image
         repeats_schedule = "schedule" in settings and "schedule" not in user_options
         settings = settings | user_options
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_folders(lora_dir)
         finder = RequestFinder(folders, source.hashes)
-        config = check_request(settings, finder)
+        prompts = PromptSources(present(wildcards, "wildcards"), next(iter(present(styles, "styles.csv")), None))
+        config = check_request(settings, finder, prompts)
         if config.seed in (None, -1):  # chosen now, since files are named after it, and the cells of a grid share it
             config = config.model_copy(update={"seed": secrets.randbits(32)}, check=False)
-        output = ImageOutput(out, config, bool(grid or compare), force, saved)
+        files = init_files(config, bool(grid or compare))
+        output = ImageOutput(out, config, bool(grid or compare), force, saved, files)
         if config.sampler is not None and "sampler" in user_options and not repeats_schedule:
             ensure_schedule(config.sampler, config.schedule)
-        axes = _axes(grid or [], compare)
-        _check_inputs(config)
+        axes = axes_of(grid or [], compare)
+        check_inputs(config)
         warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]
         if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
             config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))}, check=False)
         progress.start(f"loading {model}")
-        pipe = pipeline(
-            model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
-            allow_download=allow_download, quantize=quantize, offload=offload,  # type: ignore[arg-type]
-            quantized_cache_gb=quantized_cache_gb, batch=batch, graph=graph,  # type: ignore[arg-type]
-            progress=_on_part(progress, model),
-        )  # fmt: skip
+
+        def open_model(name: str) -> Pipeline:
+            return pipeline(
+                name, finder=finder, device=device, dtype=dtype, variant=variant, parts=parts_of(part),
+                allow_download=allow_download, quantize=quantize, offload=offload,  # type: ignore[arg-type]
+                quantized_cache_gb=quantized_cache_gb, batch=batch, graph=graph,  # type: ignore[arg-type]
+                wildcards=prompts.wildcards.folders, styles=prompts.styles.path,
+                upscalers=present(upscalers, "upscalers"), progress=on_part(progress, name),
+            )  # fmt: skip
+
+        pipe = open_model(model)
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
         started = time.perf_counter()
         try:
             if grid or compare:
-                done = _grid(pipe, config, axes, output, _on_step(progress))
+                done = write_grid(pipe, config, axes, output, on_step(progress), open_model)
+            elif files is not None:
+                done = write_folder(pipe, config, files, output, progress)
             else:
-                done = _images(pipe, config, output, _on_step(progress))
+                done = write_images(pipe, config, output, on_step(progress))
         except KeyboardInterrupt:
             progress.stop()
-            _report_interrupt(saved, 1 if grid or compare else config.count, as_json)
+            report_interrupt(saved, 1 if grid or compare else config.count * len(files or [1]), as_json)
     if pipe.model.quantization:
         done["quantization"] = pipe.model.quantization
     if (offloader := pipe.model.offloader) is not None:
@@ -211,170 +272,8 @@ def generate(
         for image in done["images"]:
             typer.echo(printable(f"{image['path']}  (seed {image['seed']})" if "seed" in image else image["path"]))
         print_lines((f"{row['name']}: {row['modules']} modules changed" for row in done["loras"]), "bright_black")
-        print_lines(filter(None, [done.get("quantization"), _memory_line(done.get("memory"))]), "bright_black")
+        print_lines(filter(None, [done.get("quantization"), memory_line(done.get("memory"))]), "bright_black")
     if not as_json:
         for warning in done["warnings"]:
             print_styled(f"warning: {warning}", "yellow", err=True)
     raise typer.Exit(OK)
-
-
-def _memory_line(memory: dict[str, Any] | None) -> str:
-    """Return where the weights of an offloaded model were; "" for any other."""
-    if memory is None:
-        return ""
-    host, device = (size(memory[name]) for name in ("host_bytes", "device_bytes"))
-    return f"weights: {host} in host memory, at most {device} on the device at a time"
-
-
-def _check_ending(out: str) -> None:
-    """Raise ConfigError unless the name has the suffix of an image format, before anything is imported."""
-    from inweave.files.image_names import format_of
-
-    if not out.endswith(("/", os.sep)) and not is_folder(out):
-        format_of(out)
-
-
-def _report_interrupt(saved: list[dict[str, Any]], count: int, as_json: bool) -> NoReturn:
-    """Report which images were saved before Ctrl-C, and exit."""
-    message = f"stopped; {len(saved)} of {amount(count, 'image')} saved"
-    if as_json:
-        print_json({"ok": False, "error": message, "images": saved})
-    else:
-        for image in saved:
-            typer.echo(printable(image["path"]))
-        typer.echo(message, err=True)
-    raise typer.Exit(INTERRUPTED)
-
-
-class ImageOutput:
-    """The output of a request: names are checked before work starts, each image is written when it is done."""
-
-    def __init__(
-        self, out: str | None, config: GenerateConfig, sheet: bool, force: bool, saved: list[dict[str, Any]]
-    ) -> None:
-        assert config.seed is not None
-        self.stdout = out == "-"
-        self.saved = saved
-        count = 1 if sheet else config.count
-        self._names = ImageNames.parse(None if self.stdout else out, config.prompts[0].text, count, force)
-        self._paths = [] if self.stdout else self._names.paths(config.seed, count)
-
-    def check_settings(self, record: Callable[[], dict[str, Any]]) -> None:
-        """Raise ConfigError if the format cannot hold the settings."""
-        from inweave.files.image_names import format_of
-        from inweave.generate.saving import ensure_fits
-
-        if self._paths and format_of(self._paths[0]) == "JPEG":
-            ensure_fits(record(), "JPEG")
-
-    def write(self, number: int, image: Any, record: dict[str, Any], **facts: Any) -> None:
-        from inweave.generate.saving import encode_image, save_image
-
-        if self.stdout:
-            sys.stdout.buffer.write(encode_image(image, record))
-            sys.stdout.buffer.flush()
-            return
-        path = self._names.free(self._paths[number])
-        with interrupts_wait():  # a written file is also amount
-            save_image(path, image, record)
-            self.saved.append({"path": str(path), **facts})
-
-
-def _source(image: Path | None) -> ImageSettings:
-    """Return the settings of --from, or none."""
-    from inweave.generate.record import read_settings
-    from inweave.generate.source import ImageSettings
-
-    return ImageSettings({}) if image is None else read_settings(image)
-
-
-def _images(
-    pipe: Pipeline, config: GenerateConfig, output: ImageOutput, progress: Callable[[Progress], None]
-) -> dict[str, Any]:
-    from inweave.generate.denoise import Callbacks
-
-    def write(number: int, image: Any, record: dict[str, Any]) -> None:
-        output.write(number, image, record, seed=record["config"]["seed"], settings=record["config"])
-
-    request = pipe.prepare(config)
-    output.check_settings(lambda: pipe.record(request))
-    result = pipe.run(request, Callbacks(progress), write)
-    return {
-        "images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings,
-        "batches": result.batches,
-    }  # fmt: skip
-
-
-def _axes(grid: list[str], comparing: bool) -> list[Axis]:
-    """Parse the axes of --grid, before anything is loaded."""
-    from inweave.errors import ConfigError
-    from inweave.generate.sweep import Axis
-
-    if grid and comparing:
-        raise ConfigError("--grid and --compare each make a grid of their own; choose one")
-    return [Axis.parse(text) for text in grid]
-
-
-def _check_inputs(config: GenerateConfig) -> None:
-    """Raise ConfigError if an input image is missing, before anything is loaded."""
-    from inweave.errors import ConfigError
-    from inweave.files.paths import exists, printable_path
-
-    inputs = [(option, path) for option, path in (("init", config.init), ("mask", config.mask)) if path is not None]
-    if wrong := [
-        f"{option} {printable_path(path)}: no such file or directory" for option, path in inputs if not exists(path)
-    ]:
-        raise ConfigError(wrong)
-
-
-def _grid(
-    pipe: Pipeline,
-    config: GenerateConfig,
-    axes: list[Axis],
-    output: ImageOutput,
-    progress: Callable[[Progress], None],
-) -> dict[str, Any]:
-    """Write the sheet of a sweep over ``axes``, or of a comparison without axes."""
-    from inweave.generate.sweep import compare, sweep
-
-    output.check_settings(lambda: pipe.record(config))
-    made = sweep(pipe, config, axes, progress=progress) if axes else compare(pipe, config, progress=progress)
-    results = [result for line in made.results for result in line]
-    output.write(0, made.sheet.render(), made.record, cells=[result.records[0]["config"] for result in results])
-    loras = {each.name: each.as_dict() for result in results for each in result.loras}
-    warnings = list(dict.fromkeys(warning for result in results for warning in result.warnings))
-    return {
-        "images": output.saved, "loras": list(loras.values()), "warnings": warnings,
-        "batches": [count for result in results for count in result.batches],
-        "merge_reasons": list(dict.fromkeys(result.merge_reason for result in results if result.merge_reason)),
-    }  # fmt: skip
-
-
-def _parts(options: list[str] | None) -> dict[str, str]:
-    from inweave.errors import ConfigError
-
-    pairs = [text.partition("=") for text in options or []]
-    if wrong := [name for name, equals, _ in pairs if not equals]:
-        raise ConfigError(f"--part {wrong[0]}: write PART=FILE, such as vae=ae.safetensors")
-    return {name: path for name, _, path in pairs}
-
-
-def _on_part(progress: Display, model: str) -> Callable[[str, int, int], None]:
-    """Return the loader's progress callback: the part of the model, and the bytes of all parts."""
-
-    def show(part: str, done: int, total: int) -> None:
-        progress.update(f"loading {model}", done, total, f"{size(done)} of {size(total)}, {part}")
-
-    return show
-
-
-def _on_step(progress: Display) -> Callable[[Progress], None]:
-    """Return the pipeline's progress callback: the steps of all images together."""
-
-    def show(at: Progress) -> None:
-        activity = f"image {at.image + 1} of {at.images}" if at.images > 1 else "generating"
-        if at.batch > 1:
-            activity = f"images {at.finished + 1} to {at.finished + at.batch} of {at.images}"
-        progress.update(activity, at.done, at.work)
-
-    return show

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inweave.cli.adapters import lora_folders
+from inweave.cli.adapters import lora_folders, present
 from inweave.cli.console import reporting_errors
 from inweave.cli.extras import require
 
@@ -47,6 +47,15 @@ def serve(
         "--also", metavar="NAME=MODEL", help="Another model that requests may name.", rich_help_panel=MODELS)] = None,
     lora_dir: Annotated[list[Path] | None, typer.Option(
         "--lora-dir", help="A folder of LoRAs.", show_default="./loras", rich_help_panel=MODELS)] = None,
+    wildcards: Annotated[list[Path] | None, typer.Option(
+        "--wildcards", metavar="DIR", help="A folder of the text files that __name__ in prompts means.",
+        show_default="./wildcards", rich_help_panel=MODELS)] = None,
+    styles: Annotated[Path | None, typer.Option(
+        "--styles", metavar="FILE", help="The file of styles, as A1111 keeps them.",
+        show_default="styles.csv in --shared", rich_help_panel=MODELS)] = None,
+    upscalers: Annotated[list[Path] | None, typer.Option(
+        "--upscalers", metavar="DIR", help="A folder of upscalers: ESRGAN-type networks in safetensors.",
+        show_default="./upscalers", rich_help_panel=MODELS)] = None,
     device: Annotated[list[str] | None, typer.Option(
         "--device", "--devices", help="One model process per device: cuda:0,cuda:1 or all.",
         rich_help_panel=MODELS)] = None,
@@ -194,7 +203,8 @@ def serve(
         options: dict[str, Any] = {
             "host": host, "port": port, "token": token, "tokens": tokens, "data": data, "models": models,
             "store": store, "blobs": blobs, "shared": shared, "lease_seconds": lease_seconds,
-            "lora_folders": tuple(lora_folders(lora_dir)),
+            "lora_folders": tuple(lora_folders(lora_dir)), "wildcards": tuple(present(wildcards, "wildcards")),
+            "styles": styles, "upscalers": tuple(present(upscalers, "upscalers")),
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices,
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize, "offload": offload,

@@ -21,6 +21,7 @@ from inweave.generate.infotext import not_reproduced, read_sampler
 from inweave.generate.prompt import syntax_warnings
 from inweave.generate.prompt_edits import literal
 from inweave.generate.source import ImageSettings
+from inweave.generate.wildcards import escaped
 
 Graph = Mapping[str, Any]
 Inputs = Mapping[str, Any]
@@ -214,7 +215,7 @@ class _Walk:
                     self.settings.warnings.append(not_reproduced("text", inputs.get("text")))
                 warnings = syntax_warnings(texts[0]) if texts else []
                 self.settings.warnings += [line for line in warnings if line not in self.settings.warnings]
-                return literal(texts[0]) if texts else ""  # ComfyUI itself knows neither edits nor AND
+                return escaped(literal(texts[0])) if texts else ""  # ComfyUI itself knows neither edits nor AND
             if kind == "ConditioningZeroOut":
                 self.read.add(key)
                 return ""

@@ -20,6 +20,7 @@ from inweave.arguments import expect
 from inweave.checked import CheckedModel, FieldError
 from inweave.errors import ConfigError, Problem
 from inweave.files.paths import is_file
+from inweave.generate.enlarge import Outpaint, UpscalePass
 from inweave.generate.prompt import LoraTag, ParsedPrompt, parse
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
 from inweave.models.samplers import SAMPLERS, SCHEDULES
@@ -103,6 +104,25 @@ class LoraChoice(CheckedModel):
         return cls(**fields)
 
 
+class ImagePrompt(CheckedModel):
+    """The prompts of one image, after its random choices."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str
+    negative_prompt: str = ""
+
+
+class Template(CheckedModel):
+    """The prompts as they were written, and the styles that were added to them (`inweave.generate.templates`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    prompt: str
+    negative_prompt: str = ""
+    styles: tuple[str, ...] = ()
+
+
 class RequestSettings(TypedDict, total=False):
     """The fields of a `GenerateConfig` besides the prompt and input images, as keyword arguments of a pipeline."""
 
@@ -121,6 +141,9 @@ class RequestSettings(TypedDict, total=False):
     strength: float
     feather: int
     keep_unmasked: bool
+    styles: Iterable[str]
+    outpaint: Outpaint | Mapping[str, Any] | None
+    upscale: UpscalePass | Mapping[str, Any] | None
 
 
 class GenerateConfig(CheckedModel):
@@ -172,6 +195,17 @@ class GenerateConfig(CheckedModel):
         default=FEATHER, description="pixels over which new fades into old, inside the mask"
     )
     keep_unmasked: bool = Field(default=True, description="pixels outside the mask stay unchanged, bit for bit")
+    styles: Annotated[tuple[str, ...], Field(max_length=50)] = Field(
+        default=(), description="named texts that are added to the prompts"
+    )
+    outpaint: Outpaint | None = Field(default=None, description="paint beyond the sides of the image in `init`")
+    upscale: UpscalePass | None = Field(default=None, description="enlarge every image (hires fix)")
+    template: Template | None = Field(
+        default=None, description="what the prompts were resolved from; with it they are not resolved again"
+    )
+    image_prompts: Annotated[tuple[ImagePrompt, ...], Field(max_length=100)] = Field(
+        default=(), description="the prompts of each image, where random choices made them different"
+    )
 
     @field_validator("loras", mode="before")
     @classmethod
@@ -199,6 +233,13 @@ class GenerateConfig(CheckedModel):
     def _readable_tags(self) -> GenerateConfig:
         if wrong := [problem for parsed in self.prompts for problem in parsed.problems]:
             raise FieldError(Problem(wrong[0].field, "; ".join([wrong[0].text, *map(str, wrong[1:])])))
+        return self
+
+    @model_validator(mode="after")
+    def _one_prompt_per_image(self) -> GenerateConfig:
+        if self.image_prompts and (len(self.image_prompts) != self.count or self.seed in (None, -1)):
+            reason = f"expected one for each of {self.count} images, and a seed; leave it out to have choices made"
+            raise FieldError(Problem("image_prompts", reason))
         return self
 
     @model_validator(mode="before")
@@ -231,8 +272,11 @@ class GenerateConfig(CheckedModel):
         return parse(self.prompt), parse(self.negative_prompt, negative=True)
 
     def tagged_loras(self) -> tuple[LoraChoice, ...]:
-        """Return the adapters that tags in the prompts name."""
-        return tuple(LoraChoice.from_tag(tag) for parsed in self.prompts for tag in parsed.tags)
+        """Return the adapters that tags in the prompts name, of all images."""
+        own = [self.prompts]
+        own += [(parse(each.prompt), parse(each.negative_prompt, negative=True)) for each in self.image_prompts[1:]]
+        tags = [tag for prompts in own for parsed in prompts for tag in parsed.tags]
+        return tuple(map(LoraChoice.from_tag, tags if not self.image_prompts else dict.fromkeys(tags)))
 
 
 def parse_loras(entries: Iterable[str | LoraChoice | Mapping[str, Any]]) -> tuple[LoraChoice, ...]:

@@ -46,16 +46,17 @@ class Progress:
     preview: Image.Image | None = None
     batch: int = 1
     finished: int = 0
+    all_passes: tuple[int, int] | None = None  # steps done and in total, of a request with several passes
 
     @property
     def done(self) -> int:
         """The steps that are done, of all images."""
-        return self.finished * self.total + self.step * self.batch
+        return self.all_passes[0] if self.all_passes else self.finished * self.total + self.step * self.batch
 
     @property
     def work(self) -> int:
         """The steps of all images."""
-        return self.total * self.images
+        return self.all_passes[1] if self.all_passes else self.total * self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,14 @@ class ImageTask:
     mask: Tensor | None = None  # one where to repaint
     strength: float = 1.0
     loras: tuple[str, ...] = ()  # names and strengths, for messages
+    start: Tensor | None = None  # latents to start from, instead of `init`
+    noise: Tensor | None = None  # that is added to them, instead of that of the seed
 
     @property
     def shared(self) -> tuple[object, ...]:
         """What all images of a batch have in common."""
-        inputs = self.init is not None, self.mask is not None, self.init is not None and self.strength
+        has_image = self.init is not None or self.start is not None
+        inputs = has_image, self.start is not None, self.mask is not None, has_image and self.strength
         return self.sampler, self.schedule, self.steps, self.width, self.height, *inputs
 
 
@@ -108,6 +112,9 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, plac
     task, generators = tasks[0], [torch.Generator("cpu").manual_seed(each.seed) for each in tasks]
     assert len({each.shared for each in tasks}) == 1, "images of a batch share their settings"
     inits = [each.init for each in tasks if each.init is not None]
+    starts = [each.start for each in tasks if each.start is not None]
+    if starts and task.strength == 0.0:
+        return torch.cat(starts)
     if inits and task.strength == 0.0:
         return torch.cat([encode(model, init) for init in inits])
     with network_errors(model):
@@ -124,9 +131,10 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, plac
         )
         first, order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part
-        from_noise = not inits or (model.inpaints and task.mask is not None and task.strength == 1.0)
-        original = None if from_noise else encode_each(model, inits, generators)
-        noise = torch.cat([torch.randn(shape, generator=each) for each in generators]).to(model.device, model.dtype)
+        from_noise = not (inits or starts) or (model.inpaints and task.mask is not None and task.strength == 1.0)
+        original = None if from_noise else torch.cat(starts) if starts else encode_each(model, inits, generators)
+        noise = torch.cat([noise_of(each, shape, own) for each, own in zip(tasks, generators, strict=True)])
+        noise = noise.to(model.device, model.dtype)
         if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
             if times[:1].tolist() == times[1:2].tolist() and hasattr(scheduler, "set_begin_index"):
@@ -165,6 +173,11 @@ def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, plac
             pace.wait()
             _report(model, callbacks, step // order + 1, total, started, latents, place)
     return latents
+
+
+def noise_of(task: ImageTask, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return the noise of an image: its own, or that of its seed."""
+    return torch.randn(shape, generator=generator) if task.noise is None else task.noise
 
 
 class _Pace:

@@ -104,7 +104,7 @@ class Drawing:
                     image = decode_image(self.model, row, draft.task, self._callbacks([draft]))
                 except RequestError as error:
                     draft.job.result.error, image = error, None
-                self._add(draft, image, len(batch))
+                self._add(draft, image, len(batch), row)
 
     def _denoise(self, batch: Sequence[_Draft], place: Place) -> Tensor | None:
         """Return the latents of a batch; None if memory ran out for several images."""
@@ -126,7 +126,7 @@ class Drawing:
         callbacks.warn(f"not enough memory for {len(batch)} images together; they were made in smaller batches")
         return None
 
-    def _add(self, draft: _Draft, image: Image.Image | None, batch: int) -> None:
+    def _add(self, draft: _Draft, image: Image.Image | None, batch: int, latents: Tensor | None = None) -> None:
         """Add an image to the result of its request; None: it could not be made."""
         self.done += 1
         if image is None:
@@ -139,6 +139,8 @@ class Drawing:
         result.images.append(finished(image, request))
         result.records.append(record_of(self.model, self.model_hash, request, draft.task.seed))
         result.batches.append(batch)
+        if request.keeps_latents and latents is not None:
+            result.latents.append(latents)
         if self.on_image is not None:
             self.on_image(draft.number, result.images[-1], result.records[-1])
 

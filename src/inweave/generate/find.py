@@ -30,6 +30,7 @@ from inweave.files.stamps import Stamp, path_stamp
 from inweave.formats.alphas import Alphas
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
+from inweave.generate.templates import PromptSources
 
 __all__ = [
     "LoraFinder", "RequestFinder", "adapter_of", "check_request", "has_hash", "hashes_of", "is_hash", "parse_request",
@@ -117,10 +118,16 @@ def parse_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateCo
         raise ConfigError(list(dict.fromkeys([*error.problems, *finder.problems(_readable_loras(settings))]))) from None
 
 
-def check_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateConfig:
-    """Return the configuration of these settings, whose LoRA files exist; no model is needed for these checks."""
+def check_request(
+    settings: Mapping[str, Any], finder: LoraFinder, prompts: PromptSources | None = None
+) -> GenerateConfig:
+    """Return the configuration of these settings, whose LoRA files exist; no model is needed for these checks.
+
+    ``prompts``: resolve choices and styles, to check the LoRAs that they name.
+    """
     config = parse_request(settings, finder)
-    if wrong := finder.problems((*config.loras, *config.tagged_loras())):
+    resolved = config if prompts is None else prompts.resolve(config)
+    if wrong := finder.problems((*resolved.loras, *resolved.tagged_loras())):
         raise ConfigError(list(dict.fromkeys(wrong)))
     return config
 

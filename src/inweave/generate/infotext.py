@@ -19,8 +19,10 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.errors import RequestError
+from inweave.generate.enlarge import made_steps, steps_for, upscaler_label
 from inweave.generate.prompt import syntax_warnings
 from inweave.generate.source import ImageSettings
+from inweave.generate.wildcards import escaped
 from inweave.models.sampler_names import nearest_sampler, nearest_schedule, sampler_name, schedule_name
 from inweave.models.samplers import SAMPLERS, SCHEDULES, TABLE
 from inweave.version import __version__
@@ -79,11 +81,36 @@ def infotext(record: Mapping[str, Any]) -> str:
         fields["Clip skip"] = config["clip_skip"]
     if record["inputs"]:
         fields["Denoising strength"] = f"{config['strength']:g}"
+    fields |= second_pass_fields(config, with_strength=not record["inputs"])
+    if template := config.get("template"):
+        for name, field in (("Template", "prompt"), ("Negative Template", "negative_prompt")):
+            if template[field] != config[field]:
+                fields[name] = template[field]
     if loras:
         fields["Lora hashes"] = ", ".join(f"{lora['name']}: {lora['autov3']}" for lora in loras)
     fields["Version"] = f"inweave {__version__}"
     lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items()))
     return "\n".join(lines)
+
+
+def second_pass_fields(config: Mapping[str, Any], with_strength: bool = True) -> dict[str, object]:
+    """Return the fields of hires fix."""
+    upscale = config.get("upscale")
+    if not upscale:
+        return {}
+    fields: dict[str, object] = {"Denoising strength": f"{upscale['strength'] or 0:g}"} if with_strength else {}
+    if upscale.get("width") or upscale.get("height"):
+        fields["Hires resize"] = f"{upscale.get('width') or 0}x{upscale.get('height') or 0}"
+    else:
+        fields["Hires upscale"] = f"{upscale.get('scale') or 2:g}"
+    if upscale.get("strength") and upscale.get("steps"):
+        fields["Hires steps"] = made_steps(upscale["steps"], upscale["strength"])
+    if upscale.get("sampler") not in (None, config["sampler"]):
+        fields["Hires sampler"] = SAMPLER_LABELS[upscale["sampler"]]
+    if upscale.get("schedule") not in (None, config["schedule"]):
+        fields["Hires schedule type"] = SCHEDULE_LABELS[upscale["schedule"]]
+    fields["Hires upscaler"] = upscaler_label(upscale["upscaler"])
+    return fields
 
 
 def from_infotext(text: str) -> dict[str, Any]:
@@ -99,10 +126,15 @@ def parse_infotext(text: str) -> ImageSettings:
         head, last = text.strip(), ""
     prompt, _, negative = head.partition("Negative prompt:")
     fields = parse_fields(last)
-    settings = ImageSettings({"prompt": prompt.strip()})
+    settings = ImageSettings({"prompt": escaped(prompt.strip())})
     config, warnings = settings.config, settings.warnings
     if negative.strip():
-        config["negative_prompt"] = negative.strip()
+        config["negative_prompt"] = escaped(negative.strip())
+    if "Template" in fields or "Negative Template" in fields:
+        config["template"] = {
+            "prompt": fields.pop("Template", config["prompt"]),
+            "negative_prompt": fields.pop("Negative Template", config.get("negative_prompt", "")),
+        }
     for theirs, ours, kind in _NUMBERS:
         if theirs in fields:
             value = fields.pop(theirs)
@@ -121,21 +153,51 @@ def parse_infotext(text: str) -> ImageSettings:
     read_sampler(settings, sampler, schedule)
     settings.model = {"name": fields.pop("Model", None), "hash": fields.pop("Model hash", None)}
     _read_hashes(settings, fields)
-    upscaled = any(name.startswith("Hires") for name in fields)
-    if "Denoising strength" in fields and not upscaled:
+    if "Hires upscaler" in fields:
+        _read_second_pass(settings, fields)
+    elif "Denoising strength" in fields and not any(name.startswith("Hires") for name in fields):
         settings.inputs = ("init",)
         config["strength"] = _fraction(fields.pop("Denoising strength"), warnings)
         if config["strength"] is None:
             del config["strength"]
     for name, value in fields.items():
         if name not in _SILENT:
-            hint = (
-                "there is no second pass (hires fix)" if upscaled and name.startswith(("Hires", "Denoising")) else None
-            )
-            warnings.append(not_reproduced(name, value, hint or _HINTS.get(name)))
+            warnings.append(not_reproduced(name, value, _HINTS.get(name)))
     for text in (prompt, negative):
         warnings += [line for line in syntax_warnings(text) if line not in warnings]
     return settings
+
+
+def _read_second_pass(settings: ImageSettings, fields: dict[str, str]) -> None:
+    """Read the fields of hires fix, whose steps are those that were made."""
+    warnings = settings.warnings
+    upscale: dict[str, Any] = {"upscaler": fields.pop("Hires upscaler")}
+    try:
+        strength = float(fields.pop("Denoising strength", "0.7"))
+        if match := re.fullmatch(r"(\d{1,5})x(\d{1,5})", fields.get("Hires resize", "")):
+            upscale |= {name: int(side) for name, side in zip(("width", "height"), match.groups(), strict=True)
+                        if int(side)}  # fmt: skip
+            del fields["Hires resize"]
+        elif "Hires upscale" in fields:
+            upscale["scale"] = float(fields.pop("Hires upscale"))
+        made = int(fields.pop("Hires steps", 0)) or settings.config.get("steps", 0)
+    except ValueError as error:
+        warnings.append(not_reproduced("Hires fix", str(error)))
+        return
+    upscale["strength"] = strength
+    if made and 0 < strength <= 1:
+        upscale["steps"] = steps_for(made, strength)
+    if (sampler := fields.pop("Hires sampler", None)) is not None:
+        if sampler_name(sampler)[0] in SAMPLERS:
+            upscale["sampler"] = sampler
+        else:
+            warnings.append(not_reproduced("Hires sampler", sampler, "that of the first pass is used"))
+    if (schedule := fields.pop("Hires schedule type", None)) is not None:
+        if schedule_name(schedule) in SCHEDULES:
+            upscale["schedule"] = schedule
+        else:
+            warnings.append(not_reproduced("Hires schedule type", schedule, "that of the first pass is used"))
+    settings.config["upscale"] = upscale
 
 
 def parse_fields(line: str) -> dict[str, str]:

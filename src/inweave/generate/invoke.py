@@ -11,6 +11,7 @@ from typing import Any
 from inweave.generate.infotext import not_reproduced, read_sampler
 from inweave.generate.prompt_edits import literal
 from inweave.generate.source import ImageSettings
+from inweave.generate.wildcards import escaped
 
 _FIELDS = {
     "positive_prompt": "prompt", "negative_prompt": "negative_prompt", "steps": "steps", "cfg_scale": "guidance",
@@ -26,7 +27,9 @@ def from_invoke(table: Mapping[str, Any]) -> ImageSettings:
     for theirs, ours in _FIELDS.items():
         if theirs in table and table[theirs] is not None:
             value = table[theirs]
-            settings.config[ours] = literal(value) if theirs.endswith("prompt") and isinstance(value, str) else value
+            settings.config[ours] = (
+                escaped(literal(value)) if theirs.endswith("prompt") and isinstance(value, str) else value
+            )
         fields.pop(theirs, None)
     read_sampler(settings, fields.pop("scheduler", None), None)
     model = fields.pop("model", None)

@@ -15,14 +15,14 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack, overload
 
 import torch
-from PIL import Image
 
 from inweave.arguments import expect
-from inweave.errors import ConfigError, Problem, RequestError
+from inweave.errors import ConfigError, Problem
 from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
 from inweave.generate.batches import Batch, check_batch
 from inweave.generate.conditioning import Added, PromptConditioning, composition_problem, pipeline_problems
@@ -31,17 +31,15 @@ from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.drawing import Drawing, Job, OnImage
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.groups import draw_groups
-from inweave.generate.images import (
-    ImageInput,
-    open_image,
-    open_mask,
-    size_warnings,
-    working_size,
-)
+from inweave.generate.images import ImageInput, size_warnings
+from inweave.generate.inputs import open_inputs, size_for
 from inweave.generate.loading import CACHE_GB, load_for_images
+from inweave.generate.passes import Passes
 from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
+from inweave.generate.templates import PromptSources, configs_of
+from inweave.generate.upscale import UpscalerFinder, complete_pass
 from inweave.models.acceleration import Graph
 from inweave.models.model import Model, Quantize
 from inweave.models.open import open_model
@@ -49,8 +47,6 @@ from inweave.models.residency import Offload
 from inweave.models.samplers import own_sampler, problems
 from inweave.ops.tensors.device import device_note
 from inweave.weights.stack import Strength
-
-MAX_SIDE = 4096
 
 
 class Pipeline:
@@ -64,6 +60,8 @@ class Pipeline:
         lora_folders: folders in which LoRAs are looked up by name or hash.
         finder: looks up LoRA files in place of ``lora_folders``.
         batch: how many images of a request are made together, at most: a number, or "auto".
+        prompts: the wildcards and styles that prompts may name.
+        upscalers: the upscalers that requests may name.
     """
 
     def __init__(
@@ -74,9 +72,12 @@ class Pipeline:
         lora_folders: Iterable[str | os.PathLike[str]] = (),
         finder: LoraFinder | None = None,
         batch: Batch = "auto",
+        prompts: PromptSources | None = None,
+        upscalers: UpscalerFinder | None = None,
     ) -> None:
         self.model = model
         self.batch = check_batch(batch)
+        self.prompts, self.upscalers = prompts or PromptSources(), upscalers or UpscalerFinder()
         self._measured: dict[tuple[object, ...], int] = {}
         self.finder = finder or LoraFinder(lora_folders)
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
@@ -190,11 +191,16 @@ class Pipeline:
         finder: LoraFinder | None = None,
     ) -> PreparedRequest:
         """Check a request and fill in the model's own values, without denoising; the arguments are those of a call."""
+        config = self.prompts.resolve(config)
+        if config.image_prompts:
+            parts = [self.prepare(each, init, mask, on_mismatch, finder) for each in configs_of(config)]
+            complete = parts[0].config.model_copy(update={"count": config.count}, check=False)
+            return replace(parts[0], config=complete, parts=tuple(parts))
         wrong: list[str | Problem] = []
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
-        image, region = self._open_images(config, init, mask, wrong)
-        size = self._size(config, image, wrong)
+        image, region = open_inputs(config, init, mask, wrong)
+        size = size_for(self.model, config, image, wrong)
         choices, tagged = (*self.loras, *config.loras), config.tagged_loras()
         with self._lock:
             loras, unfit = apply_loras(self.model, finder or self.finder, choices, tagged, on_mismatch)
@@ -207,22 +213,23 @@ class Pipeline:
                 wrong.append(Problem("width", problem))
         elif config.prompts[0].composed and not self.model.family.is_guided(self.model, guidance):
             wrong.append(composition_problem(self.model, guidance))
+        values: dict[str, Any] = {
+            "sampler": sampler, "steps": config.steps or defaults.steps, "guidance": guidance,
+            "seed": secrets.randbits(32) if config.seed in (None, -1) else config.seed,
+            "width": size[0], "height": size[1],
+        }  # fmt: skip
+        notes = [*filter(None, [device_note(self.model.device)])]
+        request = PreparedRequest(config.model_copy(update=values, check=False), loras, image, region, size)
+        if config.upscale is not None:
+            upscale, unfit_pass = complete_pass(self.model, request, self.upscalers)
+            wrong += unfit_pass
+            complete = request.config.model_copy(update={"upscale": upscale}, check=False)
+            request = replace(request, config=complete, keeps_latents=upscale.is_latent)
         if wrong:
             raise ConfigError(wrong)
-        complete = config.model_copy(
-            update={
-                "sampler": sampler,
-                "steps": config.steps or defaults.steps,
-                "guidance": guidance,
-                "seed": secrets.randbits(32) if config.seed in (None, -1) else config.seed,
-                "width": size[0],
-                "height": size[1],
-            },
-            check=False,
-        )
-        notes = [*filter(None, [device_note(self.model.device)])]
-        notes += size_warnings(size, image.size if image is not None else None, self.model.size)
-        return PreparedRequest(complete, loras, image, region, size, tuple(notes))
+        if not request.keeps_init:
+            notes += size_warnings(size, image.size if image is not None else None, self.model.size)
+        return replace(request, warnings=tuple(notes))
 
     def record(
         self, config: GenerateConfig | PreparedRequest, init: ImageInput | None = None, mask: ImageInput | None = None
@@ -231,33 +238,6 @@ class Pipeline:
         request = self.prepare(config, init, mask) if isinstance(config, GenerateConfig) else config
         assert request.config.seed is not None
         return record_of(self.model, self._model_hash, request, request.config.seed)
-
-    def _open_images(
-        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str | Problem]
-    ) -> tuple[Image.Image | None, Image.Image | None]:
-        init = config.init if init is None else init
-        mask = config.mask if mask is None else mask
-        if init is None:
-            if mask is not None:
-                wrong.append(Problem("mask", "there is no image to repaint; give one as init"))
-            return None, None
-        try:
-            image = open_image(init, "init")
-            return image, open_mask(mask, image.size) if mask is not None else None
-        except RequestError as error:
-            wrong.append(str(error))
-            return None, None
-
-    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str | Problem]) -> tuple[int, int]:
-        native, patch = self.model.size, self.model.patch
-        width, height = (native, native) if image is None else working_size(image.size, native, patch)
-        width, height = config.width or width, config.height or height
-        for name, side in (("width", width), ("height", height)):
-            if not patch <= side <= MAX_SIDE:
-                wrong.append(Problem(name, f"{side} is out of range; use {patch} to {MAX_SIDE}"))
-            elif side % patch:
-                wrong.append(Problem(name, f"{side} is not a multiple of {patch}, which this model needs"))
-        return width, height
 
     def run(
         self,
@@ -279,16 +259,20 @@ class Pipeline:
         on_image: OnImage | None = None,
         batch: Batch | None = None,
     ) -> list[Result]:
-        """Generate the images of several requests of `prepare`, in groups that share batches (`generate.groups`)."""
-        with self._lock:
+        """Generate the images of several requests of `prepare`: in passes, and groups that share batches."""
+        size = self.batch if batch is None else check_batch(batch)
+
+        def draw(units: Sequence[PreparedRequest], callbacks: Callbacks, on_image: OnImage | None) -> list[Result]:
             jobs, images = list[Job](), 0
-            for request in requests:
-                jobs.append(Job(request, Result([], [], request.loras), images))
-                images += request.config.count
-            size = self.batch if batch is None else check_batch(batch)
+            for unit in units:
+                jobs.append(Job(unit, Result([], [], unit.loras), images))
+                images += unit.config.count
             drawing = Drawing(self.model, self._model_hash, size, self._measured, callbacks, on_image, images)
             draw_groups(drawing, jobs, self._swap_in, self._conditioning)
             return [job.result for job in jobs]
+
+        with self._lock:
+            return Passes(self.model, self._model_hash, self.upscalers, draw, callbacks, on_image).run(requests)
 
     def _prepare_all(
         self,
@@ -337,6 +321,9 @@ def pipeline(
     quantized_cache_gb: float = CACHE_GB,
     batch: Batch = "auto",
     graph: Graph = "off",
+    wildcards: Iterable[str | os.PathLike[str]] = (),
+    styles: str | os.PathLike[str] | None = None,
+    upscalers: Iterable[str | os.PathLike[str]] = (),
     progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
@@ -361,6 +348,9 @@ def pipeline(
         quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
         batch: how many images of a request are made together, at most: a number, or "auto".
         graph: "auto" records steps in CUDA graphs on an NVIDIA GPU, "off" runs them eagerly.
+        wildcards: folders of the text files that `__name__` in prompts means.
+        styles: a file of styles, in the form of A1111's styles.csv.
+        upscalers: folders of upscalers (ESRGAN-type networks in safetensors).
         progress: called with (part, bytes loaded, bytes in total) while the weights load.
 
     Returns:
@@ -385,4 +375,5 @@ def pipeline(
         blueprint, loras=layers, device=device, dtype=dtype, quantize=quantize, offload=offload,
         cache_gb=quantized_cache_gb, graph=graph, progress=progress,
     )  # fmt: skip
-    return Pipeline(loaded, loras=choices, finder=finder, batch=batch)
+    prompts, enlargers = PromptSources(wildcards, styles), UpscalerFinder([os.fspath(folder) for folder in upscalers])
+    return Pipeline(loaded, loras=choices, finder=finder, batch=batch, prompts=prompts, upscalers=enlargers)

@@ -6,10 +6,8 @@
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); or `lyco`
     [a:b:0.5]  [a|b]  a AND b        prompts that change between steps or are composed (`inweave.generate.prompt_edits`)
 
-Syntax of other programs that inweave lacks is plain text here, and named in a warning (`syntax_warnings`):
-
-    {a|b}  __name__                                  random choices and wildcards
-    embedding:name                                   textual inversion
+Random choices and wildcards (`inweave.generate.wildcards`) are made before, and `embedding:name` is plain text, which a
+warning says.
 
 A tag of another kind is not text either: it is removed and reported. A prompt may be empty. It has at most `MAX_LENGTH`
 characters, and no weight is beyond `MAX_WEIGHT`.
@@ -35,8 +33,6 @@ _TOKEN = re.compile(
     r"\\[()\[\]\\]|[()\[\]]|:\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+\)|\bBREAK\b|\\|[^\\()\[\]:B]+|:|B", re.DOTALL
 )
 _MARK = "\0"  # the position of a removed tag
-_CHOICE = re.compile(r"(?<!\\)\{[^{}|]*+\|[^{}]*+\}")
-_WILDCARD = re.compile(r"(?<![\w\\])__[A-Za-z0-9][\w/*-]{0,100}?__(?!\w)")
 UP, DOWN = 1.1, 1 / 1.1
 #: processors multiply denormals many times slower: every `_FLUSH` brackets, weights below `_TINY` become 0
 _FLUSH, _TINY = 1000, 1e-200
@@ -148,20 +144,9 @@ def strip_tags(prompt: str) -> str:
 
 def syntax_warnings(text: str) -> list[str]:
     """Return a line for each kind of syntax of other programs that inweave reads as plain text."""
-    warnings = []
-    if choices := _CHOICE.findall(text):
-        warnings.append(f"{_samples(choices)}: random choices are not supported; it is read as plain text")
-    if wildcards := _WILDCARD.findall(text):
-        warnings.append(f"{_samples(wildcards)}: wildcards are not supported; it is read as plain text")
     if "embedding:" in text:
-        warnings.append("embeddings (textual inversion) are not loaded, and their names are plain words")
-    return warnings
-
-
-def _samples(texts: list[str]) -> str:
-    """Return the first texts, for a message."""
-    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
-    return ", ".join(_short(text) for text in texts[:3]) + more
+        return ["embeddings (textual inversion) are not loaded, and their names are plain words"]
+    return []
 
 
 def weighted_pieces(text: str) -> list[tuple[str, float]]:

@@ -30,6 +30,7 @@ from inweave.generate.config import GenerateConfig
 from inweave.generate.infotext import from_infotext, infotext, not_reproduced, parse_infotext
 from inweave.generate.invoke import from_invoke
 from inweave.generate.source import ImageSettings
+from inweave.generate.wildcards import escaped
 
 __all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_settings", "settings_of"]
 
@@ -155,6 +156,10 @@ def _from_inweave(label: str, record: Mapping[str, Any]) -> ImageSettings:
     for lora in settings.loras:
         if isinstance(lora, dict) and isinstance(lora.get("name"), str) and isinstance(lora.get("sha256"), str):
             settings.hashes.setdefault(lora["name"], lora["sha256"])
+    if not settings.config.get("template"):  # a recorded prompt is one without choices
+        for name in ("prompt", "negative_prompt"):
+            if isinstance(settings.config.get(name), str):
+                settings.config[name] = escaped(settings.config[name])
     if "loras" in config:
         settings.config["loras"] = _choices(settings, config["loras"])
     _read_origin(settings, record)
@@ -191,5 +196,6 @@ def _read_origin(settings: ImageSettings, record: Mapping[str, Any]) -> None:
             "reproduced: add the file of that step with --lora"
         )
     if isinstance(grid, dict):
+        settings.axes = tuple(axis for axis in grid.get("axes") or () if isinstance(axis, str))[:2]
         axes = " ".join(f"--grid {axis!s:.80}" for axis in grid.get("axes", ())) if grid.get("axes") else "--compare"
         settings.warnings.append(f"a grid of {grid.get('cells')!s:.10} images is repeated as one image; add {axes}")

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from inweave.errors import ConfigError, RequestError
 from inweave.files.image_names import format_of
@@ -32,6 +33,7 @@ class Result:
         error: why its images could not all be made, if it was one request of several.
         added: the names of the LoRAs that were added to the rows of a batch with other LoRAs; the others were merged.
         merge_reason: why its LoRAs were merged and its images made without those of requests with other LoRAs.
+        latents: of its images, for a second pass in latent space.
     """
 
     images: list[Image.Image]
@@ -43,6 +45,7 @@ class Result:
     error: RequestError | None = None
     added: list[str] = field(default_factory=list)
     merge_reason: str = ""
+    latents: list[Tensor] = field(default_factory=list, repr=False)
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
         """Write one image with its settings in it.

@@ -12,7 +12,8 @@ class ImageSettings:
 
     ``model``: name and hash. ``hashes``: of LoRAs, by the name the prompt or the list of LoRAs calls them. ``inputs``:
     the images it was made from, which only their owner can name. ``loras``: what else is known of them. ``unknown``:
-    samplers and schedules that inweave does not have, by the field they would be.
+    samplers and schedules that inweave does not have, by the field they would be. ``axes``: of a sheet, as `--grid`
+    spells them.
     """
 
     config: dict[str, Any]
@@ -22,6 +23,7 @@ class ImageSettings:
     inputs: tuple[str, ...] = ()
     loras: list[Any] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

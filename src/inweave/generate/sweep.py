@@ -1,7 +1,10 @@
 """The same request many times, with one or two settings changed: sweeps and comparisons.
 
-    strength=0,0.5,1      all LoRAs of the request, tagged ones included, at these multiples of their strength
-    seed=1,2,3            other seeds; likewise steps and guidance
+    strength=0,0.5,1            all LoRAs of the request, tagged ones included, at these multiples of their strength
+    seed=1,2,3                  likewise steps, guidance, sampler, schedule, style, clip_skip, width, height
+    denoise=0.3,0.6             the strength of image to image, or else of the second pass (`upscale`)
+    prompt=cat,dog,"a, b"       the first text is looked for in the prompts, and the others take its place
+    model=a,b                   other models
 
 One axis gives a row, two give a table. A comparison has a column without LoRAs, one for each LoRA alone, and, where
 there are several, one for all of them together, always from the same seed.
@@ -9,60 +12,109 @@ there are several, one for all of them together, always from the same seed.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from inweave.errors import ConfigError
+from inweave.checked import did_you_mean
+from inweave.errors import ConfigError, Problem
 from inweave.generate.batches import Batch
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Callbacks, Progress
+from inweave.generate.find import LoraFinder
 from inweave.generate.images import ImageInput
 from inweave.generate.pipeline import Pipeline
 from inweave.generate.prompt import scaled_tags, strip_tags
 from inweave.generate.result import Result
 from inweave.generate.sheet import Sheet
 
-AXES: dict[str, type] = {"strength": float, "seed": int, "steps": int, "guidance": float}
+AXES: dict[str, type] = {
+    "strength": float, "seed": int, "steps": int, "guidance": float, "denoise": float, "sampler": str, "schedule": str,
+    "prompt": str, "style": str, "model": str, "clip_skip": int, "width": int, "height": int,
+}  # fmt: skip
+MAX_CELLS = 100
+#: returns a pipeline with a model; the one before is not used any more
+OpenModel = Callable[[str], Pipeline]
+OpenAny = Callable[[str | None], Pipeline]
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """A setting and its values."""
+
     name: str
-    values: tuple[float, ...]
+    values: tuple[float | str, ...]
 
     @staticmethod
     def parse(text: str) -> Axis:
-        """Parse NAME=VALUE,VALUE,..."""
+        """Parse NAME=VALUE,VALUE,...; values that hold a comma are quoted."""
         name, equals, listed = text.partition("=")
-        kind = AXES.get(name.strip())
+        name = name.strip()
+        kind = AXES.get(name)
         if kind is None or not equals:
-            raise ConfigError(f"grid {text!r}: write one of {', '.join(AXES)} and its values, such as strength=0,0.5,1")
+            near = did_you_mean(name, AXES)
+            known = f"write one of {', '.join(AXES)} and its values, such as strength=0,0.5,1"
+            raise ConfigError(Problem("grid", f"{text[:100]!r}: {known}{near}"))
+        values = [value.strip() for value in next(csv.reader([listed], skipinitialspace=True), [])]
+        if not values or len(values) > MAX_CELLS:
+            raise ConfigError(Problem("grid", f"{text[:100]!r}: expected 1 to {MAX_CELLS} values, got {len(values)}"))
         try:
-            values = tuple(kind(value) for value in listed.split(","))
+            return Axis(name, tuple(kind(value) for value in values))
         except ValueError:
-            raise ConfigError(
-                f"grid {text!r}: {listed!r} is not a list of {'whole ' if kind is int else ''}numbers"
-            ) from None
-        return Axis(name.strip(), values)
+            numbers = f"a list of {'whole ' if kind is int else ''}numbers"
+            raise ConfigError(Problem("grid", f"{text[:100]!r}: {listed[:100]!r} is not {numbers}")) from None
 
-    def apply(self, config: GenerateConfig, value: float) -> GenerateConfig:
-        fields = config.model_dump()
+    def apply(self, config: GenerateConfig, value: float | str) -> GenerateConfig:
+        """Return a request with a value of the axis; raise ConfigError where it cannot have it."""
+        fields = config.model_dump(exclude_unset=True) | {"prompt": config.prompt}
         if self.name == "strength":
-            fields["loras"] = [_scaled(lora, value) for lora in config.loras]
+            fields["loras"] = [_scaled(lora, float(value)) for lora in config.loras]
             for name in ("prompt", "negative_prompt"):
-                fields[name] = scaled_tags(fields[name], value)
-        else:
-            fields[self.name] = value
+                fields[name] = scaled_tags(getattr(config, name), float(value))
+        elif self.name == "prompt":
+            searched = str(self.values[0])
+            if not searched or (searched not in config.prompt and searched not in config.negative_prompt):
+                reason = f"the first value, {searched[:80]!r}, is looked for in the prompts, and is in neither"
+                raise ConfigError(Problem("grid", f"prompt: {reason}"))
+            for name in ("prompt", "negative_prompt"):
+                fields[name] = getattr(config, name).replace(searched, str(value))
+        elif self.name == "denoise" and config.upscale is not None and config.init is None:
+            fields["upscale"] = {**fields["upscale"], "strength": value}
+        elif self.name == "style":
+            fields["styles"] = (*config.styles, *([str(value)] if value else []))
+        elif self.name == "sampler":
+            fields["sampler"] = value
+            fields.pop("schedule", None)  # a name may carry one
+        elif self.name != "model":
+            fields["strength" if self.name == "denoise" else self.name] = value
         return GenerateConfig(**fields)
 
-    def label(self, value: float) -> str:
-        return f"{self.name} {value:g}"
+    def label(self, value: float | str) -> str:
+        """Return the title of a row or a column."""
+        if isinstance(value, str):
+            return value if self.name in ("prompt", "model") else f"{self.name} {value or 'none'}"
+        return f"{self.name} {value:g}" if abs(value) < 1e6 else f"{self.name} {value}"
 
     @property
     def text(self) -> str:
         """As an option spells it."""
-        return f"{self.name}={','.join(f'{value:.17g}' for value in self.values)}"
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(
+            [value if isinstance(value, str) else f"{value:.17g}" if isinstance(value, float) else value
+             for value in self.values]
+        )  # fmt: skip
+        return f"{self.name}={line.getvalue()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A request of a table, and the model it names."""
+
+    config: GenerateConfig
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +129,48 @@ class SweepResult:
     record: dict[str, Any]
 
 
-def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **options: Any) -> SweepResult:
-    """Generate one image for every value of every axis; all are checked before the first is made."""
-    if not 1 <= len(axes) <= 2:
-        raise ConfigError(f"a grid has one or two axes, got {len(axes)}")
-    if any(axis.name == "strength" for axis in axes) and not (config.loras or config.tagged_loras()):
-        own = "; those of the pipeline itself stay unchanged" if pipe.loras else ""
-        raise ConfigError(f"grid: a sweep over strength needs a LoRA of the request, in its list or its prompt{own}")
+def sweep(
+    pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], *, open_model: OpenModel | None = None, **options: Any
+) -> SweepResult:
+    """Generate one image for every value of every axis; all are checked before the first is made.
+
+    Args:
+        pipe: makes the images, unless an axis names models.
+        config: the request.
+        axes: one, or one across and one down.
+        open_model: opens the models of an axis.
+        **options: those of `run`.
+    """
+    cells = cells_of(config, axes)
+    if any(axis.name == "model" for axis in axes) and open_model is None:
+        raise ConfigError(Problem("grid", "there are no other models to open here"))
     across, down = axes[0], axes[1] if len(axes) == 2 else None
-    rows = [down.apply(config, value) for value in down.values] if down else [config]
-    table = [[across.apply(row, value) for value in across.values] for row in rows]
     labels = [down.label(value) for value in down.values] if down else []
     columns = [across.label(value) for value in across.values]
-    return run(pipe, table, columns, labels, config, axes=[axis.text for axis in axes], **options)
+    texts = [axis.text for axis in axes]
+    return run(pipe, cells, columns, labels, config, axes=texts, open_model=open_model, **options)
+
+
+def cells_of(config: GenerateConfig, axes: Sequence[Axis]) -> list[list[Cell]]:
+    """Return the table of requests of a sweep; raise ConfigError if it cannot be made."""
+    if not 1 <= len(axes) <= 2:
+        raise ConfigError(Problem("grid", f"a grid has one or two axes, got {len(axes)}"))
+    if len({axis.name for axis in axes}) < len(axes):
+        raise ConfigError(Problem("grid", f"both axes are {axes[0].name}; choose another one"))
+    if any(axis.name == "strength" for axis in axes) and not (config.loras or config.tagged_loras()):
+        reason = "a sweep over strength needs a LoRA of the request, in its list or its prompt"
+        raise ConfigError(Problem("grid", reason))
+    across, down = axes[0], axes[1] if len(axes) == 2 else None
+    if (total := len(across.values) * (len(down.values) if down else 1)) > MAX_CELLS:
+        raise ConfigError(Problem("grid", f"{total} images are too many; at most {MAX_CELLS} are possible"))
+    config = config.model_copy(update={"count": 1})
+
+    def cell(value: float | str, other: float | str | None) -> Cell:
+        made = config if down is None or other is None else down.apply(config, other)
+        pairs = [(across, value), *([(down, other)] if down is not None else [])]
+        return Cell(across.apply(made, value), next((str(each) for axis, each in pairs if axis.name == "model"), None))
+
+    return [[cell(value, other) for value in across.values] for other in (down.values if down else (None,))]
 
 
 def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResult:
@@ -104,47 +185,76 @@ def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResu
     seed = config.seed if config.seed is not None else 0
     seeds = [seed + number for number in range(config.count)]
     table = [
-        [config.model_copy(update={"loras": stack, "seed": each, "count": 1}) for _, stack in stacks] for each in seeds
+        [Cell(config.model_copy(update={"loras": stack, "seed": each, "count": 1})) for _, stack in stacks]
+        for each in seeds
     ]
     labels = [f"seed {each}" for each in seeds] if len(seeds) > 1 else []
     return run(pipe, table, [name for name, _ in stacks], labels, request, **options)
 
 
 def run(
-    pipe: Pipeline,
-    table: Sequence[Sequence[GenerateConfig]],
+    pipe: Pipeline | None,
+    table: Sequence[Sequence[Cell]],
     columns: Sequence[str],
     rows: Sequence[str],
     request: GenerateConfig,
     *,
     axes: Sequence[str] = (),
+    open_model: OpenAny | OpenModel | None = None,
     init: ImageInput | None = None,
     mask: ImageInput | None = None,
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
     batch: Batch | None = None,
+    finder: LoraFinder | None = None,
 ) -> SweepResult:
-    """Generate a table of requests; all are prepared first, so that an invalid one stops it before any work.
+    """Generate a table of requests; those of a model are prepared first, so that an invalid one stops it.
 
     Cells that share model, stack, size, steps and sampler are made together, as many as ``batch`` says.
     ``request``: what they were made from, with ``axes``.
     """
-    base = pipe.prepare(request, init, mask)
-    prepared = [
-        [replace(pipe.prepare(config, init, mask), init=base.init, mask=base.mask) for config in line] for line in table
-    ]
-    total = sum(len(line) for line in table)
-    callbacks = Callbacks(progress, cancelled=cancelled)
-    made = iter(pipe.run_all([cell for line in prepared for cell in line], callbacks, batch=batch))
-    results = [[next(made) for _ in line] for line in prepared]
-    for result in (result for line in results for result in line):
+    cells = list(chain.from_iterable(table))
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    made: dict[int, Result] = {}
+    for place, name in enumerate(models):
+        numbers = [number for number, cell in enumerate(cells) if cell.model == name]
+        own = None  # so that the model before may make room
+        own = _opened(pipe, open_model, name)
+        if place == 0:
+            base = own.prepare(request, init, mask, finder=finder)
+            record = own.record(base)
+        prepared = [own.prepare(cells[number].config, init, mask, finder=finder) for number in numbers]
+        prepared = [replace(each, init=base.init, mask=base.mask) if not each.parts else each for each in prepared]
+        callbacks = Callbacks(_counted(progress, place, len(models)), cancelled=cancelled)
+        made |= zip(numbers, own.run_all(prepared, callbacks, batch=batch), strict=True)
+    for result in made.values():
         if result.error is not None:
             raise result.error
-    cells = [[result.images[0] for result in line] for line in results]
-    records = [[result.records[0]["config"] for result in line] for line in results]
-    grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": total, "settings": records}
-    record = pipe.record(base) | {"grid": grid}
-    return SweepResult(Sheet(cells, columns, rows, request.prompts[0].text), results, record)
+    ordered = iter([made[number] for number in range(len(cells))])
+    results = [[next(ordered) for _ in line] for line in table]
+    images = [[result.images[0] for result in line] for line in results]
+    settings = [[result.records[0]["config"] for result in line] for line in results]
+    grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": len(cells), "settings": settings}
+    template = base.config.template
+    title = base.config.prompts[0].text if template is None else template.prompt
+    return SweepResult(Sheet(images, columns, rows, title), results, record | {"grid": grid})
+
+
+def _opened(pipe: Pipeline | None, open_model: OpenAny | OpenModel | None, name: str | None) -> Pipeline:
+    """Return the pipeline of a cell: ``pipe``, unless it names a model or there is none."""
+    if open_model is not None and (name is not None or pipe is None):
+        return open_model(name)  # type: ignore[arg-type]
+    assert pipe is not None, "the table is made by a pipeline"
+    return pipe
+
+
+def _counted(
+    progress: Callable[[Progress], object] | None, place: int, models: int
+) -> Callable[[Progress], object] | None:
+    """Return a callback that counts the steps of all models."""
+    if progress is None or models == 1:
+        return progress
+    return lambda at: progress(replace(at, all_passes=(place * at.work + at.done, models * at.work)))
 
 
 def _without_tags(config: GenerateConfig) -> GenerateConfig:

@@ -42,6 +42,9 @@ class ServeSettings(CheckedModel):
         default_factory=dict, description="other models that requests may name: name -> location"
     )
     lora_folders: tuple[Path, ...] = Field(default=(), description="the folders of the library")
+    wildcards: tuple[Path, ...] = Field(default=(), description="folders of the files that __name__ in prompts means")
+    styles: Path | None = Field(default=None, description="the file of styles; default: styles.csv with shared data")
+    upscalers: tuple[Path, ...] = Field(default=(), description="folders of upscalers")
     dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
     data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
     store: str | None = Field(
@@ -256,6 +259,10 @@ class ServeSettings(CheckedModel):
         """Return the folder of the gallery's parts: that of images, or with an object store the shared one."""
         return self.blobs if isinstance(self.blobs, Path) else self.data if self.blobs is None else self.shared_folder()
 
+    def styles_file(self) -> Path:
+        """Return the file of styles."""
+        return self.shared_folder() / "styles.csv" if self.styles is None else self.styles
+
     def gallery_folder(self) -> Path:
         """Return the folder of the gallery."""
         return self.images_folder() / "images" if self.pictures is None else self.pictures.expanduser()
@@ -263,8 +270,8 @@ class ServeSettings(CheckedModel):
     def private_folders(self) -> tuple[str, ...]:
         """Return the folders whose paths clients must not see: of data, of the library, parents of the others."""
         parents = [Path(where).parent for where in (*self.model_table().values(), *map(str, self.dataset_folders))]
-        own = (self.data, self.images_folder(), self.shared_folder(), self.gallery_folder())
-        return tuple(map(str, (*own, *self.lora_folders, *parents)))
+        own = (self.data, self.images_folder(), self.shared_folder(), self.gallery_folder(), self.styles_file().parent)
+        return tuple(map(str, (*own, *self.lora_folders, *self.wildcards, *self.upscalers, *parents)))
 
 
 def model_name(where: str) -> str:

@@ -32,7 +32,7 @@ from inweave.training.distributed.world import World, failed_collectives, join
 from inweave.training.execution.kernels import step_kernels
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.estimate import sum_up
+from inweave.training.memory.estimate import moves_inputs, sum_up
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.plan import MemoryPlan, enforce, limit_for, plan_run, remove_limit
 from inweave.training.memory.speed import speed_of
@@ -45,9 +45,11 @@ from inweave.training.tasks.base import OnProgress
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
 from inweave.training.tasks.evaluation import Sample
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
+from inweave.weights.streaming.activations import HostActivations
 
 Setup = DiffusionSetup | LanguageSetup
 DataReport = DatasetReport | TextReport
+INPUTS_NOTE = "the inputs of checkpointed blocks are in host memory between the forward and the backward pass"
 
 
 def train(
@@ -132,7 +134,9 @@ def prepare(
         if staged:  # networks with adapters never move, so they must be on the device before adapters are attached
             loaded.fill_caches(world, on_progress)
         with oom_hint("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
-            meter = StepMeter(setup.device, plan.estimate["activation_bytes"] if plan is not None else None)
+            expected = [plan.estimate[f"{name}_bytes"] if plan is not None else None for name in ("activation", "host")]
+            in_host = staged or moves_inputs(config)
+            meter = StepMeter(setup.device, expected[0], expected[1] if in_host else None)
             run = Run(
                 loaded.task, loaded.model, loaded.index, config, world, split=plan.split if plan is not None else 1,
                 meter=meter, base_file=loaded.base_file, checkpoint_seconds=checkpoint_seconds,
@@ -153,7 +157,11 @@ def prepare(
             loaded.fuse_blocks()
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
         # adapters drop by the seeds of the batch (`inweave.layers.dropout`), and the base drops nothing
-        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=False)
+        activations = HostActivations(setup.device) if moves_inputs(config) else None
+        mode = config.gradient_checkpointing
+        apply_checkpointing(loaded.task.networks, mode, kernels, random=False, activations=activations)
+        if activations is not None:
+            run.notes.append(("memory", INPUTS_NOTE))
         if config.offload == "blocks":
             run.notes.append(("memory", loaded.stream_blocks(plan.resident if plan is not None else 0)))
         return run, loaded.sampler()

@@ -224,12 +224,12 @@ def test_weights_and_long_prompts_change_the_image(pipe: Pipeline) -> None:
 
 def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
     config = GenerateConfig(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4, **SMALL)  # type: ignore[arg-type]
-    cells = sweep(pipe, config, [Axis.parse("strength=0,1"), Axis.parse("seed=4,5")])
+    cells = sweep(pipe, config, [Axis.parse("strength=0,1"), Axis.parse("seed=4,5")], batch=1)
     assert [len(row) for row in cells.results] == [2, 2]
     plain = pipe("cat face", steps=2, seed=4, **SMALL).images[0].tobytes()
     assert cells.results[0][0].images[0].tobytes() == plain
     assert cells.results[0][1].images[0].tobytes() == pipe(config).images[0].tobytes()
-    pair = compare(pipe, config)
+    pair = compare(pipe, config, batch=1)
     assert list(pair.sheet.columns) == ["no LoRA", "pixel 0.8", "ink 0.5", "all"]
     assert pair.results[0][0].images[0].tobytes() == plain
     assert pair.results[0][3].images[0].tobytes() == pipe(config).images[0].tobytes()
@@ -242,13 +242,13 @@ def test_sweeps_and_comparisons_of_tags_in_the_prompt(pipe: Pipeline) -> None:
     settings = {"steps": 1, "seed": 4, **SMALL}
     plain, half = (pipe("cat face", loras=loras, **settings).images[0].tobytes() for loras in ([], ["pixel:0.4"]))
     config = GenerateConfig(prompt="cat face <lora:pixel:0.8>", **settings)
-    cells = sweep(pipe, config, [Axis.parse("strength=0,0.5")]).results[0]
+    cells = sweep(pipe, config, [Axis.parse("strength=0,0.5")], batch=1).results[0]
     assert [cell.images[0].tobytes() for cell in cells] == [plain, half]
     mixed = GenerateConfig(prompt="cat <lora:pixel:0.2:0.8> <lyco:ink>", **settings)
     assert Axis.parse("strength=-0.5").apply(mixed, -0.5).tagged_loras() == (
         LoraChoice(name="pixel", te=-0.1, unet=-0.4), LoraChoice(name="ink", te=-0.5, unet=-0.5),
     )  # fmt: skip
-    pair = compare(pipe, config)
+    pair = compare(pipe, config, batch=1)
     assert list(pair.sheet.columns) == ["no LoRA", "pixel 0.8"]
     assert pair.results[0][0].images[0].tobytes() == plain != pair.results[0][1].images[0].tobytes()
     assert pair.record["config"]["prompt"] == config.prompt

@@ -102,10 +102,7 @@ def test_brackets_of_two_kinds_close_on_their_own() -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("a {red|green|blue} hat", ["{red|green|blue}"]),
-        ("a __color__ hat", ["__color__"]),
         ("a cat, embedding:easynegative", ["embeddings"]),
-        ("[a|b] AND {c|d}", ["{c|d}"]),
         ("a [red] (apple:1.2), [a: b], ratio 16:9, SANDY, BRAND, {x}, snake_case, \\[a|b\\]", []),
         ("", []),
     ],

@@ -238,5 +238,5 @@ def node_name(address: str, id: str) -> str:
 def _paths(command: Command) -> tuple[str, ...]:
     """Return what a command names that may be a file: the model and the adapters."""
     if isinstance(command, RunRequest):
-        return (command.model, *command.loras.values())
+        return (command.model, *command.models.values(), *command.loras.values(), *command.upscalers.values())
     return (command.model,) if isinstance(command, Load) else ()

@@ -209,4 +209,8 @@ def _with_paths(command: RunRequest | Load, here: dict[str, str]) -> RunRequest 
     model = here.get(command.model, command.model)
     if isinstance(command, Load):
         return replace(command, model=model)
-    return replace(command, model=model, loras={label: here.get(path, path) for label, path in command.loras.items()})
+    loras, upscalers, models = (
+        {label: here.get(path, path) for label, path in table.items()}
+        for table in (command.loras, command.upscalers, command.models)
+    )
+    return replace(command, model=model, loras=loras, upscalers=upscalers, models=models)

@@ -34,9 +34,9 @@ The `receive` of such an endpoint raises `RunnerLostError`: the job is not to bl
 
 **Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
 paths, and they are paths on the machine of the runner: ``folders``, ``private``, ``parts`` of the settings, ``model``
-of Load, ``model``, ``loras`` and ``paths`` of a request, ``adapter`` in the result of a train job, and those of
-Residency. The dispatcher looks them up just before it sends a request; an endpoint to a machine with another file
-system translates them and moves the files (`inweave.serve.cluster`), except those of a train job.
+of Load, ``model``, ``models``, ``loras``, ``upscalers`` and ``paths`` of a request, ``adapter`` in the result of a
+train job, and those of Residency. The dispatcher looks them up just before it sends a request; an endpoint to a machine
+with another file system translates them and moves the files (`inweave.serve.cluster`), except those of a train job.
 """
 
 from __future__ import annotations
@@ -97,6 +97,9 @@ class RunRequest:
     paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
     name: str = ""  # the name that clients use for the model
     lease: str = ""  # of a train job: what `TrainingRuns.take` has written into its output folder
+    upscalers: dict[str, str] = field(default_factory=dict)  # name in `config` -> its file
+    models: dict[str, str] = field(default_factory=dict)  # name in `sheet` -> as `model`
+    sheet: dict[str, Any] | None = None  # many images as one (`inweave.serve.engine.sheet_job`)
 
 
 @dataclass(frozen=True, slots=True)

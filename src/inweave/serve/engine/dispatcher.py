@@ -57,7 +57,7 @@ LOST = "the machine that ran it ended or could not be reached"
 #: how often a job is run again after the loss of a machine
 MAX_LOSSES = 20
 #: fields of a stored request that a runner gets unchanged
-RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch")
+RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch", "sheet")
 Answer = TypeVar("Answer", Ready, Loaded)
 Status = Literal["starting", "loading", "ready", "failed", "stopping"]
 
@@ -69,6 +69,8 @@ class Resolved:
     model: str
     loras: dict[str, str]
     paths: dict[str, str]
+    upscalers: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
 
 
 #: raises an InweaveError if a file is gone since the job was submitted
@@ -277,7 +279,8 @@ class Dispatcher:
         options = {name: job.request[name] for name in RUN_OPTIONS if name in job.request}
         request = RunRequest(
             job.id, job.kind, resolved.model, job.request["config"], resolved.loras, inputs=inputs,
-            paths=resolved.paths, name=job.model, lease=job.lease or "", **options,
+            paths=resolved.paths, name=job.model, lease=job.lease or "", upscalers=resolved.upscalers,
+            models=resolved.models, **options,
         )  # fmt: skip
         self._reported = False
         self.slot.record_request(job, resolved.model, resolved.loras)

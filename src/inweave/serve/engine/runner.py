@@ -29,6 +29,7 @@ from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
 from inweave.ops.tensors.device import allocator_bytes, choose_device
 from inweave.serve.engine.contract import Cancelled, DeviceMemory, Emit, Residency, RunnerSettings, RunRequest
+from inweave.serve.engine.sheet_job import make_sheet
 from inweave.serve.jobs.job import Event
 
 
@@ -125,7 +126,13 @@ class Runner:
             )
 
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
-        pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
+        def load(name: str | None) -> Pipeline:
+            where = request.model if name is None else request.models[name]
+            own = self.load(where, lambda event: emit(Event(event.type, {"model": name or request.name})))
+            own.upscalers.add({label: Path(path) for label, path in request.upscalers.items()})
+            return own
+
+        pipe = load(None)
         self._adapters.setdefault(request.model, set()).update(request.loras.values())
         config = GenerateConfig(**request.config)
         started = time.perf_counter()
@@ -141,22 +148,30 @@ class Runner:
             else:
                 emit(Event("preview", data, encode_png(at.preview)))
 
-        result = pipe(
-            config,
-            init=_decode(request.inputs.get("init")),
-            mask=_decode(request.inputs.get("mask")),
-            progress=report,
-            preview_every=request.preview_every,
-            preview_first=request.preview_first,
-            cancelled=cancelled,
-            on_mismatch=request.on_mismatch,
-            finder=LoraTable(request.loras),
-        )
+        init, mask = (_decode(request.inputs.get(name)) for name in ("init", "mask"))
+        lora_modules, table = pipe.model.lora_modules, LoraTable(request.loras)
+        if request.sheet is not None:
+            del pipe  # another model may take its memory
+            result = make_sheet(
+                request.sheet, config, load, init=init, mask=mask, finder=table, progress=report, cancelled=cancelled
+            )
+        else:
+            result = pipe(
+                config,
+                init=init,
+                mask=mask,
+                progress=report,
+                preview_every=request.preview_every,
+                preview_first=request.preview_first,
+                cancelled=cancelled,
+                on_mismatch=request.on_mismatch,
+                finder=table,
+            )
         for number, image in enumerate(result.images):
             record = result.records[number]
             data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
             emit(Event("image", data, encode_png(image, record)))
-        return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
+        return _summary(result, lora_modules, time.perf_counter() - started)
 
 
 def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, Any]:
@@ -164,7 +179,7 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
     return {
         "images": [
             {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
-             "height": image.height}
+             "height": image.height, **({"grid": record["grid"]["axes"]} if "grid" in record else {})}
             for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
         ],
         "loras": [

@@ -27,6 +27,7 @@ OnMismatch = Literal["error", "warn"]
 #: fields of a request that are not settings of the image
 _OWN = (
     "operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "gallery", "image", "mask_image",
+    "grid",
 )  # fmt: skip
 #: field names of rbee's clients, and fields that have no meaning for a single worker
 _ALIASES = {"kind": "operation", "init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
@@ -51,6 +52,10 @@ class ImageRequest(CheckedModel):
     gallery: bool = Field(default=True, description="whether the images stay in the gallery when the job has expired")
     image: str | None = Field(default=None, description="the image to start from, in base64 or by the id of an upload")
     mask_image: str | None = Field(default=None, description="white where to repaint, likewise")
+    grid: Annotated[tuple[Annotated[str, Field(max_length=10_000)], ...], Field(max_length=2)] = Field(
+        default=(),
+        description="one or two axes, such as strength=0,0.5,1: the result is one sheet of an image for each value",
+    )
     settings: GenerateConfig
 
     @classmethod

@@ -4,6 +4,7 @@ jobs        queue, wait for, reorder, cancel
 loras       look up, add, check against models, convert; lora_samples: their sample images
 models      names and locations
 images      images of requests, uploads, settings stored in images
+prompts     wildcards, styles, upscalers
 gallery     images that stay: search, star, albums, delete, import
 datasets    images and captions to train on
 training    plan, submit, extend; checkpoints
@@ -24,12 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, ConflictError, InweaveError, Problem
+from inweave.errors import ConfigError, ConflictError, InweaveError
 from inweave.files.paths import printable_path
-from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
-from inweave.models.samplers import ensure_schedule
 from inweave.serve.cluster.fleet import Fleet, Node
 from inweave.serve.cluster.storage import witness_file
 from inweave.serve.engine.assignment import Assignments, DeviceSlot
@@ -38,8 +37,8 @@ from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolv
 from inweave.serve.jobs.errors import DatabaseLost
 from inweave.serve.jobs.figures import Figures
 from inweave.serve.jobs.files import JobFiles
-from inweave.serve.jobs.image_request import ImageRequest, png_size
-from inweave.serve.jobs.job import Job, Submission
+from inweave.serve.jobs.image_request import ImageRequest
+from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.private_paths import PATHS
 from inweave.serve.jobs.signals import LIBRARY, JobSignals, wait_seconds
 from inweave.serve.jobs.store import JobStore
@@ -50,11 +49,13 @@ from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.scheduler.device import device_names, threads_each, training_role
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.gallery import Gallery
+from inweave.serve.service.image_jobs import ImageJobs
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
 from inweave.serve.service.lora_samples import Samples
 from inweave.serve.service.loras import Loras
 from inweave.serve.service.models import Models
+from inweave.serve.service.prompts import Prompts
 from inweave.serve.service.stores import open_blobs, open_database, open_gallery
 from inweave.serve.service.training import Training
 from inweave.serve.settings import ServeSettings
@@ -69,7 +70,6 @@ LOST_SECONDS = 3600.0
 GRACE = 5.0
 #: in which a process that still trains sees that another one has its run, and ends (`engine.training_job`)
 RELEASE_SECONDS = 5.0
-MAX_LORAS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,14 @@ class Service:
         self.loras.on_change = lambda: self.store.announce(LIBRARY)
         self.lora_samples = Samples(self.loras, self.jobs, self._sandbox)
         self._library_changed = asyncio.Event()
+        self.prompts = Prompts(settings)
         self.images = Images(settings, self._uploads, self._sandbox)
         self.gallery = Gallery(open_gallery(settings, database), self._sandbox, self.store)
         if self.store.shared and settings.gallery:
             self.store.ensure_same_folder("--pictures", settings.gallery_folder())
         captioner = CaptionClient.of(settings, private)
         self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store, captioner)
+        self._image_jobs = ImageJobs(settings, self.models, self.loras, self.prompts, self.images, self.jobs)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started, self.started_at = time.time(), time.monotonic()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
@@ -312,49 +314,7 @@ class Service:
         self, request: ImageRequest, *, client: str = "", key: str | None = None, fingerprint: str = ""
     ) -> Job:
         """Check a request whole and queue it."""
-        if (known := await self.jobs.submitted(key, fingerprint)) is not None:
-            return known  # whatever became of its LoRAs meanwhile
-        model = self.models.name(request.model)
-        config = request.settings
-        self._ensure_limits(config)
-        choices = (*config.loras, *config.tagged_loras())
-        if len(choices) > MAX_LORAS:
-            raise ConfigError(Problem("loras", f"at most {MAX_LORAS} in one job, got {len(choices)}"))
-        loras = await self.loras.find_all(choices)
-        warnings = await self.loras.ensure_fit(loras.values(), model, request.on_mismatch)
-        body = {
-            "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
-            "lora_files": await asyncio.to_thread(self.loras.identities, loras),
-            "preview_every": request.preview_every, "preview_first": request.preview_first,
-            "on_mismatch": request.on_mismatch, "gallery": request.gallery, "warnings": warnings,
-        }  # fmt: skip
-        inputs = await self._inputs(request)
-        submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)
-        job, _ = await self.jobs.submit(submission)
-        return job
-
-    def _ensure_limits(self, config: GenerateConfig) -> None:
-        limits = self.settings
-        if config.count > limits.max_images:
-            raise ConfigError(Problem("count", f"at most {limits.max_images} images in one job, got {config.count}"))
-        if config.sampler is not None:
-            ensure_schedule(config.sampler, config.schedule)
-        if (config.width or 0) * (config.height or 0) > limits.image_pixels:
-            raise ConfigError(f"width x height: at most {limits.image_pixels:,} pixels")
-
-    async def _inputs(self, request: ImageRequest) -> dict[str, bytes]:
-        """Return the images of a request by the names of their files."""
-        inputs = {
-            f"{name}.png": await self.images.read(text, label)
-            for name, label, text in (("init", "image", request.image), ("mask", "mask_image", request.mask_image))
-            if text is not None
-        }
-        if "mask.png" in inputs:
-            (width, height), (across, down) = (png_size(inputs[name]) for name in ("init.png", "mask.png"))
-            if (width, height) != (across, down):
-                reason = f"{across}x{down}; it must have the size of the image, {width}x{height}"
-                raise ConfigError(Problem("mask_image", reason))
-        return inputs
+        return await self._image_jobs.submit(request, client=client, key=key, fingerprint=fingerprint)
 
     # for the dispatchers
 
@@ -378,7 +338,9 @@ class Service:
             if self.store.shared or (self._fleet is not None and again):
                 self._runs.take_over(job, RELEASE_SECONDS)
             paths = {"dataset": str(self._dataset_store.folder(job.request["dataset"])), "output": str(output)}
-        return Resolved(model, loras, paths)
+        upscalers = {name: str(self.prompts.upscaler_file(name)) for name in job.request.get("upscalers", ())}
+        models = {name: self.models.location(name) for name in job.request.get("models", ())}
+        return Resolved(model, loras, paths, upscalers, models)
 
     def _deliver(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         """Put images into the gallery, or a trained adapter into the library, under a name that is free."""
@@ -386,14 +348,3 @@ class Service:
             return self.gallery.deliver(job, result)
         source = Path(result["adapter"])
         return {**result, "adapter": self.loras.publish(source, source.stem).as_dict(details=False)}
-
-
-def _stored(config: GenerateConfig) -> dict[str, Any]:
-    """Return the settings to store: LoRAs by the reference the client used, never by a path of this machine."""
-    fields = config.model_dump(exclude_none=True, exclude_defaults=True)
-    fields["prompt"] = config.prompt
-    fields["loras"] = [
-        {"name": choice.label, "strength": choice.strength, "te": choice.te, "unet": choice.unet, "alpha": choice.alpha}
-        for choice in config.loras
-    ]
-    return fields

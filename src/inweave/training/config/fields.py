@@ -253,9 +253,8 @@ class TrainSettings(CheckedModel):
         "off", "recompute activations in the backward pass instead of storing them: off, selective or full"
     )
     graph: Literal["off", "auto", "on"] = _memory(
-        "auto",
-        "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and the run is long enough)",
-    )
+        "auto", "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and if the run is long)"
+    )  # fmt: skip
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
         "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if it is possible and saves time)",
@@ -284,19 +283,20 @@ class TrainSettings(CheckedModel):
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     quantized_cache_gb: NonNegativeFloat = _memory(
-        32.0,
-        "disk space in the cache for quantized bases, so that the next run maps a file; those used longest ago make "
-        "room; 0: none",
+        32.0, "disk space in the cache for quantized bases, so that the next run maps a file; those used longest "
+        "ago make room; 0: none",
         task="image",
-    )
+    )  # fmt: skip
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for the free memory')
     ram: str | None = _memory(None, 'host memory limit for runs planned within vram, such as "24GiB"; none: no limit')
     offload: Literal["off", "auto", "blocks"] = _memory(
-        "auto",
-        "keep the denoiser's frozen blocks in host memory and copy them while they are needed; the results are the "
-        "same: off, blocks, or auto (only if the run would not fit into vram otherwise)",
-        task="image",
-    )
+        "auto", "keep frozen blocks in host memory and copy them while they are needed; the results are the same: off, "
+        "blocks, or auto (only if the run would not fit into vram otherwise)",
+    )  # fmt: skip
+    offload_activations: Literal["off", "auto", "on"] = _memory(
+        "auto", "keep inputs of checkpointed blocks in host memory between the passes; the results are the same: off, "
+        "on, or auto (only if the run would not fit into vram otherwise)",
+    )  # fmt: skip
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
     save_every_epochs: NonNegativeInt = _checkpoints(0, "epochs between checkpoints; 0: none")

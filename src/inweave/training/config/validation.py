@@ -113,6 +113,12 @@ def ensure_consistent(config: TrainSettings) -> None:
         'shard: each process gathers the blocks of the others, from the device; set offload = "off", or shard = false',
     )  # fmt: skip
     reject_if(
+        c.offload_activations == "on" and c.gradient_checkpointing == "off" and c.vram is None,
+        "offload_activations gradient_checkpointing",
+        'offload_activations: without gradient checkpointing, activations are not inputs of blocks alone; set '
+        'gradient_checkpointing = "full", or leave it out',
+    )  # fmt: skip
+    reject_if(
         c.compile == "on" and c.offload == "blocks", "compile offload",
         'compile: blocks that are copied from host memory run eagerly or as CUDA graphs; set compile = "auto", or '
         'offload = "off"',

@@ -2,9 +2,10 @@
 
     1  nothing
     2  encoders leave the device; batches are split, activations recomputed; with `quantize = "auto"` also every format
-    3  the same with the blocks of the denoiser streamed from host memory (`offload = "auto"`)
-    4  the same with the state of AdamW in 8 bits, unless the optimizer was chosen
-    5  2 to 4 in bf16, if the model is in float32
+    3  full recomputation, with the inputs of blocks in host memory (`offload_activations = "auto"`)
+    4  2 and 3 with the blocks of the denoiser streamed from host memory (`offload = "auto"`)
+    5  the same with the state of AdamW in 8 bits, unless the optimizer was chosen
+    6  2 to 5 in bf16, if the model is in float32
 
 A group is considered only if nothing in the groups before it fits.
 """
@@ -71,10 +72,8 @@ class Candidate:
 
 
 def blocks_of(measurements: Measurements, config: TrainConfig) -> int:
-    """Return the number of the denoiser's blocks that could be streamed."""
-    if measurements.blueprint is None:
-        return 0
-    return len(measurements.at(config).blocks.get(measurements.blueprint.denoiser.folder, ()))
+    """Return the number of the trained network's blocks that could be streamed."""
+    return len(measurements.at(config).blocks.get(measurements.trained, ()))
 
 
 def formats(measurements: Measurements, config: TrainConfig) -> list[str]:
@@ -101,9 +100,9 @@ def candidates(
         sizes = [size for size in range(whole, 0, -1) if whole % size == 0] if split is None else [-(-whole // split)]
     choices = formats(measurements, config)
     yield [Candidate(config.model_copy(update={"quantize": choices[0]}), config.offload == "blocks", sizes[0])]
-    staged = measurements.blueprint is not None  # a language model has nothing to offload
-    cached: dict[str, Any] = {"cache_latents": True} if staged else {}
-    if staged and not config.train_text_encoders:
+    images = measurements.blueprint is not None  # a language model has no encoders that could leave the device
+    cached: dict[str, Any] = {"cache_latents": True} if images else {}
+    if images and not config.train_text_encoders:
         cached["cache_text"] = True
     precisions = [config.precision]
     if measurements.own.itemsize == 4 and split is None:
@@ -112,23 +111,27 @@ def candidates(
     if config.compile == "on" and config.gradient_checkpointing != "selective":  # the two do not go together
         modes = tuple(mode for mode in modes if mode != "selective")
     for precision in precisions:
+        plain: list[dict[str, str]] = [{"gradient_checkpointing": mode} for mode in modes]
+        moved: list[dict[str, str]] = [{"gradient_checkpointing": "full", "offload_activations": "on"}]
+        moved = moved if config.offload_activations == "auto" else []
 
-        def group(**changes: Any) -> list[Candidate]:
+        def group(ways: Sequence[dict[str, str]], **changes: Any) -> list[Candidate]:
             settings = [
-                cached | {"quantize": format, "gradient_checkpointing": mode, "precision": precision} | changes  # noqa: B023
-                for format, mode in product(choices, modes)
+                cached | {"quantize": format, "precision": precision} | way | changes  # noqa: B023
+                for format, way in product(choices, ways)
             ]
+            staged = images or changes.get("offload", config.offload) == "blocks"
             return [Candidate(config.model_copy(update=each), staged, size) for each in settings for size in sizes]
 
         if config.offload != "blocks":
-            yield group()
-        streams = staged and config.offload != "off" and not config.shard and config.compile != "on"
-        if streams and blocks_of(measurements, config.model_copy(update={"quantize": choices[0]})):
-            yield group(offload="blocks")
-        elif config.offload == "blocks":
-            yield group()
+            yield group(plain)
+            yield group(moved)
+        streams = config.offload != "off" and not config.shard and config.compile != "on"
+        streams = streams and blocks_of(measurements, config.model_copy(update={"quantize": choices[0]})) > 0
+        if streams or config.offload == "blocks":
+            yield group([*plain, *moved], offload="blocks")
         if split is None and config.optimizer == "adamw" and "optimizer" not in config.explicit_fields:
-            yield group(optimizer="adamw8bit", **({"offload": "blocks"} if streams else {}))
+            yield group([*plain, *moved], optimizer="adamw8bit", **({"offload": "blocks"} if streams else {}))
 
 
 def fits(needs: Mapping[str, Any], limit: int | None, ram: int | None) -> bool:

@@ -9,6 +9,8 @@ full        only the inputs of blocks are stored, everything inside is recompute
 The libraries' own switches are used. diffusers accepts the checkpointing function. transformers checkpoints a layer
 only in training mode, which would also enable the dropout of the base: only the layer itself is put into training mode,
 and back into evaluation mode while it computes.
+
+The inputs of blocks can be in host memory meanwhile (`inweave.weights.streaming.activations`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from inweave.weights.streaming.activations import HostActivations
 
 #: operation that selective checkpointing stores -> the index of its weight, if it has one
 _STORED = {
@@ -49,10 +53,12 @@ def apply_checkpointing(
     recompute_in: Callable[[], AbstractContextManager[Any]] | None = None,
     *,
     random: bool = True,
+    activations: HostActivations | None = None,
 ) -> None:
     """Enable gradient checkpointing in every network that supports it; the dropout of the base does not change.
 
     ``random``: whether a block reads torch's generator, whose state is then kept for the recomputation.
+    ``activations``: what holds the inputs of blocks in host memory; None: they stay on the device.
     ``recompute_in``: a context for recomputations, which run inside of autograd, where function modes are not active.
     """
     if mode == "off":
@@ -60,10 +66,14 @@ def apply_checkpointing(
     recompute: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=random)
     if mode == "selective" or recompute_in is not None:
         recompute = partial(recompute, context_fn=partial(_contexts, mode, recompute_in or nullcontext))
+    if activations is not None:
+        recompute = activations.around(recompute)
     network: Any
     for network in networks.values():
         if not supports_checkpointing(network):
             continue
+        if activations is not None:
+            activations.watch(network)
         if hasattr(network, "enable_gradient_checkpointing"):
             network.enable_gradient_checkpointing(recompute)
             continue

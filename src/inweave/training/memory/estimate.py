@@ -14,6 +14,7 @@
     streamed    of a network whose blocks are streamed (`offload`), the device holds its other tensors, the blocks that
                 stay, and SLOTS times the largest of the others
     host        = all weights, if staged or streamed, + HOST; else HOST, since loading needs a few buffers
+                  + with `offload_activations`: batch size * the inputs of blocks of one example
 
 The activation memory of one example is measured on the meta device (`inweave.training.memory.meta`).
 """
@@ -21,7 +22,7 @@ The activation memory of one example is measured on the meta device (`inweave.tr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +40,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import Measured, measure, stored_bytes, with_weights
 from inweave.training.memory.speed import CONVERSION, KERNELS, OTHER_CONVERSION, PASSES, PRODUCTS
+from inweave.weights.streaming.activations import HostActivations
 from inweave.weights.streaming.stream import SLOTS, streamed_blocks
 
 CONTEXT = 768 << 20  # CUDA's memory outside of the allocator: context and kernels; 758 MiB on an H200
@@ -46,6 +48,9 @@ RESERVE = CONTEXT + (256 << 20)  # and inside of it: workspaces of cuBLAS and cu
 GIB = 1 << 30
 #: host memory of the process without weights: Python, the libraries, CUDA's own (an allowance, not measured)
 HOST = 3 * GIB
+
+#: the name of a language model among networks
+LANGUAGE_MODEL = "model"
 
 #: optimizer -> bytes of its state per trained parameter; 8 for the others
 _STATE_BYTES = {
@@ -94,15 +99,20 @@ class Measurements:
         self.blueprint: Blueprint | None = model if isinstance(model, Blueprint) else getattr(model, "blueprint", None)
         self.own: torch.dtype = getattr(model, "dtype", None) or DTYPES.get(config.precision, torch.bfloat16)
         self._config, self._side, self._chunks = config, side, chunks
-        self._cache: dict[tuple[torch.dtype, str, str], Measured] = {}
+        self._cache: dict[tuple[torch.dtype, str, str, bool], Measured] = {}
         self._stored: dict[tuple[str, torch.dtype], Measured] = {}
+
+    @property
+    def trained(self) -> str:
+        """The folder of the network whose blocks may be streamed: the denoiser, or a language model."""
+        return LANGUAGE_MODEL if self.blueprint is None else self.blueprint.denoiser.folder
 
     def dtype(self, config: TrainConfig) -> torch.dtype:
         """Return the precision as loaded, unless a plan changed it."""
         return self.own if config.precision == self._config.precision else DTYPES[config.precision]
 
     def at(self, config: TrainConfig) -> Measured:
-        key = self.dtype(config), config.gradient_checkpointing, config.quantize
+        key = self.dtype(config), config.gradient_checkpointing, config.quantize, moves_inputs(config)
         if key not in self._cache and self._config.quantize == "auto" and config.quantize not in ("auto", "off"):
             assert self.blueprint is not None
             plain = self.at(config.model_copy(update={"quantize": "off"}))  # activations are the same
@@ -111,11 +121,16 @@ class Measurements:
                 self._stored[weights] = stored_bytes(self.blueprint, *weights)
             self._cache[key] = with_weights(plain, self._stored[weights])
         elif key not in self._cache:
-            self._cache[key] = self._measure(config, *key[:2])
+            self._cache[key] = self._measure(config, *key[:2], moves=key[3])
         return self._cache[key]
 
-    def _measure(self, config: TrainConfig, dtype: torch.dtype, mode: str) -> Measured:
-        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention)
+    def _measure(self, config: TrainConfig, dtype: torch.dtype, mode: str, *, moves: bool) -> Measured:
+        activations = HostActivations(torch.device("meta")) if moves else None
+        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention, activations=activations)
+        measured = self._measured(config, dtype, mode, checkpoint)
+        return replace(measured, inputs=0 if activations is None else activations.host_bytes)
+
+    def _measured(self, config: TrainConfig, dtype: torch.dtype, mode: str, checkpoint: Any) -> Measured:
         if self._language is not None:
             return self._language.measure(config, dtype, checkpoint)
         assert self.blueprint is not None
@@ -129,12 +144,17 @@ class Measurements:
         )
 
 
+def moves_inputs(config: TrainConfig) -> bool:
+    """Return whether inputs of blocks are in host memory between the passes; "auto" is a plan's to decide."""
+    return config.offload_activations == "on" and config.gradient_checkpointing != "off"
+
+
 def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, resident: int = 0) -> dict[str, Any]:
     """Return bytes by kind and their sum for one configuration; ``resident``: blocks that stay on the device."""
     measured = measurements.at(config)
     weights, parameters = measured.weights, measured.parameters
     host, copied = (sum(weights.values()) if staged else 0), 0
-    denoiser = measurements.blueprint.denoiser.folder if measurements.blueprint is not None else ""
+    denoiser = measurements.trained
     if config.offload == "blocks" and staged:  # of text encoders while they encode, of the denoiser always
         blocks = {folder: measured.blocks.get(folder, ()) for folder in (denoiser, *ENCODERS)}
         slots = {folder: SLOTS * max(sizes, default=0) for folder, sizes in blocks.items()}
@@ -145,8 +165,7 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, res
         weights = {folder: size - away.get(folder, 0) + slots.get(folder, 0) for folder, size in weights.items()}
     encoders = sum(weights.get(folder, 0) for folder in ENCODERS)
     working = sum(weights.values())
-    if staged:
-        assert measurements.blueprint is not None
+    if staged and measurements.blueprint is not None:
         frozen = sum(weights.get(folder, 0) for folder in measurements.blueprint.family.frozen_encoders)
         needed = 0 if config.cache_text else encoders
         needed = encoders - frozen if config.train_text_encoders else needed
@@ -159,13 +178,14 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, res
     if config.deterministic and copies and frontend_version():
         workspaces = (2 * scores * config.batch_size for scores in measured.scores)
         activations += max((size for size in workspaces if size <= MAX_WORKSPACE), default=0)
-    vae = (weights["vae"] if staged else sum(weights.values())) + measured.encoding
+    vae = (weights.get("vae", 0) if staged else sum(weights.values())) + measured.encoding
     caching = max(vae, encoders if staged else 0)
     training = working + trained + activations + (0 if config.cache_latents else measured.encoding)
     mode, micro_batches = config.gradient_checkpointing, config.gradient_accumulation
     # a batch with a regularization image is predicted by the base first; they are half of the images where balanced
     more = min(1.0, config.batch_size / 2) if config.prior_prediction else 0.0
     dequantized = measured.quantized * (PRODUCTS[mode] + more) * micro_batches
+    inputs = measured.inputs * config.batch_size
     return {
         "weights_bytes": working,
         "trained_parameters": parameters,
@@ -176,7 +196,8 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool, res
         "operations_per_step": int(measured.operations * (PASSES[mode] + more) * config.batch_size * micro_batches),
         "launches_per_step": int(measured.launches * (KERNELS[mode] + more) * micro_batches),
         "converted_per_step": int(dequantized * CONVERSION.get(config.quantize, OTHER_CONVERSION)),
-        "copied_per_step": int((2 + more) * copied * micro_batches),
-        "host_bytes": host + HOST,
+        "copied_per_step": int(((2 + more) * copied + inputs) * micro_batches),
+        "inputs_bytes": inputs,
+        "host_bytes": host + inputs + HOST,
         "total_bytes": max(training, caching) + RESERVE,
     }

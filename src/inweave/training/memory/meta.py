@@ -28,6 +28,7 @@ from inweave.ops.tensors.work import WorkCounter
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import DENOISER, trained_networks
 from inweave.training.config.schema import TrainConfig
+from inweave.weights.streaming.stream import listed_blocks
 
 _META = torch.device("meta")
 
@@ -39,8 +40,8 @@ class Measured:
     ``operations``: additions and multiplications in the forward pass of one example; ``launches``: its operations that
     make a tensor; ``scores``: the distinct numbers of attention scores (heads * queries * keys) of one example;
     ``scratch``: in which the largest quantized weight is dequantized, or the largest trained one rounded;
-    ``quantized``: the parameters of all quantized weights; ``blocks``: the bytes of each block, in their order, of
-    networks whose blocks may be streamed.
+    ``quantized``: the parameters of all quantized weights; ``inputs``: of blocks, of one example, in host memory;
+    ``blocks``: the bytes of each block, in their order, of networks whose blocks may be streamed.
     """
 
     weights: Mapping[str, int]
@@ -52,6 +53,7 @@ class Measured:
     scores: frozenset[int] = frozenset()
     scratch: int = 0
     quantized: int = 0
+    inputs: int = 0
     blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -137,6 +139,7 @@ def measure_network(
     In a language model the gradient of the logits is the peak of a step.
     """
     weights = {"model": _bytes(network)}
+    blocks = {"model": tuple(map(_bytes, listed_blocks(network)))}
     parameters = _attach({"model": network}, config, checkpoint)
     counter = WorkCounter()
 
@@ -146,7 +149,9 @@ def measure_network(
         torch.autograd.backward(value)
 
     peak = peak_bytes(step, [network])
-    return Measured(weights, parameters, peak, 0, counter.operations, counter.launches, frozenset(counter.scores))
+    return Measured(
+        weights, parameters, peak, 0, counter.operations, counter.launches, frozenset(counter.scores), blocks=blocks
+    )
 
 
 def _bytes(network: nn.Module) -> int:

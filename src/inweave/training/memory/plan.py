@@ -2,10 +2,10 @@
 
 A run that fits is not changed. Otherwise encoders leave the device, and of all combinations of splitting batches and
 gradient checkpointing that fit, the fastest is chosen (`inweave.training.memory.speed`): few large parts that
-recompute, or many small ones that do not. If none fits, the denoiser's blocks are streamed from host memory, as few of
-them as must be. Of those within 3 % of the fastest, the one that changes least is chosen. AdamW's state in 8 bits and
-the precision come last: they change results beyond rounding, as does a format of weights, which is chosen only for
-`quantize = "auto"`. If nothing fits, the error says what would help.
+recompute, or many small ones that do not. If none fits, the inputs of blocks that recompute are in host memory, then
+blocks are streamed from there, as few of them as must be. Of those within 3 % of the fastest, the one that changes
+least is chosen. AdamW's state in 8 bits and the precision come last: they change results beyond rounding, as does a
+format of weights, which is chosen only for `quantize = "auto"`. If nothing fits, the error says what would help.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _plan_size(
                 n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
             }
             assert original is not None
-            reasons = tuple(_reasons(config, best, original, needs, limit))
+            reasons = tuple(_reasons(config, best, original, needs, limit, images=measurements.blueprint is not None))
             return MemoryPlan(chosen, changes, reasons, needs, best.staged, limit, best.parts, best.resident)
     assert least is not None
     raise MemoryBudgetError(_refusal(config, least, limit, images=measurements.blueprint is not None))
@@ -183,7 +183,13 @@ def _device_number(device: torch.device) -> int:
 
 
 def _reasons(
-    before: TrainConfig, best: Candidate, original: Mapping[str, Any], needs: Mapping[str, Any], limit: int
+    before: TrainConfig,
+    best: Candidate,
+    original: Mapping[str, Any],
+    needs: Mapping[str, Any],
+    limit: int,
+    *,
+    images: bool,
 ) -> Iterator[str]:
     """Yield one line per decision, for the log."""
     after, staged = best.config, best.staged
@@ -196,10 +202,13 @@ def _reasons(
         first = "images and captions are encoded first, and their encoders leave the device"
         yield f"{first}: {_gib(less)} less of weights"
     if streams and before.offload != "blocks":
-        copied, host = needs["copied_per_step"], needs["host_bytes"] - HOST
+        host = needs["host_bytes"] - needs["inputs_bytes"] - HOST
+        micro_batches = after.gradient_accumulation * best.parts
+        copied = needs["copied_per_step"] - needs["inputs_bytes"] * micro_batches
+        with_encoders = " with the encoders" if images else ""
         staying = f", {best.resident} blocks stay on the device" if best.resident else ""
         yield (
-            f'offload "blocks": the base is in host memory, {_gib(host)} with the encoders; a step copies '
+            f'offload "blocks": the base is in host memory, {_gib(host)}{with_encoders}; a step copies '
             f"{_gib(copied)} to the device{staying}"
         )
     if best.parts > 1:
@@ -209,6 +218,11 @@ def _reasons(
         yield (
             f'gradient_checkpointing "{after.gradient_checkpointing}": the activation memory of a step is {memory}, '
             "and it takes longer"
+        )
+    if after.offload_activations != before.offload_activations:
+        yield (
+            'offload_activations "on": the inputs of blocks are in host memory between the forward and the backward '
+            f"pass, {_gib(needs['inputs_bytes'])}"
         )
     if after.quantize != before.quantize and after.quantize != "off":
         yield f"quantize {after.quantize}: the frozen weights are stored in fewer bits; this changes results slightly"

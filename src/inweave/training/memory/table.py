@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inweave.training.config.schema import TrainConfig
-from inweave.training.memory.candidates import Candidate, fits, formats
+from inweave.training.memory.candidates import Candidate, blocks_of, fits, formats
 from inweave.training.memory.estimate import Measurements
 from inweave.training.memory.plan import SAME_TIME
 from inweave.training.memory.speed import Speed
@@ -33,12 +33,22 @@ def plan_table(measurements: Measurements, config: TrainConfig, speed: Speed) ->
     images = measurements.blueprint is not None
     rows: list[PlanRow] = []
     for format in formats(measurements, config):
-        for mode in dict.fromkeys((config.gradient_checkpointing, "full")):
-            settings = {"quantize": format, "gradient_checkpointing": mode}
+        modes: list[dict[str, str]] = [
+            {"gradient_checkpointing": mode} for mode in dict.fromkeys((config.gradient_checkpointing, "full"))
+        ]
+        if config.offload_activations == "auto":
+            modes.append({"gradient_checkpointing": "full", "offload_activations": "on"})
+        for mode in modes:
+            settings = {"quantize": format} | mode
             plain = config.model_copy(update=settings | {"offload": "off"})
-            staged = plain.model_copy(update=cached)
+            staged = plain.model_copy(update=cached if images else {})
             ways = [(plain, False), (staged, True)] if images else [(plain, False)]
-            if images and config.offload != "off" and not config.shard and config.compile != "on":
+            if (
+                config.offload != "off"
+                and not config.shard
+                and config.compile != "on"
+                and blocks_of(measurements, plain)
+            ):
                 ways.append((staged.model_copy(update={"offload": "blocks"}), True))
             for size in dict.fromkeys((config.batch_size, 1)):
                 for each, stages in ways:
@@ -67,5 +77,7 @@ def _changes(config: TrainConfig, candidate: Candidate) -> Iterator[str]:
         yield "encoders off the device"
     if chosen.gradient_checkpointing != config.gradient_checkpointing:
         yield f"{chosen.gradient_checkpointing} checkpointing"
+    if chosen.offload_activations != config.offload_activations:
+        yield "inputs of blocks in host memory"
     if candidate.parts > 1:
         yield f"batch in {candidate.parts} parts"

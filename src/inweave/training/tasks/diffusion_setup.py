@@ -50,9 +50,8 @@ from inweave.training.tasks.arrivals import Arrivals, usable
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
-from inweave.training.tasks.offload import stream_denoiser
+from inweave.training.tasks.offload import stream_network
 from inweave.weights.hold import Quantized
-from inweave.weights.streaming.stream import streamed_blocks
 
 
 class DiffusionSetup:
@@ -66,7 +65,7 @@ class DiffusionSetup:
         blueprint = open_model(
             config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
         )
-        plain = device.type == "cpu" and config.quantize == "off" and config.offload != "blocks" and not config.shard
+        plain = device.type == "cpu" and config.quantize == "off" and not config.shard
         self._blueprint = without_libraries(blueprint) if plain else blueprint
         self.config = with_defaults(config, self._blueprint, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
@@ -221,13 +220,10 @@ class LoadedDiffusionModel:
 
     def stream_blocks(self, resident: int) -> str:
         """Stream the denoiser's blocks, but for ``resident`` of them, from now on; returns a note for the log."""
-        every = self.model.family.blocks(self.model.denoiser)
-        blocks = [every[number] for number in streamed_blocks(len(every), resident)]
-        stream = stream_denoiser(self.model.denoiser, blocks, self.task.device)
-        self.task.stream = stream
-        total, slots = (f"{size / 2**30:.2f} GiB" for size in (stream.streamed_bytes, stream.slot_bytes))
-        count = f"{len(blocks)} of {len(every)} blocks" if resident else f"{len(blocks)} blocks"
-        return f"{count} ({total}) are in host memory; {slots} on the device hold those that run next"
+        denoiser = self.model.denoiser
+        blocks = self.model.family.blocks(denoiser)
+        self.task.stream, note = stream_network(denoiser, blocks, self.task.device, resident)
+        return note
 
     def notes(self) -> list[str]:
         """Return notes for the log about the dataset."""

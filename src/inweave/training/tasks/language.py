@@ -26,6 +26,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.data.texts import Text
 from inweave.training.data.token_rows import token_rows
+from inweave.weights.streaming.stream import BlockStream
 
 _IGNORED = -100
 
@@ -47,6 +48,7 @@ class LanguageTask:
         self.networks: dict[str, nn.Module] = {"model": network}
         self.device, self.dtype = device or network.device, network.dtype
         self.config = config
+        self.stream: BlockStream | None = None  # of the network's blocks
         self.texts = len(texts)
         candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self._padding = next(token for token in candidates if token is not None)

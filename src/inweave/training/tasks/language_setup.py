@@ -29,6 +29,8 @@ from inweave.training.memory.meta import Measured, measure_network
 from inweave.training.output.samples import SampleImage
 from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.language import LanguageTask, token_loss
+from inweave.training.tasks.offload import stream_network
+from inweave.weights.streaming.stream import listed_blocks
 
 
 def language_model_folder(config: TrainConfig) -> Path | None:
@@ -102,8 +104,10 @@ class LanguageSetup:
         return TextReport(task.texts, len(counts), tokens, trained, held_out, batches, total, task.cuts), []
 
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedLanguageModel:
-        where = torch.device("cpu") if config.shard else self.device
-        with oom_hint(f"load {config.model}", "set a smaller precision, or `shard` with several processes"):
+        """Read the weights; ``staged``: to host memory, from where blocks are streamed."""
+        where = torch.device("cpu") if config.shard or staged else self.device
+        advice = 'set offload = "blocks", a smaller precision, or `shard` with several processes'
+        with oom_hint(f"load {config.model}", advice):
             network, tokenizer = load_language_model(self._folder, where, DTYPES[config.precision])
         task = LanguageTask(network, tokenizer, self._texts, config, self.device)
         shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
@@ -135,7 +139,8 @@ class LoadedLanguageModel:
         """Do nothing: these blocks do little besides products and attention."""
 
     def stream_blocks(self, resident: int) -> str:
-        raise ConfigError("offload: the blocks of a language model are not streamed; leave it out")
+        self.task.stream, note = stream_network(self.model, listed_blocks(self.model), self.task.device, resident)
+        return note
 
     def notes(self) -> list[str]:
         return [text] if (text := self.task.cuts.text()) else []

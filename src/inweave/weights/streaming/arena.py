@@ -126,18 +126,17 @@ def owns(storage: torch.UntypedStorage) -> bool:
     return storage.data_ptr() in _gathered
 
 
-def host_memory(size: int, what: str) -> torch.Tensor:
+def host_memory(size: int, what: str, advice: str = 'quantize the base, or set offload = "off"') -> torch.Tensor:
     """Return bytes of host memory in a map of its own.
 
     Raises:
-        MemoryBudgetError: the host has too little; ``what`` names the use.
+        MemoryBudgetError: the host has too little; ``what`` names the use, ``advice`` what to do.
     """
     try:
         return host_buffer(size)
     except (OSError, MemoryError, RuntimeError) as error:
         raise MemoryBudgetError(
-            f"not enough host memory for {what} ({size / 2**30:.2f} GiB: {error}); quantize the base, or set "
-            'offload = "off"'
+            f"not enough host memory for {what} ({size / 2**30:.2f} GiB: {error}); {advice}"
         ) from None
 
 

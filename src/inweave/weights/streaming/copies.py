@@ -54,6 +54,13 @@ class HostCopies:
         """Do nothing."""
 
 
+class BlankCopies(HostCopies):
+    """Copies of tensors on the meta device, which have no numbers."""
+
+    def send(self, target: torch.Tensor, source: torch.Tensor, after: Any) -> None:
+        """Do nothing."""
+
+
 class CudaCopies:
     """Copies on a second stream; work is on the stream that is current when a method is called."""
 
@@ -71,7 +78,7 @@ class CudaCopies:
         return event
 
     def send(self, target: torch.Tensor, source: torch.Tensor, after: torch.cuda.Event | None) -> torch.cuda.Event:
-        """Start a copy from page-locked memory after an event; returns the event of its end."""
+        """Start a copy from or to page-locked memory after an event; returns the event of its end."""
         if after is not None:
             self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
@@ -89,8 +96,10 @@ class CudaCopies:
 
 
 def copies_to(device: torch.device) -> Copies:
-    """Return the way to copy to a device."""
-    return CudaCopies(device) if device.type == "cuda" else HostCopies()
+    """Return the way to copy to a device, and back from it."""
+    if device.type == "cuda":
+        return CudaCopies(device)
+    return BlankCopies() if device.type == "meta" else HostCopies()
 
 
 def lock_pages(memory: torch.Tensor, device: torch.device) -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,15 @@ from inweave.errors import ConfigError, MemoryBudgetError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
 from inweave.training.memory import estimate as estimating
-from inweave.training.memory.estimate import GIB, HOST, RESERVE, Measurements, sum_up
+from inweave.training.memory.estimate import (
+    GIB,
+    HOST,
+    RESERVE,
+    LanguageModelSpec,
+    Measurements,
+    moves_inputs,
+    sum_up,
+)
 from inweave.training.memory.meta import Measured
 from inweave.training.memory.plan import limit_for, plan_memory, plan_run
 from inweave.training.memory.speed import CONVERSION, PASSES, PRODUCTS, Speed, speed_of, speed_of_card
@@ -32,11 +41,15 @@ SPEED = Speed(1e14, host=50 * GIB)
 
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 blocks of half a GiB and a quarter beside them; 2 GiB of encoders; an example keeps 4, 2 and 1 GiB by mode."""
+    """8 blocks of half a GiB and a quarter beside them; 2 GiB of encoders; an example keeps 4, 2 and 1 GiB by mode.
+
+    A quarter of the 1 GiB is left on the device if inputs of blocks are in host memory.
+    """
 
     def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, **__: Any) -> Measured:
         factor = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
-        return stored(Measured({}, 1 << 20, factor * GIB, GIB // 4, 10**13), config.quantize)
+        size = GIB // 4 if config.offload_activations == "on" else factor * GIB
+        return stored(Measured({}, 1 << 20, size, GIB // 4, 10**13), config.quantize)
 
     def stored(measured: Measured, format: str) -> Measured:
         block = int(GIB // 2 * SHRINK[format])
@@ -74,7 +87,7 @@ def plan(limit: float, *, speed: Speed = SPEED, **settings: Any) -> Any:
 def test_only_what_does_not_fit_otherwise_is_streamed_and_as_little_as_must_be() -> None:
     resident = plan(6.5, gradient_checkpointing="off")
     assert resident.config.offload == "auto" and resident.config.gradient_checkpointing == "full" and resident.staged
-    one = plan(6.2, gradient_checkpointing="full")
+    one = plan(6.2, gradient_checkpointing="full", offload_activations="off")
     assert one.config.offload == "blocks" and one.resident == 5 and one.estimate["total_bytes"] <= 6.2 * GIB
     every = plan(3.4, gradient_checkpointing="full")
     assert every.resident == 0
@@ -83,7 +96,51 @@ def test_only_what_does_not_fit_otherwise_is_streamed_and_as_little_as_must_be()
     assert 'offload "blocks": the base is in host memory, 6.50 GiB with the encoders; a step copies 8.00 GiB' in reasons
     assert "5 blocks stay on the device" in "; ".join(one.reasons)
     with pytest.raises(MemoryBudgetError, match=r"vram: 6.20 GiB is not enough"):
-        plan(6.2, offload="off")
+        plan(6.2, offload="off", offload_activations="off")
+
+
+def test_inputs_of_blocks_leave_the_device_before_blocks_do_and_only_if_they_must() -> None:
+    assert plan(6.5).config.offload_activations == "auto", "full recomputation fits"
+    moved = plan(6.2)
+    assert (moved.config.offload, moved.config.offload_activations) == ("auto", "on")
+    assert moved.config.gradient_checkpointing == "full" and moved.estimate["total_bytes"] <= 6.2 * GIB
+    assert 'offload_activations "on": the inputs of blocks are in host memory' in "; ".join(moved.reasons)
+    slow = Speed(1e14, host=5 * GIB)
+    both = plan(4.5, speed=slow)
+    assert (both.config.offload, both.config.offload_activations) == ("blocks", "on"), "room for blocks is worth more"
+    assert both.resident > plan(4.5, speed=slow, offload_activations="off").resident
+    assert plan(4.5).config.offload_activations == "auto", "copies take no longer than the work"
+    rows = [row.changes for row in plan_table(Measurements(published("sdxl"), config()), config(), SPEED)]
+    assert any("blocks streamed" in row and "inputs of blocks in host memory" in row for row in rows), rows
+
+
+def test_inputs_in_host_memory_are_counted_there_and_as_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = config(gradient_checkpointing="full", offload_activations="on", batch_size=2, gradient_accumulation=3)
+    measurements = Measurements(published("sdxl"), requested)
+    measured = replace(measurements.at(requested), inputs=GIB)
+    monkeypatch.setattr(measurements, "at", lambda _: measured)
+    needs = sum_up(measurements, requested, staged=False)
+    assert needs["inputs_bytes"] == 2 * GIB and needs["host_bytes"] == HOST + 2 * GIB
+    assert needs["copied_per_step"] == 3 * 2 * GIB, "to the host and back at the same time"
+    assert moves_inputs(requested)
+    assert not moves_inputs(config(offload_activations="auto", gradient_checkpointing="full"))
+    with pytest.raises(ConfigError, match="offload_activations: without gradient checkpointing"):
+        config(offload_activations="on", gradient_checkpointing="off")
+
+
+def test_a_language_model_that_does_not_fit_is_streamed() -> None:
+    def measure(config: TrainConfig, dtype: torch.dtype, checkpoint: Any) -> Measured:
+        return Measured({"model": 8 * GIB}, 1 << 20, GIB // 4, 0, 10**12, blocks={"model": (GIB // 2,) * 15})
+
+    requested = config(gradient_checkpointing="full")
+    measurements = Measurements(LanguageModelSpec(torch.bfloat16, measure), requested)
+    resident = plan_memory(measurements, requested, 10 * GIB, SPEED)
+    assert resident.config.offload == "auto" and resident.estimate["host_bytes"] == HOST
+    streamed = plan_memory(measurements, requested, 5 * GIB, SPEED)
+    assert streamed.config.offload == "blocks" and streamed.staged and streamed.resident > 2
+    assert streamed.estimate["host_bytes"] == HOST + 8 * GIB and streamed.estimate["total_bytes"] <= 5 * GIB
+    assert "the base is in host memory, 8.00 GiB; a step copies" in "; ".join(streamed.reasons)
+    assert any("blocks streamed" in row.changes for row in plan_table(measurements, requested, SPEED))
 
 
 @pytest.mark.parametrize(("batch_size", "more"), [(1, 0.5), (4, 1.0)])

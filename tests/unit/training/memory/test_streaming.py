@@ -21,7 +21,9 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.execution.compilation import compile_problems
 from inweave.training.loop import Run
 from inweave.training.session import prepare
+from inweave.training.tasks import diffusion_setup
 from inweave.training.tasks.arrivals import usable
+from inweave.weights.streaming import activations
 from inweave.weights.streaming.copies import HostCopies
 from inweave.weights.streaming.stream import BlockStream
 from tests.peers import tiny_models as tiny
@@ -65,6 +67,18 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DequantizingLinear, "SMALLEST_SIDE", 8)
 
 
+@pytest.fixture
+def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resident weights are in memory of their own too: in a mapped file they begin anywhere, and MKL rounds by that."""
+    load: Any = diffusion_setup.load_model  # type: ignore[attr-defined]
+
+    def own(*arguments: Any, **options: Any) -> Any:
+        return load(*arguments, **{**options, "arrived": options.get("arrived") or (lambda *_: None)})
+
+    monkeypatch.setattr(diffusion_setup, "load_model", own)
+
+
+@pytest.mark.usefixtures("aligned")
 @pytest.mark.parametrize(
     ("variant", "more"),
     [
@@ -104,6 +118,36 @@ def test_samples_validation_and_a_resumed_run(tmp_path: Path) -> None:
     outcome(settings(tmp_path / "twice", "", offload="blocks", **{**more, "steps": 1}))
     rest = outcome(settings(tmp_path / "twice", "", offload="off", resume="auto", **more))
     assert rest[1] == resident[1], "not a setting that a resumed run must keep"
+
+
+@pytest.mark.parametrize(
+    ("variant", "more"),
+    [
+        ("sdxl", {"gradient_checkpointing": "full", "gradient_accumulation": 2}),
+        ("flux1-dev", {"gradient_checkpointing": "full", "offload": "blocks"}),
+        ("flux1-dev", {"gradient_checkpointing": "selective", "quantize": "int8"}),
+        ("qwen-image", {"gradient_checkpointing": "full", "validation_split": 0.5, "validate_every": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_inputs_of_blocks_in_host_memory_change_no_bit(
+    variant: str, more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activations, "SMALLEST", 1 << 12)
+    made: list[activations.HostActivations] = []
+    make = activations.HostActivations.__init__
+
+    def remember(self: activations.HostActivations, *arguments: Any, **options: Any) -> None:
+        made.append(self)
+        make(self, *arguments, **options)
+
+    monkeypatch.setattr(activations.HostActivations, "__init__", remember)
+    there = outcome(settings(tmp_path / "there", variant, **more))
+    assert not made
+    moved = outcome(settings(tmp_path / "moved", variant, offload_activations="on", **more))
+    assert moved[:2] == there[:2] and any("inputs of checkpointed blocks" in str(each.get("text")) for each in moved[3])
+    assert len(made) == 1 and made[0].host_bytes > 1 << 14
+    assert sum(len(each) * size for size, each in made[0]._free.items()) == made[0].host_bytes, "all is given back"
 
 
 def test_split_batches(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.texts import read_texts
 from inweave.training.session import check, prepare, train
 from inweave.training.tasks.language import LanguageTask
+from inweave.weights.streaming import activations
 from tests.unit.training.tiny import file_bits
 
 SONG = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat on a mat", "the mat and the log"]
@@ -247,3 +248,30 @@ def test_a_memory_limit_is_met_with_batches_in_parts(
     assert planned.losses == pytest.approx(whole.losses, rel=1e-5)
     with pytest.raises(MemoryBudgetError, match=r"raise the limit|larger limit"):
         check(TrainConfig.of(**settings, vram="1024.01MiB"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("llama", {"gradient_checkpointing": "full", "offload_activations": "on"}),
+        ("llama", {"gradient_checkpointing": "selective", "gradient_accumulation": 2}),
+        ("gpt2", {"gradient_checkpointing": "off"}),
+    ],
+)
+def test_blocks_in_host_memory_change_no_bit(
+    kind: str, more: dict[str, Any], folders: dict[str, Path], texts: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(activations, "SMALLEST", 0)
+    results = []
+    for offload in ("off", "blocks"):
+        config = configured(folders[kind], texts, tmp_path / offload, steps=4, offload=offload, **more)
+        run, _ = prepare(config)
+        task: Any = run.task
+        if offload == "blocks":
+            assert task.stream.streamed_bytes > 0 and any("are in host memory" in note for _, note in run.notes)
+            for slot in task.stream._ring._slots:
+                slot.fill_(255)  # nothing of the base may be read but what was copied for it
+        results.append(run.train())
+    resident, streamed = results
+    assert streamed.losses == resident.losses and file_bits(streamed.path) == file_bits(resident.path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from inweave.serve.api.a1111 import generate, lists, options, progress
+from inweave.serve.api.a1111 import extras, generate, lists, options, progress
 from inweave.serve.api.errors import Api
 from inweave.serve.jobs.job import Failure
 
@@ -27,4 +27,4 @@ def render(status: int, failure: Failure, more: dict[str, Any]) -> dict[str, Any
     return {"error": failure.code, "detail": failure.message, "body": "", "errors": failure.message, **more}
 
 
-API = Api((generate.router, lists.router, options.router, progress.router), SdError, render)
+API = Api((generate.router, extras.router, lists.router, options.router, progress.router), SdError, render)

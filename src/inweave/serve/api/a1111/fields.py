@@ -2,8 +2,9 @@
 
 Every field works, or has no effect on an image anywhere, or is one of these:
 
-refused    it asks for another image than this worker can make: unknown samplers and schedulers, hires fix, a refiner,
-           styles, variations, tiling, and scripts that are on, such as ControlNet (A1111 refuses scripts it lacks too)
+refused    it asks for another image than this worker can make: unknown samplers and schedulers, a refiner, variations,
+           tiling, another prompt or checkpoint in the second pass, and scripts that are on, such as ControlNet, which
+           this worker does not have (A1111 refuses scripts it lacks too)
 named      the image is the one that was asked for, without a finishing touch: in `warnings`, and in `info` with its
            `infotexts`, which clients show
 
@@ -26,16 +27,16 @@ _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
 #: fields that change images in A1111 and have no effect here -> their values that mean "off" or "as always"
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "subseed_strength": (0, -1), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
-    "restore_faces": (False,), "tiling": (False,), "enable_hr": (False,), "refiner_checkpoint": ("", "None"),
+    "restore_faces": (False,), "tiling": (False,), "refiner_checkpoint": ("", "None"),
     "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,), "s_noise": (1,),
-    "s_min_uncond": (0,), "eta": (0, 1), "styles": ([],), "firstpass_image": ("",),
+    "s_min_uncond": (0,), "eta": (0, 1), "firstpass_image": ("",),
     "initial_noise_multiplier": (1,), "image_cfg_scale": (0, 1, 1.5), "latent_mask": ("",), "mask_round": (True,),
     "save_images": (False,),
 }  # fmt: skip
 #: those of them without which the image would be another one
 _REFUSED = (
-    "subseed_strength", "seed_resize_from_h", "seed_resize_from_w", "tiling", "enable_hr", "refiner_checkpoint",
-    "styles", "firstpass_image", "latent_mask", "alwayson_scripts",
+    "subseed_strength", "seed_resize_from_h", "seed_resize_from_w", "tiling", "refiner_checkpoint", "firstpass_image",
+    "latent_mask", "alwayson_scripts",
 )  # fmt: skip
 #: settings of the web UI that requests may override -> their values that match what this worker does
 _OVERRIDES: dict[str, tuple[Any, ...] | None] = {
@@ -48,6 +49,7 @@ _KNOWN = {*Img2Img.model_fields, "url", "auth"}
 FIELD_NAMES = {
     "guidance": "cfg_scale", "count": "batch_size", "strength": "denoising_strength", "image": "init_images",
     "mask_image": "mask", "sampler": "sampler_name", "schedule": "scheduler", "feather": "mask_blur",
+    "upscale.upscaler": "hr_upscaler", "upscale.scale": "hr_scale", "upscale": "enable_hr",
 }  # fmt: skip
 
 
@@ -55,7 +57,8 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     """Return the fields of an image request."""
     names = {"prompt": "prompt", "negative_prompt": "negative_prompt", "steps": "steps", "cfg_scale": "guidance",
              "width": "width", "height": "height", "clip_skip": "clip_skip", "on_mismatch": "on_mismatch",
-             "loras": "loras"}  # fmt: skip
+             "loras": "loras", "upscale": "upscale", "outpaint": "outpaint", "grid": "grid",
+             "template": "template"}  # fmt: skip
     fields = {"prompt": ""} | {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
     for name in ("steps", "width", "height", "clip_skip"):  # clients send 20.0 for 20
         if isinstance(fields.get(name), float) and fields[name].is_integer():
@@ -70,6 +73,10 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     if switch(body, "do_not_save_samples", False):
         fields["gallery"] = False
     fields |= _sampler(body, warnings)
+    if styles := body.get("styles"):
+        if not isinstance(styles, list) or not all(isinstance(name, str) for name in styles):
+            raise ConfigError(Problem("styles", "expected a list of names"))
+        fields["styles"] = [name for name in styles if name and name != "None"]
     if script := body.get("script_name"):
         raise ConfigError(Problem("script_name", f"script {str(script)[:60]!r} not found; scripts are not supported"))
     return fields
@@ -77,9 +84,9 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
 
 def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
     """Return sampler and schedule; raise ConfigError for unknown ones, or warn that the default replaces them."""
-    label = _label(body, "sampler_name") or _label(body, "sampler_index")
+    label = label_of(body, "sampler_name") or label_of(body, "sampler_index")
     sampler, schedule = sampler_name(label)
-    scheduler = _label(body, "scheduler")
+    scheduler = label_of(body, "scheduler")
     problems = []
     if scheduler and schedule_name(scheduler) not in offered_schedules():
         problems.append(Problem("scheduler", schedule_refusal(scheduler)))
@@ -103,7 +110,8 @@ def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
     return {"sampler": sampler} | ({} if schedule is None else {"schedule": schedule})
 
 
-def _label(body: Mapping[str, Any], name: str) -> str:
+def label_of(body: Mapping[str, Any], name: str) -> str:
+    """Return the value of a field that holds a name, "" if it is not there."""
     value = body.get(name) or ""
     if not isinstance(value, str):
         raise ConfigError(Problem(name, f"expected a name, got {for_message(value)}"))
@@ -132,7 +140,7 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
     scripts = body.get("alwayson_scripts")
     if isinstance(scripts, Mapping):
         active = [name for name, script in scripts.items() if _is_on(script)]
-        lines += [f"alwayson_scripts: script {str(name)[:60]!r} has no effect here" for name in active[:50]]
+        lines += [f"alwayson_scripts: script {str(name)[:60]!r} {_about_script(str(name))}" for name in active[:50]]
     elif scripts:
         lines.append("alwayson_scripts has no effect here")
     overrides = body.get("override_settings")
@@ -143,6 +151,10 @@ def ignored_fields(body: Mapping[str, Any]) -> list[str]:
     if unknown := [name for name in body if name not in _KNOWN and name not in _UNSUPPORTED]:
         lines.append(f"unknown fields were ignored: {', '.join(str(name)[:60] for name in unknown[:20])}")
     return lines
+
+
+def _about_script(name: str) -> str:
+    return "is not supported by this worker" if "controlnet" in name.lower() else "has no effect here"
 
 
 def _is_on(script: object) -> bool:

@@ -31,6 +31,7 @@ from inweave.serve.api.a1111.fields import (
     switch,
     whole_number,
 )
+from inweave.serve.api.a1111.hires import second_pass
 from inweave.serve.api.a1111.images import Inpainting, MaskSettings, prepare_inpainting
 from inweave.serve.api.a1111.info import generation_info
 from inweave.serve.api.a1111.options import SdOptions
@@ -53,7 +54,7 @@ _IMG2IMG = {"prompt": "a pear", "init_images": ["iVBORw0KGgo..."]}
 @router.post("/txt2img", responses=MAY_BE_BUSY, openapi_extra=json_body_of(Txt2Img, _TXT2IMG))
 async def txt2img(request: Request) -> JSONResponse:
     body = await image_body(request)
-    return await _generate(request, body, {"operation": "image_generation"}, [])
+    return await _generate(request, body, {"operation": "image_generation"}, [], hires=True)
 
 
 @router.post("/img2img", responses=MAY_BE_BUSY, openapi_extra=json_body_of(Img2Img, _IMG2IMG))
@@ -112,6 +113,7 @@ async def _generate(
     fields: dict[str, Any],
     warnings: list[str],
     inpainting: Inpainting | None = None,
+    hires: bool = False,
 ) -> JSONResponse:
     service = service_of(request)
     started = time.perf_counter()
@@ -119,6 +121,8 @@ async def _generate(
     refuse_unsupported(body)
     warnings += [*ignored_fields(body), *(f"option {line}" for line in options.without_effect)]
     fields |= image_fields(body, warnings)
+    if hires:
+        fields |= second_pass(body, fields)
     if fields["seed"] == -1:  # drawn here, so that the answer has it also if the job is interrupted
         fields["seed"] = secrets.randbits(32)
     chosen = options.override(body.get("override_settings") or {}, service.models)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from PIL import Image, ImageChops, ImageFilter, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
+from inweave.generate.canvas import fill_masked
 from inweave.serve.api.resize import Size, fit, open_png, png_bytes
 
 Box = tuple[int, int, int, int]
-FILL_SIDE = 512  # the colors around a mask are smooth: they are computed at this size
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,31 +105,6 @@ def crop_region(mask: Image.Image, padding: int, target: tuple[int, int]) -> Box
     left = min(max(0, left - (wide - width) // 2), mask.width - wide)
     top = min(max(0, top - (high - height) // 2), mask.height - high)
     return left, top, left + wide, top + high
-
-
-def fill_masked(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """Return an image with its masked part replaced by the colors around it: averages of ever larger neighborhoods."""
-    scale = min(1.0, FILL_SIDE / max(image.size))
-    known = image.convert("RGBA")
-    known.putalpha(ImageOps.invert(mask))
-    levels = [_coarser(known, (max(1, round(image.width * scale)), max(1, round(image.height * scale))))]
-    while max(levels[-1].size) > 1:
-        levels.append(_coarser(levels[-1], ((levels[-1].width + 1) // 2, (levels[-1].height + 1) // 2)))
-    if levels[-1].getchannel("A").getextrema() == (0, 0):
-        return image  # all of it is masked: there is nothing around it
-    colors = levels.pop()
-    while levels:
-        finer = levels.pop()
-        colors = colors.resize(finer.size, Image.Resampling.BILINEAR)
-        colors.alpha_composite(finer)
-    return Image.composite(colors.convert("RGB").resize(image.size, Image.Resampling.BICUBIC), image, mask)
-
-
-def _coarser(level: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Average the pixels that are not transparent; the result is transparent where all of its parts are."""
-    smaller = level.resize(size, Image.Resampling.BOX)
-    smaller.putalpha(smaller.getchannel("A").point(lambda alpha: 255 if alpha else 0))
-    return smaller
 
 
 def _flat(image: Image.Image, background: str) -> Image.Image:

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from inweave.generate.infotext import SAMPLER_LABELS, infotext
+from inweave.generate.infotext import SAMPLER_LABELS, infotext, second_pass_fields
 from inweave.serve.jobs.job import Job
 
 
@@ -25,6 +25,7 @@ def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str,
     if result["loras"]:
         extra["Lora hashes"] = ", ".join(f"{lora['name']}: {lora['autov3']}" for lora in result["loras"])
         extra["LoRA modules"] = {lora["name"]: lora["modules"] for lora in result["loras"]}
+    extra |= {name: value for name, value in second_pass_fields(first).items() if name != "Denoising strength"}
     if every := [*warnings, *result["warnings"], *job.request.get("warnings", [])]:
         extra["Warnings"] = every
     prompt, negative = first.get("prompt", ""), first.get("negative_prompt", "")
@@ -38,10 +39,12 @@ def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str,
         "cfg_scale": first.get("guidance"), "steps": first.get("steps"),
         "batch_size": batch_size, "restore_faces": False, "face_restoration_model": None,
         "sd_model_name": job.model, "sd_model_hash": None, "sd_vae_name": None, "sd_vae_hash": None,
-        "seed_resize_from_w": -1, "seed_resize_from_h": -1, "denoising_strength": first.get("strength"),
+        "seed_resize_from_w": -1, "seed_resize_from_h": -1,
+        "denoising_strength": (first.get("upscale") or first).get("strength"),
         "extra_generation_params": extra, "index_of_first_image": 0,
         "infotexts": [infotext(record) + note for record in records],
-        "styles": [], "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(job.created)),
+        "styles": [*(first.get("template") or {}).get("styles", ())],
+        "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(job.created)),
         "clip_skip": first.get("clip_skip", 1), "is_using_inpainting_conditioning": False, "version": "inweave",
         "interrupted": job.state == "cancelled",
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -81,13 +82,29 @@ async def memory() -> dict[str, Any]:
     return {"ram": ram, "cuda": {"error": "not measured by the web process"}}
 
 
-@router.get("/sd-vae")
 @router.get("/upscalers")
+async def upscalers(request: Request) -> list[dict[str, Any]]:
+    names = [each["label"] for each in await service_of(request).prompts.upscalers() if not each["latent"]]
+    return [
+        {"name": name, "model_name": None, "model_path": None, "model_url": None, "scale": 4}
+        for name in ("None", *names)
+    ]
+
+
 @router.get("/latent-upscale-modes")
+async def latent_upscale_modes(request: Request) -> list[dict[str, Any]]:
+    return [{"name": each["label"]} for each in await service_of(request).prompts.upscalers() if each["latent"]]
+
+
+@router.get("/prompt-styles")
+async def prompt_styles(request: Request) -> list[dict[str, Any]]:
+    return [asdict(style) for style in await service_of(request).prompts.styles()]
+
+
+@router.get("/sd-vae")
 @router.get("/hypernetworks")
 @router.get("/face-restorers")
 @router.get("/realesrgan-models")
-@router.get("/prompt-styles")
 @router.get("/script-info")
 @router.get("/extensions")
 @router.get("/artists")

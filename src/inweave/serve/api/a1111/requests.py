@@ -45,6 +45,11 @@ class Txt2Img(BaseModel):
     send_images: bool | None = None
     force_task_id: str | None = None
     infotext: str | None = Field(default=None, max_length=MAX_INFOTEXT)
+    styles: list[str] | None = Field(default=None, description="names of `prompt-styles`")
+    upscale: dict[str, Any] | None = Field(default=None, description="ours: the second pass, as in /v1/jobs")
+    outpaint: dict[str, Any] | None = Field(default=None, description="ours: pixels to add to each side of the image")
+    grid: list[str] | None = Field(default=None, description="ours: axes of a sheet")
+    template: dict[str, Any] | None = Field(default=None, description="ours: what the prompts were resolved from")
     alwayson_scripts: dict[str, Any] | None = None
     script_name: str | None = None
     script_args: list[Any] | None = None
@@ -55,6 +60,7 @@ class Txt2Img(BaseModel):
     refiner_switch_at: float | None = None
     firstphase_width: int | None = None
     firstphase_height: int | None = None
+    enable_hr: bool | None = Field(default=None, description="enlarge each image and paint it again (hires fix)")
     hr_scale: float | None = None
     hr_upscaler: str | None = None
     hr_second_pass_steps: int | None = None
@@ -81,6 +87,36 @@ class Img2Img(Txt2Img):
     inpaint_full_res_padding: int | None = None
     inpainting_mask_invert: bool | Literal[0, 1] | None = None
     include_init_images: bool | None = None
+
+
+class Extras(BaseModel):
+    """How images are enlarged."""
+
+    resize_mode: Literal[0, 1] | None = None
+    upscaling_resize: float | None = Field(default=None, description="times both sides; 2 by default")
+    upscaling_resize_w: int | None = None
+    upscaling_resize_h: int | None = None
+    upscaling_crop: bool | None = None
+    upscaler_1: str | None = Field(default=None, description="a name of `upscalers`")
+
+
+class ExtrasSingle(Extras):
+    """An image to enlarge."""
+
+    image: str = Field(description=_IMAGE)
+
+
+class ExtrasFile(BaseModel):
+    """One of several images to enlarge."""
+
+    data: str = Field(description=_IMAGE)
+    name: str | None = None
+
+
+class ExtrasBatch(Extras):
+    """Images to enlarge."""
+
+    imageList: list[ExtrasFile] = Field(min_length=1)
 
 
 class PngInfo(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from inweave.serve.api.errors import Api
-from inweave.serve.api.native import datasets, gallery, images, jobs, loras, queue, status, training, uploads
+from inweave.serve.api.native import datasets, gallery, images, jobs, loras, prompts, queue, status, training, uploads
 from inweave.serve.api.rbee import routes as rbee
 from inweave.serve.http import sessions
 from inweave.serve.jobs.job import Failure
@@ -36,7 +36,7 @@ def render(status: int, failure: Failure, more: dict[str, Any]) -> dict[str, Any
 API = Api(
     (
         jobs.router, queue.router, gallery.router, loras.router, loras.conversions, datasets.router, training.router,
-        images.router, uploads.router, status.router, rbee.router, sessions.router,
+        images.router, uploads.router, prompts.router, status.router, rbee.router, sessions.router,
     ),
     Error, render,
 )  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from inweave.errors import ConfigError, InweaveError
+from inweave.generate.enlarge import upscaler_name
 from inweave.generate.prompt import parse
 from inweave.library import LibraryEntry
 from inweave.models.sampler_names import sampler_name, schedule_name
@@ -39,6 +40,9 @@ async def settings_document(service: Service, source: Mapping[str, Any]) -> dict
     """Return the settings in an image, as fields of `ImageSettings`, with what this worker has of them."""
     config = _canonical(source["config"])
     warnings = [str(line) for line in source["warnings"]]
+    if source["axes"]:
+        config["grid"] = list(source["axes"])
+        warnings = [line for line in warnings if not line.startswith("a grid of ")]
     warnings += [f"{name}: the image was made from another one, which it does not hold" for name in source["inputs"]]
     loras = [await _resolved(service, reference, digest, warnings) for reference, digest in _references(source)]
     name = source["model"].get("name")
@@ -56,6 +60,8 @@ def _canonical(config: Mapping[str, Any]) -> dict[str, Any]:
             canonical.setdefault("schedule", schedule)
     if isinstance(canonical.get("schedule"), str):
         canonical["schedule"] = schedule_name(canonical["schedule"])
+    if isinstance(upscale := canonical.get("upscale"), Mapping) and isinstance(upscale.get("upscaler"), str):
+        canonical["upscale"] = {**upscale, "upscaler": upscaler_name(upscale["upscaler"])}
     return canonical
 
 

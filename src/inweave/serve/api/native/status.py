@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from inweave.formats.dialects import written_dialects
+from inweave.generate.sweep import AXES
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api.context import service_of
 from inweave.serve.api.errors import RETRY_AFTER
@@ -24,7 +25,10 @@ from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
 router = APIRouter()
-_FEATURES = ("lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority", "uploads")
+_FEATURES = (
+    "lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority", "uploads", "upscale",
+    "outpaint", "styles", "wildcards", "sheets",
+)  # fmt: skip
 
 
 @router.get("/v1/capabilities")
@@ -39,6 +43,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
         "models": [
             {"name": name, "default": name == models.name(None), **await models.facts(name)} for name in models.names
         ],
+        "upscalers": await service.prompts.upscalers(), "axes": list(AXES),
         "samplers": list(offered_samplers()), "schedules": list(offered_schedules()),
         "bases": [known.name for known in KNOWN], "dialects": written_dialects(), "features": features,
         "limits": {

@@ -45,6 +45,8 @@ interface ResultImage {
   index: number;
   seed: number;
   settings: ImageSettings;
+  /** the axes of a sheet */
+  grid?: string[];
   width: number;
   height: number;
   file: string;
@@ -243,6 +245,8 @@ interface Capabilities {
   bases: string[];
   dialects: string[];
   features: string[];
+  upscalers: { name: string; label: string; latent: boolean }[];
+  axes: string[];
   limits: {
     queue: number;
     body_bytes: number;
@@ -376,6 +380,26 @@ interface Draft extends Omit<ImageSettings, "loras"> {
   model?: string;
   /** whether the next image has the same seed */
   locked: boolean;
+  /** names, as JSON */
+  styles?: string;
+  /** axes of a sheet, as the API spells them */
+  across?: string;
+  down?: string;
+  upscaler?: string;
+  upscale_scale?: number;
+  upscale_strength?: number;
+  upscale_steps?: number;
+  outpaint_left?: number;
+  outpaint_top?: number;
+  outpaint_right?: number;
+  outpaint_bottom?: number;
+}
+
+/** A named text for prompts. */
+interface Style {
+  name: string;
+  prompt: string;
+  negative_prompt: string;
 }
 
 interface DraftStore extends Store<Draft> {

@@ -125,7 +125,7 @@ export function View() {
 					${form.mode !== "without" && html`<${NumberField} label=${t.count} value=${form.count} min=${2} max=${8} onChange=${count => change({count: Math.max(2, Math.min(8, count ?? 4))})} />`}
 				</div>
 				${form.mode === "pairs" && form.loras.length < 2 && html`<p class="field-hint">${t.two}</p>`}
-				<div class="row wrap">
+				<div class="row wrap compare-run">
 					<${Button} kind="primary" type="submit" disabled=${!sheet}>${t.run}<//>
 					${left > 0 && html`<${Button} onClick=${stop}>${t.cancel}<//>`}
 				</div>

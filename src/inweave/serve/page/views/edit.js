@@ -17,6 +17,7 @@ import {
 	useStore
 } from "../kit.js"
 import {Canvas} from "./edit/canvas.js"
+import {isExtended, Many, Outpaint} from "./edit/more.js"
 import {Result, useAsSource, useResults} from "./edit/result.js"
 import {cancel, draft, edit, openAddress, openFile, submit, zoomBy} from "./edit/state.js"
 import {fit, setFeather, setSize, Tools, takeAlpha, toggleMask} from "./edit/tools.js"
@@ -32,6 +33,7 @@ const open = files => openFile(files[0]).catch(showError)
 export function View() {
 	const {params} = useRoute()
 	const {source, shown, mask, version: _changed} = useStore(edit) // a mask is changed in place
+	const form = useStore(draft)
 	const painted = (mask?.painted ?? 0) > 0
 	const [busy, during] = useBusy()
 	const {images, current} = useResults()
@@ -51,11 +53,11 @@ export function View() {
 				${source ? html`<${Work} images=${images} current=${current} shown=${shown} />` : html`<${Start} />`}
 			</div>
 			<form class="generate-form card" onSubmit=${submits(run)}>
-				<${Form} draft=${draft} size=${t.ownSize}><${Strength} /><//>
+				<${Form} draft=${draft} size=${t.ownSize}><${Strength} /><${Outpaint} /><${Many} /><//>
 				<div class="stack generate-submit">
 					<${Seed} draft=${draft} />
 					<${Button} kind="primary" size="large" type="submit" busy=${busy} disabled=${!source}>
-						${!source ? t.choose : painted ? t.inpaint : t.transform}
+						${!source ? t.choose : isExtended(form) ? t.extend : painted ? t.inpaint : t.transform}
 					<//>
 				</div>
 			</form>

@@ -66,7 +66,7 @@ export function View() {
 			</form>
 			<div class="generate-result">
 				<div class="generate-stage card">
-					${shown ? html`<${Finished} key=${keyOf(shown)} item=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : loaded && html`<${Nothing} />`}
+					${shown ? html`<${Finished} item=${shown} onStep=${step} />` : current ? html`<${Running} key=${current.id} job=${current} />` : loaded && html`<${Nothing} />`}
 				</div>
 				${loaded && html`<${Gallery} images=${images} older=${older} selected=${shown ? keyOf(shown) : null} onSelect=${item => setSelected(keyOf(item))} />`}
 			</div>

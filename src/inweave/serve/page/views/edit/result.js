@@ -25,6 +25,9 @@ export const useAsSource = ({job, image}) =>
 		.then(blob => openImage(blob, image.file, {from: {job: job.id, image: String(image.index)}}))
 		.catch(showError)
 
+/** Whether a result cannot be laid over its source: it was extended. @param {EditSource} source @param {GalleryImage} item */
+const isOther = ({width, height}, {image}) => Math.abs(width / height - image.width / image.height) > 0.01
+
 /** @param {{ images: GalleryImage[], current?: Job }} props */
 export function Result({images, current}) {
 	const {source} = useStore(edit)
@@ -32,19 +35,24 @@ export function Result({images, current}) {
 	const picked = images.find(each => keyOf(each) === chosen)
 	const shown = picked ?? (current ? undefined : images[0])
 	if (!source) return null
+	const alt = shown && texts.generate.imageOf(shown.image.settings.prompt, shown.image.seed)
 	if (!shown && !current) return html`<${Empty} name="edit" title=${t.resultTitle} text=${t.resultText} />`
 	return html`${
 		shown
 			? html`<div class="edit-compare" style=${{"--ratio": shown.image.width / shown.image.height}}>
-					<${BeforeAfter}
+					${
+						isOther(source, shown)
+							? html`<img class="edit-larger" src=${shown.image.url} width=${shown.image.width} height=${shown.image.height} alt=${alt} />`
+							: html`<${BeforeAfter}
 						before=${source.url}
 						after=${shown.image.url}
 						beforeLabel=${t.before}
 						afterLabel=${t.after}
 						width=${shown.image.width}
 						height=${shown.image.height}
-						alt=${texts.generate.imageOf(shown.image.settings.prompt, shown.image.seed)}
-					/>
+						alt=${alt}
+					/>`
+					}
 				</div>
 				<div class="row wrap panel">
 					<${Button} icon="edit" onClick=${() => useAsSource(shown)}>${t.useResult}<//>

@@ -146,10 +146,13 @@ export async function openAddress({job, image = "0", upload, gallery, edit: made
 	if (prompt === undefined) take(promptOf({job: opened, image: found}))
 }
 
+/** What made an image larger or a sheet is not done to it again. */
+const PLAIN = {upscale: undefined, outpaint: undefined, grid: undefined}
+
 /** Take the settings of an image that will be edited. @param {Fields} settings */
 function take(settings) {
 	const {strength, feather} = draft.get()
-	draft.take({...settings, seed: undefined, width: undefined, height: undefined, strength, feather})
+	draft.take({...settings, ...PLAIN, seed: undefined, width: undefined, height: undefined, strength, feather})
 }
 
 /** Queue a job with the image, its mask if there is one, and the form. */

@@ -14,8 +14,66 @@ import {
 } from "../../kit.js"
 
 const t = texts.generate
-const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "count"]
-const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"]
+const SIDES = ["left", "top", "right", "bottom"]
+const UPSCALE = ["scale", "strength", "steps"]
+const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "count"].concat(
+	UPSCALE.map(name => `upscale_${name}`),
+	SIDES.map(name => `outpaint_${name}`)
+)
+/** `styles`: names, as JSON; `across` and `down`: the axes of a sheet, as the API spells them */
+const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule", "upscaler", "styles", "across", "down"]
+
+/** The request of a form, whose fields are flat. @param {Fields} fields @returns {Fields} */
+export function requestOf({upscaler, styles, across, down, ...fields}) {
+	/** @param {string} prefix @param {string[]} names */
+	const take = (prefix, names) => {
+		const pairs = names.map(name => [name, fields[`${prefix}_${name}`]])
+		for (const name of names) delete fields[`${prefix}_${name}`]
+		return Object.fromEntries(pairs.filter(([, value]) => value !== undefined))
+	}
+	const upscale = take("upscale", UPSCALE)
+	const outpaint = take("outpaint", SIDES)
+	if (upscale.scale) fields.upscale = {...upscale, upscaler: upscaler || undefined}
+	if (Object.values(outpaint).some(Boolean)) fields.outpaint = outpaint
+	if (styles) fields.styles = namesIn(styles)
+	if (across || down) fields.grid = [across, down].filter(Boolean)
+	return fields
+}
+
+/** The names in a field of the form. @param {string | undefined} text @returns {string[]} */
+export function namesIn(text) {
+	try {
+		return JSON.parse(text || "[]")
+	} catch {
+		return [] // an address that was cut off
+	}
+}
+
+/** The fields of a form for the settings of an image. @param {Fields} settings @returns {Fields} */
+const flat = ({upscale, outpaint, grid, styles, template, ...settings}) => {
+	// the cells of a sheet made choices of their own
+	const written = grid?.length && template ? template : {}
+	const {upscaler, width, ...rest} = upscale ?? {}
+	if (upscale && !rest.scale) rest.scale = width && settings.width ? width / settings.width : 2
+	/** @param {string} prefix @param {Fields} fields */
+	const named = (prefix, fields) =>
+		Object.fromEntries(Object.entries(fields ?? {}).map(([name, value]) => [`${prefix}_${name}`, value]))
+	const chosen = written.styles ?? styles
+	const names = Array.isArray(chosen) ? (chosen.length ? JSON.stringify(chosen) : "") : chosen
+	const {prompt, negative_prompt} = {...settings, ...written}
+	const [across, down] = grid ?? [settings.across, settings.down]
+	return {
+		...settings,
+		...named("upscale", rest),
+		...named("outpaint", outpaint),
+		upscaler: upscaler ?? settings.upscaler,
+		styles: names,
+		prompt,
+		negative_prompt,
+		across,
+		down
+	}
+}
 
 /**
  * The form of a view, kept in its address.
@@ -70,7 +128,7 @@ export function createDraft(view, own = {}, place = () => ({})) {
 		const params = opened()
 		if (params) store.set(patchOf(params))
 	})
-	return {...store, fields, remember: write, take: settings => store.set(patchOf(settings))}
+	return {...store, fields, remember: write, take: settings => store.set(patchOf(flat(settings)))}
 }
 
 export const draft = createDraft("generate")
@@ -85,7 +143,8 @@ export async function submitDraft(form, more) {
 	clearErrors() // of the images before
 	const state = form.get()
 	if (!state.locked || state.seed === undefined) form.set({seed: randomSeed()})
-	const request = {...form.fields(), ...more}
+	const request = {...requestOf(form.fields()), ...more}
+	if (!request.image) delete request.outpaint // of an image whose settings were taken
 	const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20
 	const id = await submitJob({...request, preview_every: Math.max(1, Math.round(steps / 6))})
 	mine.add(id)

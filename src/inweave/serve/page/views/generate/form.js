@@ -1,5 +1,18 @@
 // The form of an image, for Generate and Edit: prompt, LoRAs, settings, seed.
-import {app, Button, findModel, html, NumberField, Select, Text, texts, useStore} from "../../kit.js"
+import {
+	app,
+	Button,
+	findModel,
+	html,
+	NumberField,
+	Select,
+	showError,
+	Text,
+	texts,
+	useEffect,
+	useState,
+	useStore
+} from "../../kit.js"
 import {randomSeed} from "./draft.js"
 import {Picker, Stack, Triggers} from "./loras.js"
 
@@ -37,7 +50,30 @@ export function Form({draft, size, children}) {
 			<${Picker} prompt=${state.prompt} onPrompt=${onPrompt} model=${state.model} />
 		</section>
 		<${Settings} draft=${draft} size=${size} />
+		<${Extras} draft=${draft} />
 	</div>`
+}
+
+const EXTRAS = /** @type {const} */ (["upscale_scale", "styles", "across", "down"])
+
+/** What is loaded once it is opened: styles, wildcards, upscaling, sheets. @param {{ draft: DraftStore }} props */
+function Extras({draft}) {
+	const state = useStore(draft)
+	const {capabilities} = useStore(app)
+	const used = EXTRAS.some(name => state[name])
+	const [open, setOpen] = useState(used)
+	const [module, setModule] = useState(/** @type {any} */ (null))
+	useEffect(() => {
+		if (open && !module) import("./extras.js").then(setModule, showError)
+	}, [open])
+	useEffect(() => {
+		if (used) setOpen(true)
+	}, [used])
+	if (!capabilities?.features.includes("upscale")) return null
+	return html`<details class="fold" open=${open} onToggle=${e => setOpen(e.currentTarget.open)}>
+		<summary>${t.extras}</summary>
+		${open && module && html`<${module.Extras} draft=${draft} />`}
+	</details>`
 }
 
 /** @param {{ draft: DraftStore, size?: string }} props */

@@ -26,7 +26,7 @@ import {
 	useStore
 } from "../../kit.js"
 import {draft} from "./draft.js"
-import {placeOf, trash} from "./gallery.js"
+import {keyOf, placeOf, trash} from "./gallery.js"
 import {settingsOf, takeMetadata} from "./metadata.js"
 
 const t = texts.generate
@@ -52,7 +52,7 @@ export function Running({job}) {
 	</figure>`
 }
 
-/** The settings of an image, with its LoRAs as tags in the prompt. @param {{ job: Job, image: { settings: ImageSettings } }} item */
+/** The settings of an image, with its LoRAs as tags in the prompt. @param {{ job: Job, image: { settings: ImageSettings, grid?: string[] } }} item */
 export function promptOf({job, image}) {
 	const prompt = image.settings.prompt ?? ""
 	const tagged = new Set(parseTags(prompt).map(tag => tag.name))
@@ -63,6 +63,7 @@ export function promptOf({job, image}) {
 	})
 	return {
 		...image.settings,
+		grid: image.grid,
 		prompt: [prompt, ...tags].filter(Boolean).join(" "),
 		loras: undefined,
 		count: undefined,
@@ -95,8 +96,10 @@ export const compareImage = id =>
 		.then(settingsOf)
 		.then(settings => navigate("compare", settings), showError)
 
-/** @param {{ item: GalleryImage }} props */
-export function Finished({item}) {
+/** @param {{ item: GalleryImage, onStep?: (by: number) => void }} props onStep: shows another image */
+export function Finished({item, onStep = () => {}}) {
+	const [viewer, setViewer] = useState(/** @type {any} */ (null))
+	const open = () => import("./viewer.js").then(setViewer, showError)
 	const {job, image} = item
 	const name = t.imageOf(image.settings.prompt, image.seed)
 	const place = placeOf(item)
@@ -104,18 +107,20 @@ export function Finished({item}) {
 	const woven = item.row?.loras.length ?? job.result?.loras?.length ?? 0
 	return html`<figure class="stage" data-job=${job.id}>
 		<div class="stage-image" style=${{"--ratio": `${image.width} / ${image.height}`}}>
-			<img src=${image.url} width=${image.width} height=${image.height} alt=${name} />
+			<img src=${image.url} width=${image.width} height=${image.height} alt=${name} onClick=${open} />
 		</div>
+		${viewer && html`<${viewer.Viewer} item=${item} name=${name} onStep=${onStep} onClose=${() => setViewer(null)} />`}
 		<figcaption class="stack stage-caption">
 			<div class="row wrap">
 				<${Button} size="small" icon="reuse" onClick=${() => reuseSettings(item)}>${t.use}<//>
 				${woven > 0 && html`<${Button} size="small" icon="compare" ...${compared}>${t.compare}<//>`}
 				<${Button} size="small" icon="edit" href=${href("edit", place)}>${texts.nav.edit}<//>
 				<span class="grow"></span>
+				<${Button} size="small" kind="quiet" icon="expand" label=${t.fullScreen} onClick=${open} />
 				<${Button} size="small" kind="quiet" icon="download" label=${texts.actions.download} href=${image.url} download=${item.row?.name ?? `${job.id}-${image.file}`} />
 				<${Button} size="small" kind="quiet" icon="trash" label=${texts.actions.delete} onClick=${() => removeImage(item)} />
 			</div>
-			<${Details} item=${item} />
+			<${Details} key=${keyOf(item)} item=${item} />
 		</figcaption>
 	</figure>`
 }

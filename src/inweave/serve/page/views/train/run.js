@@ -7,6 +7,7 @@ import {
 	cancelJob,
 	cx,
 	Dialog,
+	datasetTags,
 	duration,
 	Empty,
 	FINAL,
@@ -140,7 +141,10 @@ export function Run({id}) {
 		await loadLoras()
 		const known = findLora(app.get().loras, lora.name)
 		const prompt =
-			job.settings.sample_prompts?.[0] ?? job.settings.trigger ?? (known ? triggerWords(known)[0] : "") ?? ""
+			job.settings.sample_prompts?.[0] ??
+			job.settings.trigger ??
+			(known ? [...triggerWords(known), ...datasetTags(known)][0] : "") ??
+			""
 		navigate("generate", {prompt: `${prompt.replace(/ --\w.*/, "")} <lora:${lora.name}:1>`.trim()})
 		if (!ended)
 			toast(words.waits, {

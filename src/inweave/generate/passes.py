@@ -52,7 +52,7 @@ class Passes:
 
     def _both(self, units: Sequence[PreparedRequest], firsts: Sequence[int], images: int) -> list[Result]:
         """Draw units of which some have a second pass."""
-        units_to_draw = [unit for unit in units if not unit.keeps_init]
+        units_to_draw = [replace(unit, is_first_pass=True) for unit in units if not unit.keeps_init]
         numbers = [first + n for unit, first in zip(units, firsts, strict=True) if not unit.keeps_init
                    for n in range(unit.config.count)]  # fmt: skip
         final = {first + n for unit, first in zip(units, firsts, strict=True) if unit.config.upscale is None

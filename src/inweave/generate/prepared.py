@@ -32,6 +32,13 @@ class PreparedRequest:
     keeps_latents: bool = False  # whether the result has the latents of its images
     parts: tuple[PreparedRequest, ...] = ()  # one for each image, where random choices made their prompts different
 
+    is_first_pass: bool = False  # of a request with `upscale`
+
+    @property
+    def has_passes(self) -> bool:
+        """Whether one pass does not make its images: `Pipeline.run_all` has to."""
+        return bool(self.parts) or (self.config.upscale is not None and not self.is_first_pass)
+
     @property
     def units(self) -> tuple[PreparedRequest, ...]:
         """The request as one for each prompt."""
@@ -58,6 +65,7 @@ class PreparedRequest:
 
 def tasks_of(request: PreparedRequest, conditioning: PromptConditioning) -> list[ImageTask]:
     """Return the images of a request; they share its input images."""
+    assert not request.has_passes, "its images are made by Pipeline.run_all"
     config = request.config
     assert config.seed is not None and config.steps is not None and config.sampler is not None
     init = to_tensor(request.init, request.size) if request.init is not None else None

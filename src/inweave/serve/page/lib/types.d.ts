@@ -45,6 +45,8 @@ interface ResultImage {
   index: number;
   seed: number;
   settings: ImageSettings;
+  /** the axes of a sheet */
+  grid?: string[];
   width: number;
   height: number;
   file: string;

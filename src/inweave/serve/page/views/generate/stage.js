@@ -52,7 +52,7 @@ export function Running({job}) {
 	</figure>`
 }
 
-/** The settings of an image, with its LoRAs as tags in the prompt. @param {{ job: Job, image: { settings: ImageSettings } }} item */
+/** The settings of an image, with its LoRAs as tags in the prompt. @param {{ job: Job, image: { settings: ImageSettings, grid?: string[] } }} item */
 export function promptOf({job, image}) {
 	const prompt = image.settings.prompt ?? ""
 	const tagged = new Set(parseTags(prompt).map(tag => tag.name))
@@ -63,6 +63,7 @@ export function promptOf({job, image}) {
 	})
 	return {
 		...image.settings,
+		grid: image.grid,
 		prompt: [prompt, ...tags].filter(Boolean).join(" "),
 		loras: undefined,
 		count: undefined,

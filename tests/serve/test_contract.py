@@ -22,6 +22,7 @@ from inweave.serve.engine.contract import (
     Loaded,
     Ready,
     Report,
+    Room,
     RunnerSettings,
     RunRequest,
     decode,
@@ -51,6 +52,7 @@ MESSAGES: list[RunnerSettings | Command | Report] = [
     JobEvent("job-2", Event("progress", {"records": [{"step": 1}, None]})),
     Finished("job-1", "done", {"images": [{"index": 0}]}),
     Finished("job-1", "failed", error=Failure("busy", "x"), memory=DeviceMemory(1, 2, 3)),
+    Room(4, mixed=False),
     JobEvent("job-1", Event("progress"), DeviceMemory(2**35, 2**36, 2**37)),
 ]  # fmt: skip
 

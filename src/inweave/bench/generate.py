@@ -5,6 +5,8 @@ image       one image
 batch       several images of one request                   peer: num_images_per_prompt
 mixed       requests with a LoRA each, ranks 4 to 128, on the attention of the denoiser, in one batch:
             times the same batch without LoRAs, and times faster than one request after the other, with swaps
+clients     requests with a LoRA each and other numbers of steps, which join a running batch as others leave it:
+            images per second, and times those of one request after the other
 
 peers       diffusers' pipeline of the same folder, size and steps: eager; compiled, the denoiser by torch.compile with
             CUDA graphs ("reduce-overhead"). Both sides decode, and make images of the same number of denoiser rows
@@ -15,6 +17,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,9 @@ from inweave.bench.train_command import roomy_folder, write_model
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.result import Result
+from inweave.generate.running import Member
 from inweave.models import embedded
+from inweave.models.acceleration import Graph
 from inweave.models.model import Quantize
 from inweave.models.peer import library_pipeline
 
@@ -39,7 +44,10 @@ PROMPT = "a red apple on a wooden table"
 
 @dataclass(frozen=True, slots=True)
 class GenerateCase:
-    """What is generated; ``batch``: images of one request; ``loras``: requests with a LoRA each, 0 for none."""
+    """What is generated; ``batch``: images of one request; ``loras``: requests with a LoRA each, 0 for none.
+
+    ``clients``: requests that join a running batch, 0 for none; ``graph``: see `inweave.pipeline`.
+    """
 
     model: str
     size: int
@@ -47,11 +55,14 @@ class GenerateCase:
     batch: int = 4
     loras: int = 8
     quantize: Quantize = "off"
+    clients: int = 0
+    graph: Graph = "off"
 
     @property
     def name(self) -> str:
         parts = [self.model, f"{self.size} pixels", f"{self.steps} steps"]
-        return ", ".join([*parts, *([f"{self.quantize} denoiser"] if self.quantize != "off" else [])])
+        parts += [f"{self.quantize} denoiser"] if self.quantize != "off" else []
+        return ", ".join([*parts, *(["recorded"] if self.graph != "off" else [])])
 
 
 class GenerateBench:
@@ -60,10 +71,10 @@ class GenerateBench:
     def __init__(self, case: GenerateCase, folder: Path, device: torch.device, dtype: torch.dtype, runs: int) -> None:
         self.case, self.device, self.dtype, self.runs = case, device, dtype, runs
         self.where = write_model(case.model, folder / "model", device, dtype)
-        self.pipe: Pipeline = pipeline(self.where, device=device, dtype=dtype, quantize=case.quantize)
+        self.pipe: Pipeline = pipeline(self.where, device=device, dtype=dtype, quantize=case.quantize, graph=case.graph)
         self.files = [
             write_lora(folder / f"lora{number}.safetensors", self.pipe.model, RANKS[number % len(RANKS)], number)
-            for number in range(case.loras)
+            for number in range(case.loras or min(case.clients, len(RANKS)))
         ]
         self._seeds = itertools.count()
 
@@ -118,6 +129,42 @@ class GenerateBench:
         name = f"{self.case.name}: {count} requests, a LoRA each, ranks {ranks[0]} to {ranks[-1]}"
         return BenchRow(name, "s", median, {}, None, details), notes
 
+    def joined(self) -> tuple[BenchRow, list[str]]:
+        """Measure requests that join a running batch at any step, against one after the other."""
+        count, case = self.case.clients, self.case
+        requests = [
+            self.request(self.files[number % len(self.files)]).model_copy(update={"steps": case.steps + number % 4})
+            for number in range(count)
+        ]
+
+        def together() -> list[Member]:
+            batch, waiting, ended = self.pipe.running_batch(), deque(requests), list[Member]()
+            while waiting or batch.members:
+                while waiting and not batch.join(Member(self.pipe.prepare(waiting[0]))):
+                    waiting.popleft()
+                ended += batch.step()
+            return ended
+
+        def one_by_one() -> None:
+            for request in requests[: max(1, count // 4)]:
+                self.pipe(request, batch=1)
+
+        together()
+        synchronize(self.device)
+        started = time.perf_counter()
+        ended = together()
+        synchronize(self.device)
+        seconds = time.perf_counter() - started
+        single = self.seconds(one_by_one, 1)[0] / max(1, count // 4)
+        failed = [each.error for each in ended if each.error is not None]
+        notes = [f"{case.name}: {error}" for error in failed[:3]]
+        notes += dict.fromkeys(f"{case.name}: {text}" for each in ended if (text := each.result.merge_reason))
+        details = {
+            "images per second": (count - len(failed)) / seconds, "one by one": 1 / single,
+            "times faster": single * count / seconds, "images of the largest batch": max(each.most for each in ended),
+        }  # fmt: skip
+        return BenchRow(f"{case.name}: {count} clients, a LoRA each", "s", seconds, {}, None, details), notes
+
 
 def measure_generate(
     case: GenerateCase,
@@ -140,6 +187,8 @@ def measure_generate(
             first, one, several = bench.first(), bench.image(), bench.images()
             row, remarks = bench.mixed() if case.loras > 1 else (None, [])
             notes += remarks
+            clients, remarks = bench.joined() if case.clients else (None, [])
+            notes += remarks
             where = bench.where
             del bench
         figures: dict[str, tuple[float, float]] = {}
@@ -159,7 +208,7 @@ def measure_generate(
         _row(f"{case.name}: an image", one, {name: pair[0] for name, pair in figures.items()}),
         _row(f"{case.name}: {case.batch} images", several, {name: pair[1] for name, pair in figures.items()}),
     ]
-    return [*rows, *([row] if row is not None else [])], notes
+    return [*rows, *(each for each in (row, clients) if each is not None)], notes
 
 
 def _row(name: str, seconds: tuple[float, float, float], peers: dict[str, float]) -> BenchRow:

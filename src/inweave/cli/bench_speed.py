@@ -184,10 +184,14 @@ def generate(
         int,
         typer.Option("--loras", min=0, max=32, help="Requests with a LoRA each, of ranks 4 to 128, in one batch."),
     ] = 8,
+    clients: Annotated[
+        int, typer.Option("--clients", min=0, max=1000, help="Requests that join a running batch, a LoRA each.")
+    ] = 0,
     quantize: Annotated[
         Quantize,
         typer.Option("--quantize", help="Quantize the denoiser: off, fp8, int8, int8-hadamard, nf4, nf4-hadamard."),
     ] = Quantize.off,
+    graph: Annotated[str, typer.Option("--graph", help="Steps recorded in CUDA graphs: auto or off.")] = "off",
     runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs of each row.")] = 5,
     peers: Peers = True,
     peers_compiled: Annotated[
@@ -209,7 +213,14 @@ def generate(
         name, pixels = bench.model(model, size)
         blueprint = published_blueprint(name)
         case = GenerateCase(
-            name, pixels, steps or (blueprint.variant or blueprint.family).steps, batch, loras, quantize.value
+            name,
+            pixels,
+            steps or (blueprint.variant or blueprint.family).steps,
+            batch,
+            loras,
+            quantize.value,
+            clients,
+            graph,  # type: ignore[arg-type]
         )
         kinds = ["eager", *(["compiled"] if peers_compiled else [])] if bench.with_peers(peers) else []
         bench.rows, bench.notes = measure_generate(

@@ -75,8 +75,11 @@ def serve(
         "--quantized-cache-gb", help="Disk space for quantized denoisers; 0: none.", show_default="32",
         rich_help_panel=MODELS)] = None,
     batch: Annotated[str | None, typer.Option(
-        "--batch", help="How many images of a job are made together, at most: a number, or auto.",
+        "--batch", help="How many images are made together, at most, of one job or several: a number, or auto.",
         show_default="auto", rich_help_panel=MODELS)] = None,
+    lora_cache_gb: Annotated[float | None, typer.Option(
+        "--lora-cache-gb", help="Memory for LoRAs that were read; the least recently used ones make room.",
+        show_default="4", rich_help_panel=MODELS)] = None,
     graph: Annotated[str | None, typer.Option(
         "--graph", help="Steps recorded in CUDA graphs, on an NVIDIA GPU: auto or off.", show_default="off",
         rich_help_panel=MODELS)] = None,
@@ -209,6 +212,7 @@ def serve(
             "train_devices": _devices(train_device or (), backend), "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "quantize": quantize, "offload": offload,
             "quantized_cache_gb": quantized_cache_gb, "batch": batch, "graph": graph,
+            "lora_cache_gb": lora_cache_gb,
             "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
             "gallery": not no_gallery, "pictures": pictures, "picture_names": picture_names,

@@ -110,9 +110,9 @@ class BatchConditioning:
         self._component = component
         self._rows: RowCount | None = None
 
-    def at(self, step: int, steps: int) -> list[tuple[list[int], Conditioning]]:
-        """Return groups of images, each with its conditioning of step ``step``, counted from 0, of ``steps``."""
-        each = [image.at(step, steps) for image in self.images]
+    def at(self, places: Sequence[tuple[int, int]]) -> list[tuple[list[int], Conditioning]]:
+        """Return groups of images, each with its conditioning; ``places``: (step, steps) of each, counted from 0."""
+        each = [image.at(*place) for image, place in zip(self.images, places, strict=True)]
         key = tuple(map(id, each))  # they live as long as their image
         if key not in self._groups:
             numbers: dict[tuple[object, ...], list[int]] = {}

@@ -1,33 +1,27 @@
 """The denoising loop: from noise to images, the same for every family and task.
 
-    text to image     x_T = noise
-    image to image    x_t = noised image, from step (1 - strength) * steps on
-    inpainting        9-channel models see mask and masked image; for all others the known part is put back
-                      after every step:  x = mask * x + (1 - mask) * noised image
-
-Images of one batch share sampler, steps, size and strength; each has its own prompts, guidance, seed and input images.
-All random numbers of an image come from its own CPU generator in a fixed order, so a seed means the same on every
-device and in every batch: the noise of an image is bit for bit that of the image alone. What networks compute from it
-is rounded differently, because kernels sum rows of another shape in another order.
+Images of one batch share sampler, steps, size and strength; each has its own prompts, guidance, seed and input images
+(`sampling`). Several such batches of one size may share the calls of the denoiser, each at its own step (`evaluate`).
+What networks compute for an image is rounded differently in another batch, because kernels sum rows of another shape in
+another order.
 """
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from inweave.errors import CancelledError
-from inweave.generate.conditioning import BatchConditioning, PromptConditioning, network_errors
-from inweave.generate.latents import decode, encode, encode_each, ensure_finite, mask_channels
+from inweave.generate.conditioning import BatchConditioning, network_errors
+from inweave.generate.latents import decode, ensure_finite
+from inweave.generate.sampling import ImageTask as ImageTask
+from inweave.generate.sampling import Sampling
 from inweave.models.model import Model
-from inweave.models.samplers import make_scheduler, scaled_input, set_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,108 +73,52 @@ class Place:
     images: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ImageTask:
-    """One image, everything decided."""
-
-    conditioning: PromptConditioning
-    sampler: str
-    schedule: str
-    steps: int
-    seed: int
-    width: int
-    height: int
-    init: Tensor | None = None  # the image to start from, in -1..1
-    mask: Tensor | None = None  # one where to repaint
-    strength: float = 1.0
-    loras: tuple[str, ...] = ()  # names and strengths, for messages
-    start: Tensor | None = None  # latents to start from, instead of `init`
-    noise: Tensor | None = None  # that is added to them, instead of that of the seed
-
-    @property
-    def shared(self) -> tuple[object, ...]:
-        """What all images of a batch have in common."""
-        has_image = self.init is not None or self.start is not None
-        inputs = has_image, self.start is not None, self.mask is not None, has_image and self.strength
-        return self.sampler, self.schedule, self.steps, self.width, self.height, *inputs
-
-
 @torch.no_grad()
 def denoise(model: Model, tasks: Sequence[ImageTask], callbacks: Callbacks, place: Place | None = None) -> Tensor:
     """Return the latents of a batch of images; ``place``: theirs among all images, for progress."""
     place = place or Place(range(len(tasks)), 0, len(tasks))
-    task, generators = tasks[0], [torch.Generator("cpu").manual_seed(each.seed) for each in tasks]
-    assert len({each.shared for each in tasks}) == 1, "images of a batch share their settings"
-    inits = [each.init for each in tasks if each.init is not None]
-    starts = [each.start for each in tasks if each.start is not None]
-    if starts and task.strength == 0.0:
-        return torch.cat(starts)
-    if inits and task.strength == 0.0:
-        return torch.cat([encode(model, init) for init in inits])
-    with network_errors(model):
-        scheduler = make_scheduler(model.blueprint.scheduler, task.sampler, task.schedule, flow=model.flow)
-        shape = model.latent_space.shape(task.width, task.height)
-        tokens = model.family.image_tokens(shape) if model.flow else None
-        times = set_steps(
-            scheduler,
-            task.steps,
-            model.device,
-            tokens=tokens,
-            even_sigmas=model.family.even_sigmas,
-            mu=None if tokens is None else model.family.mu(tokens, task.steps),
-        )
-        first, order = 0, getattr(scheduler, "order", 1)
-        # a model that sees the masked image may start from noise alone; all others need to know the kept part
-        from_noise = not (inits or starts) or (model.inpaints and task.mask is not None and task.strength == 1.0)
-        original = None if from_noise else torch.cat(starts) if starts else encode_each(model, inits, generators)
-        noise = torch.cat([noise_of(each, shape, own) for each, own in zip(tasks, generators, strict=True)])
-        noise = noise.to(model.device, model.dtype)
-        if original is None:
-            latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-            if times[:1].tolist() == times[1:2].tolist() and hasattr(scheduler, "set_begin_index"):
-                scheduler.set_begin_index(
-                    0
-                )  # two noise levels round to one timestep: looked up, it would be the second
-        else:
-            first = _first_step(len(times), task.strength, model.flow, order)
-            if hasattr(scheduler, "set_begin_index"):
-                scheduler.set_begin_index(first)
-            latents = _add_noise(scheduler, original, noise, times[first : first + 1])
-            if task.mask is not None and task.strength == 1.0:
-                latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-        size = task.width, task.height
-        channels, mask = mask_channels(model, [t.init for t in tasks], [t.mask for t in tasks], size, generators)
-        draws = "generator" in inspect.signature(scheduler.step).parameters
-        options = {"generator": generators if len(tasks) > 1 else generators[0]} if draws else {}
+    sampling = Sampling(model, tasks)
+    shape = model.latent_space.shape(tasks[0].width, tasks[0].height)
     conditioning = BatchConditioning(model, [each.conditioning for each in tasks], shape)
     started = time.perf_counter()
-    total = -(-(len(times) - first) // order)
-    pace = _Pace(model.device)
+    pace = Pace(model.device)
     with model.using(model.blueprint.denoiser.folder), conditioning.acting():
-        for step, t in enumerate(times[first:]):
+        while not sampling.done:
             if callbacks.cancelled is not None and callbacks.cancelled():
-                raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
-            with network_errors(model):
-                rows = scaled_input(scheduler, latents, t)
-                rows = rows if channels is None else torch.cat([rows, channels], 1)
-                prediction = _predict(model, rows, t, conditioning, (step // order, total))
-                latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
-                # the first half of a step of two ends at no noise level of its own
-                if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
-                    following = times[first + step + 1 : first + step + 2]
-                    outside = _add_noise(scheduler, original, noise, following) if len(following) else original
-                    latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
+                raise CancelledError(f"cancelled before step {sampling.evaluation + 1} of {sampling.evaluations}")
+            evaluate(model, [sampling], conditioning)
             pace.wait()
-            _report(model, callbacks, step // order + 1, total, started, latents, place)
-    return latents
+            done = (sampling.evaluation - 1) // sampling.order + 1
+            _report(model, callbacks, done, sampling.steps, started, sampling.latents, place)
+    return sampling.latents
 
 
-def noise_of(task: ImageTask, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Return the noise of an image: its own, or that of its seed."""
-    return torch.randn(shape, generator=generator) if task.noise is None else task.noise
+@torch.no_grad()
+def evaluate(model: Model, samplings: Sequence[Sampling], conditioning: BatchConditioning) -> None:
+    """Call the denoiser once for images that may be at different steps, and take each to its next noise level.
+
+    ``conditioning``: of the images of all of them, in their order; its adapters are acting.
+    """
+    inputs = [each.inputs() for each in samplings]
+    latents, t = inputs[0]
+    if len(samplings) > 1:
+        latents = torch.cat([rows for rows, _ in inputs])
+        t = _joined_times([(len(rows), own) for rows, own in inputs])
+    places = [(each.step, each.steps) for each in samplings for _ in each.tasks]
+    with network_errors(model):
+        predictions = _predict(model, latents, t, conditioning, places)
+    parts = torch.split(predictions, [len(each) for each in samplings])
+    for sampling, own in zip(samplings, parts, strict=True):
+        sampling.advance(own)
 
 
-class _Pace:
+def _joined_times(times: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """Return one time per image; schedulers with whole numbers and those with others meet in float32."""
+    dtype = times[0][1].dtype if len({t.dtype for _, t in times}) == 1 else torch.float32
+    return torch.cat([t.to(dtype).expand(count) for count, t in times])
+
+
+class Pace:
     """Keeps the host at most one step ahead of a GPU, so that progress and cancellation are about what it computes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -202,14 +140,20 @@ def run_denoiser(model: Model, rows: Tensor, t: Tensor, inputs: Mapping[str, Ten
     return model.predict(rows, t, inputs)
 
 
-def _predict(model: Model, latents: Tensor, t: Tensor, images: BatchConditioning, at: tuple[int, int]) -> Tensor:
-    """Return one prediction per image; images whose texts do not fit into one batch take a call per group."""
+def _predict(
+    model: Model, latents: Tensor, t: Tensor, images: BatchConditioning, places: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Return one prediction per image; images whose texts do not fit into one batch take a call per group.
+
+    ``t``: one time for all images, or one for each. ``places``: (step, steps) of each image.
+    """
     predictions: dict[int, Tensor] = {}
-    groups = images.at(*at)
+    groups = images.at(places)
     for numbers, conditioning in groups:
-        own = latents if len(groups) == 1 else latents[numbers]
+        own, times = (latents, t) if len(groups) == 1 else (latents[numbers], t[numbers] if t.dim() else t)
         images.fill(numbers, conditioning)
-        made = run_denoiser(model, conditioning.expand(own), t, conditioning.inputs)
+        times = times.repeat_interleave(conditioning.rows) if times.dim() else times
+        made = run_denoiser(model, conditioning.expand(own), times, conditioning.inputs)
         prediction = conditioning.combine(model.family, made)
         if len(groups) == 1:
             return prediction
@@ -243,24 +187,6 @@ def pipeline_image(model: Model, task: ImageTask, callbacks: Callbacks, place: P
     return image
 
 
-def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -> int:
-    """Return the step where denoising starts at this strength; a fraction of a step is rounded down, for flows up.
-
-    ``order``: how many evaluations of the model make one step of the sampler; the last step takes one less.
-    """
-    steps = -(-evaluations // order)
-    skipped = steps - steps * strength if flow else steps - int(steps * strength)
-    return min(int(skipped), steps - 1) * order
-
-
-def _add_noise(scheduler: Any, latents: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-    if hasattr(scheduler, "scale_noise"):
-        noisy: Tensor = scheduler.scale_noise(latents, t, noise)
-    else:
-        noisy = scheduler.add_noise(latents, noise, t)
-    return noisy
-
-
 def _report(
     model: Model,
     callbacks: Callbacks,
@@ -274,16 +200,20 @@ def _report(
     if callbacks.progress is None:
         return
     left = (time.perf_counter() - started) / step * (total - step)
-    due = callbacks.preview_every > 0 and (
-        ((step - 1) % callbacks.preview_every == 0 or step == total)
-        if callbacks.preview_first
-        else (step % callbacks.preview_every == 0 and step < total)
-    )
+    due = is_preview_due(callbacks, step, total)
     if not due or latents is None:
         callbacks.progress(_at(place, place.numbers[0], step, total, left, None))
         return
     for number, row in zip(place.numbers, latents.chunk(len(place.numbers)), strict=True):
         callbacks.progress(_at(place, number, step, total, left, decode(model, row, callbacks.warn, preview=True)))
+
+
+def is_preview_due(callbacks: Callbacks, step: int, total: int) -> bool:
+    """Return whether previews are made after step ``step``, counted from 1."""
+    every = callbacks.preview_every
+    if every <= 0 or step < 1:
+        return False
+    return (step - 1) % every == 0 or step == total if callbacks.preview_first else step % every == 0 and step < total
 
 
 def _at(place: Place, image: int, step: int, total: int, left: float, preview: Image.Image | None) -> Progress:

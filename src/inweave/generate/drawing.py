@@ -70,7 +70,7 @@ class Drawing:
         """
         shared: dict[tuple[object, ...], list[_Draft]] = {}
         for job, conditioning in zip(jobs, conditionings, strict=True):
-            job.result.warnings += _warnings(self.model, job.request)
+            job.result.warnings += warnings_of(self.model, job.request)
             for number, task in enumerate(tasks_of(job.request, conditioning)):
                 shared.setdefault(task.shared, []).append(_Draft(job, task, job.first + number))
         for drafts in shared.values():
@@ -131,15 +131,9 @@ class Drawing:
         self.done += 1
         if image is None:
             return
-        request, result = draft.job.request, draft.job.result
-        if is_blank(image):
-            result.warnings.append(
-                f"the image of seed {draft.task.seed} is a single color; lower the strengths of LoRAs, or the guidance"
-            )
-        result.images.append(finished(image, request))
-        result.records.append(record_of(self.model, self.model_hash, request, draft.task.seed))
-        result.batches.append(batch)
-        if request.keeps_latents and latents is not None:
+        add_image(self.model, self.model_hash, draft.job, draft.task, image, batch)
+        result = draft.job.result
+        if draft.job.request.keeps_latents and latents is not None:
             result.latents.append(latents)
         if self.on_image is not None:
             self.on_image(draft.number, result.images[-1], result.records[-1])
@@ -155,7 +149,19 @@ class Drawing:
         return replace(self.callbacks, warn=warn)
 
 
-def _warnings(model: Model, request: PreparedRequest) -> list[str]:
+def add_image(model: Model, model_hash: str | None, job: Job, task: ImageTask, image: Image.Image, batch: int) -> None:
+    """Add an image, which was made with ``batch`` - 1 others, to the result of its request."""
+    request, result = job.request, job.result
+    if is_blank(image):
+        result.warnings.append(
+            f"the image of seed {task.seed} is a single color; lower the strengths of LoRAs, or the guidance"
+        )
+    result.images.append(finished(image, request))
+    result.records.append(record_of(model, model_hash, request, task.seed))
+    result.batches.append(batch)
+
+
+def warnings_of(model: Model, request: PreparedRequest) -> list[str]:
     """Return what is to be said about a request before its images are made."""
     warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
     warnings += [warning for parsed in request.config.prompts for warning in parsed.warnings]

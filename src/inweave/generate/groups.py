@@ -10,11 +10,13 @@ if they have the same of these. They share its batches if size, sampler and step
 `batch = "auto"` adds if that costs less. In units of the work of one row of the denoiser, per step:
 
     merged    sum over stacks and their batches of   F + rows
-    added     sum over batches of                    1.3 F + rows (1 + a)
+    added     sum over batches of                    1.3 F + rows (1 + a + e)   e: of rows that get products
 
     F    the cost of a call, whatever its rows: C / latents of an image. C is 170 on a CPU (measured: the embedded model
          takes 47 ms for one image of 256 latents, 132 ms for four) and 80,000 on a GPU
     a    multiply-adds of the added products, as a share of those of the weights: sum r (in + out) / sum in out
+    e    the passes over the outputs of layers: 0.5 on a CPU (measured: 26 ms for an image of the embedded model, where
+         the network itself takes 48), nothing on a GPU, where the kernels are short of memory traffic otherwise
 
 A swap costs less than a step, and is left out. A number of images says how many are made together, whatever they cost.
 """
@@ -27,6 +29,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -44,6 +47,7 @@ from inweave.targets.plan import Plan
 from inweave.weights.row_adapters import MOST_SLOTS
 
 _CALL = {"cpu": 170.0, "cuda": 80_000.0}  # latents whose work costs as much as a call
+_ADDED_PASSES = {"cpu": 0.5}  # of a row's work
 _ADDED_CALL = 1.3  # of a call that adds to the outputs of its layers
 
 Key = tuple[object, ...]
@@ -62,8 +66,11 @@ class Group:
     merge_reason: str = ""
 
 
-def groups_of(model: Model, jobs: Sequence[Job], batch: Batch) -> list[Group]:
-    """Return the groups in which requests are drawn."""
+def groups_of(
+    model: Model, jobs: Sequence[Job], batch: Batch,
+    shared: Callable[[PreparedRequest], object] = attrgetter("shared"),
+) -> list[Group]:  # fmt: skip
+    """Return the groups in which requests are drawn; ``shared``: what those of a group with several stacks share."""
     stacks = _by(jobs, lambda job: stack_key(job.request.loras))
     if len(stacks) == 1:
         return [_merged(jobs)]
@@ -72,7 +79,7 @@ def groups_of(model: Model, jobs: Sequence[Job], batch: Batch) -> list[Group]:
     fixed = {key: _fixed(model, own[0].request.loras) for key, own in stacks.items()}
     groups, rest = list[Group](), dict[Key, tuple[list[Job], str]]()
     for every in _by(
-        jobs, lambda job: (tuple(sorted(fixed[stack_key(job.request.loras)])), job.request.shared)
+        jobs, lambda job: (tuple(sorted(fixed[stack_key(job.request.loras)])), shared(job.request))
     ).values():
         for part in _limited(every):
             reason = _reason_to_merge(model, part, fixed, batch)
@@ -145,9 +152,10 @@ def _share(model: Model, lora: AppliedLora) -> float:
     placements = [each for each in plan_of(model, lora).placements if each.component == "unet"]
     if not lora.unet:
         return 0.0
+    passes = _ADDED_PASSES.get(model.device.type, 0.0) if placements else 0.0
     products = sum((each.factors.rank or 0) * (each.shape[0] + math.prod(each.shape[1:])) for each in placements)
     weights: int = sum(weight.numel() for weight in model.denoiser.parameters() if weight.dim() > 1)
-    return products / max(weights, 1)
+    return passes + products / max(weights, 1)
 
 
 def _mixed(jobs: Sequence[Job]) -> Group:
@@ -221,13 +229,14 @@ def draw_groups(
     model = drawing.model
     waiting = deque(groups_of(model, jobs, drawing.batch))
     mixed = [group for group in waiting if any(group.added)]
-    if mixed and _probe(model, condition(mixed[0].jobs[0].request, ()), mixed[0].jobs[0].request):
+    request = mixed[0].jobs[0].request if mixed else None
+    if request is not None and probe_rows(model, lambda: condition(request, ()), request):
         waiting = deque(groups_of(model, jobs, drawing.batch))
     while waiting:
         group = waiting.popleft()
         started = time.perf_counter()
         merge(group.merged)
-        added = _in_slots(model, group)
+        added = added_in_slots(model, group)
         seconds = time.perf_counter() - started
         conditionings = [condition(job.request, own) for job, own in zip(group.jobs, added, strict=True)]
         for job, own, conditioning in zip(group.jobs, added, conditionings, strict=True):
@@ -242,7 +251,7 @@ def draw_groups(
         drawing(group.jobs, conditionings)
 
 
-def _in_slots(model: Model, group: Group) -> list[Added]:
+def added_in_slots(model: Model, group: Group) -> list[Added]:
     """Return what is added to each request of a group, in slots."""
     loras = [lora for each in group.added for lora in each]
     if not loras:
@@ -252,12 +261,12 @@ def _in_slots(model: Model, group: Group) -> list[Added]:
 
 
 @torch.no_grad()
-def _probe(model: Model, prompts: PromptConditioning, request: PreparedRequest) -> bool:
+def probe_rows(model: Model, prompts: Callable[[], PromptConditioning], request: PreparedRequest) -> bool:
     """Find the layers of the denoiser that do not see the rows of a batch; return whether they were not known."""
     folder = model.blueprint.denoiser.folder
     if model.row_adapters.is_probed(FOLDERS[folder]):
         return False
-    conditioning = prompts.at(0, request.config.steps or 1)
+    conditioning = prompts().at(0, request.config.steps or 1)
     shape = model.latent_space.shape(*request.size)
     both = join(model.family, model, [conditioning] * 2, shape)
     latents = torch.zeros(2, *shape[1:], device=model.device, dtype=model.dtype)

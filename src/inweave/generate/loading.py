@@ -40,6 +40,7 @@ def load_for_images(
     offload: Offload,
     cache_gb: float,
     graph: Graph = "off",
+    lora_cache_gb: float = 4.0,
     **options: Any,
 ) -> Model:
     """Load a model; ``cache_gb``: disk space for quantized bases, 0 for none; ``options``: others of `load_model`.
@@ -47,12 +48,13 @@ def load_for_images(
     ``graph``: "auto" records calls of the denoiser in CUDA graphs, on a GPU that holds the weights.
 
     Raises:
-        ConfigError: ``offload``, ``graph`` or ``cache_gb`` is not one of their values.
+        ConfigError: ``offload``, ``graph``, ``cache_gb`` or ``lora_cache_gb`` is not one of their values.
     """
     if graph not in get_args(Graph):
         raise ConfigError(f"graph: {graph!r} is unknown; use {' or '.join(get_args(Graph))}")
-    if isinstance(cache_gb, bool) or not isinstance(cache_gb, int | float) or not 0 <= cache_gb < 2**20:
-        raise ConfigError(f"quantized_cache_gb: expected gigabytes, 0 or more, got {cache_gb!r}")
+    for name, size in (("quantized_cache_gb", cache_gb), ("lora_cache_gb", lora_cache_gb)):
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size < 2**20:
+            raise ConfigError(f"{name}: expected gigabytes, 0 or more, got {size!r}")
     offloaded = is_offloaded(offload, blueprint, device, dtype, quantize)
     recorded = graph == "auto" and not offloaded and not blueprint.family.own_pipeline
     recorded = recorded and has_kernels(choose_device(device))
@@ -70,7 +72,8 @@ def load_for_images(
 
     model = load_model(
         blueprint, device=device, dtype=dtype, quantized=quantize, offload=offloaded, cached=cached,
-        on_quantized=store, accelerated=recorded, **options,
+        on_quantized=store, accelerated=recorded,
+        lora_bytes=int(lora_cache_gb * 1024**3), **options,
     )  # fmt: skip
     if recorded:
         record_calls(model)

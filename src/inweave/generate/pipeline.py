@@ -38,6 +38,7 @@ from inweave.generate.passes import Passes
 from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
+from inweave.generate.running import RunningBatch
 from inweave.generate.templates import PromptSources, configs_of
 from inweave.generate.upscale import UpscalerFinder, complete_pass
 from inweave.models.acceleration import Graph
@@ -274,6 +275,14 @@ class Pipeline:
         with self._lock:
             return Passes(self.model, self._model_hash, self.upscalers, draw, callbacks, on_image).run(requests)
 
+    def running_batch(self, batch: Batch | None = None) -> RunningBatch:
+        """Return an empty batch that requests of `prepare` join and leave at any step; ``batch`` as in a call.
+
+        While it has members, nothing else may use the pipeline.
+        """
+        size = self.batch if batch is None else check_batch(batch)
+        return RunningBatch(self.model, self._model_hash, size, self._measured, self._swap_in, self._conditioning)
+
     def _prepare_all(
         self,
         configs: Sequence[GenerateConfig],
@@ -321,6 +330,7 @@ def pipeline(
     quantized_cache_gb: float = CACHE_GB,
     batch: Batch = "auto",
     graph: Graph = "off",
+    lora_cache_gb: float = 4.0,
     wildcards: Iterable[str | os.PathLike[str]] = (),
     styles: str | os.PathLike[str] | None = None,
     upscalers: Iterable[str | os.PathLike[str]] = (),
@@ -348,6 +358,7 @@ def pipeline(
         quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
         batch: how many images of a request are made together, at most: a number, or "auto".
         graph: "auto" records steps in CUDA graphs on an NVIDIA GPU, "off" runs them eagerly.
+        lora_cache_gb: memory for LoRAs that were read; beyond it, the least recently used one is dropped.
         wildcards: folders of the text files that `__name__` in prompts means.
         styles: a file of styles, in the form of A1111's styles.csv.
         upscalers: folders of upscalers (ESRGAN-type networks in safetensors).
@@ -373,7 +384,7 @@ def pipeline(
     blueprint = open_model(model, variant=variant, parts=parts, allow_download=allow_download)
     loaded = load_for_images(
         blueprint, loras=layers, device=device, dtype=dtype, quantize=quantize, offload=offload,
-        cache_gb=quantized_cache_gb, graph=graph, progress=progress,
+        cache_gb=quantized_cache_gb, graph=graph, lora_cache_gb=lora_cache_gb, progress=progress,
     )  # fmt: skip
     prompts, enlargers = PromptSources(wildcards, styles), UpscalerFinder([os.fspath(folder) for folder in upscalers])
     return Pipeline(loaded, loras=choices, finder=finder, batch=batch, prompts=prompts, upscalers=enlargers)

@@ -222,6 +222,7 @@ def load_model(
     cached: CachedBase | None = None,
     on_quantized: Callable[[nn.Module, str], object] | None = None,
     accelerated: bool = False,
+    lora_bytes: int = 4 * 1024**3,
 ) -> Model:
     """Open and build a model, with adapters merged while its weights load.
 
@@ -235,7 +236,8 @@ def load_model(
     ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
     ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
     ``cached``: the denoiser's weights as they were quantized before. ``on_quantized``: called with the denoiser and a
-    note once it was quantized, before adapters are merged. ``accelerated``: see `accelerate`.
+    note once it was quantized, before adapters are merged. ``accelerated``: see `accelerate`. ``lora_bytes``: the most
+    memory for adapters that were read.
     """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
@@ -305,9 +307,9 @@ def load_model(
     if arrived is not None:  # the weights are not those of the files any more
         weaver = None
     elif quantized == "off":
-        weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
+        weaver = Weaver(woven, sources=origins, keep=keep, cache_bytes=lora_bytes, built_with=stack.result())
     else:  # changes of a quantized weight need its stored bits
-        weaver = Weaver(woven, sources=origins, keep=keep, max_loss=MAX_LOSS)
+        weaver = Weaver(woven, sources=origins, keep=keep, cache_bytes=lora_bytes, max_loss=MAX_LOSS)
         weaver.apply([(each.plan, each.strength) for each in stack.result()])
     tokenizers = {}
     for folder, make in blueprint.tokenizers.items():

@@ -84,10 +84,13 @@ class ServeSettings(CheckedModel):
         default=32.0, description="disk space for quantized denoisers; 0: none"
     )
     batch: Literal["auto"] | Annotated[int, Field(ge=1, le=100)] = Field(
-        default="auto", description="images of a job that are made together, at most"
+        default="auto", description="images that are made together, at most, of one job or of several"
     )
     graph: Literal["auto", "off"] = Field(
         default="off", description="whether steps are recorded in CUDA graphs on an NVIDIA GPU"
+    )
+    lora_cache_gb: Annotated[float, Field(ge=0, lt=2**20)] = Field(
+        default=4.0, description="memory for LoRAs that were read; the least recently used ones make room"
     )
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000

@@ -41,6 +41,14 @@ class Described:
             self._look()
             return self._cache.get(adapter)
 
+    def read_ahead(self, adapter: AdapterLike) -> None:
+        """Read an adapter into memory and check its numbers, from a thread that does not wait for stacks in work.
+
+        Raises:
+            InweaveError: it cannot be read, or does not fit the model; applying it raises the same.
+        """
+        self._cache.read(adapter).check_finite()
+
     @property
     def rounding_loss(self) -> dict[str, float]:
         """The fraction of the adapters' change that quantizing the merged weight lost, for each quantized weight."""

@@ -181,18 +181,20 @@ class AdapterCache:
         self._lock = threading.RLock()
         self._plans_by_layout: dict[Layout, Plan] = {}
         self._partial_plans: OrderedDict[object, Plan] = OrderedDict()
+        self._cleared = self._bytes = 0  # how often it was cleared; of all adapters
         self.mapped = True
 
     def clear(self) -> None:
         """Forget everything that was resolved."""
         with self._lock:
+            self._cleared, self._bytes = self._cleared + 1, 0
             self._loaded.clear()
             self._plans_by_layout.clear()
             self._partial_plans.clear()
 
     @property
     def bytes(self) -> int:
-        return sum(loaded.bytes for loaded in self._loaded.values())
+        return self._bytes
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -209,16 +211,32 @@ class AdapterCache:
 
     def get(self, adapter: Adapter | Plan | str | os.PathLike[str], key: object = None) -> LoadedAdapter:
         """Return the adapter, resolved and checked, from the cache if it was seen before; ``key``: one of `keys`."""
+        loaded = self.read(adapter, key)
         with self._lock:
-            key = _key(adapter) if key is None else key
-            if key in self._loaded:
-                self._loaded.move_to_end(key)
-                return self._loaded[key]
-            loaded = self._load(key, adapter)
-            self._loaded[key] = loaded
-            while self.bytes > self._limit and len(self._loaded) > 1:
-                self._forget(self._loaded.popitem(last=False)[0])
+            if loaded.key in self._loaded:
+                self._loaded.move_to_end(loaded.key)
+            while self._bytes > self._limit and len(self._loaded) > 1:
+                key, dropped = self._loaded.popitem(last=False)
+                self._bytes -= dropped.bytes
+                self._forget(key)
             return loaded
+
+    def read(self, adapter: Adapter | Plan | str | os.PathLike[str], key: object = None) -> LoadedAdapter:
+        """Do as `get`, but drop none: for a thread that reads ahead. Other threads go on while it reads a file."""
+        key = _key(adapter) if key is None else key
+        while True:
+            with self._lock:
+                if key in self._loaded:
+                    return self._loaded[key]
+                cleared = self._cleared
+            loaded = self._load(key, adapter)
+            with self._lock:
+                if cleared != self._cleared:
+                    continue  # it was planned for other shapes
+                if key not in self._loaded:
+                    self._loaded[key] = loaded
+                    self._bytes += loaded.bytes
+                return self._loaded[key]
 
     def holds(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> bool:
         """Return whether an adapter is in the cache."""
@@ -248,7 +266,10 @@ class AdapterCache:
         with self._lock:
             key = _key(adapter)
             size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
-            loaded = self._loaded[key] = LoadedAdapter(key, plan, size, _name(adapter))
+            loaded = LoadedAdapter(key, plan, size, _name(adapter))
+            before = self._loaded.pop(key, None)
+            self._bytes += loaded.bytes - (before.bytes if before is not None else 0)
+            self._loaded[key] = loaded
             return loaded
 
     def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> LoadedAdapter:
@@ -272,9 +293,10 @@ class AdapterCache:
         plan = self._resolve(read_container(container), True)
         if not is_template(plan):
             return plan, None
-        while len(self._plans_by_layout) >= 16:
-            self._plans_by_layout.pop(next(iter(self._plans_by_layout)))
-        self._plans_by_layout[layout] = plan
+        with self._lock:
+            while len(self._plans_by_layout) >= 16:
+                self._plans_by_layout.pop(next(iter(self._plans_by_layout)))
+            self._plans_by_layout[layout] = plan
         return plan, id(plan)
 
 

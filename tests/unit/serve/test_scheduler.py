@@ -25,9 +25,9 @@ class Clock:
 
 def job(
     number: int, *, model: str = "m", kind: Kind = "image_generation", priority: int = 0, client: str = "",
-    adapters: Sequence[str] = (),
+    adapters: Sequence[str] = (), shape: tuple[int, int] | None = None, stack: str = "",
 ) -> Candidate:  # fmt: skip
-    return Candidate(f"job-{number}", number, kind, model, priority, client, tuple(adapters))
+    return Candidate(f"job-{number}", number, kind, model, priority, client, tuple(adapters), shape, stack)
 
 
 def device(name: str, *, models: Sequence[str] = ("m",), adapters: Sequence[str] = ()) -> DeviceView:
@@ -187,3 +187,48 @@ def test_the_device_to_wait_for_is_the_best_of_all(seed: int) -> None:
             assert best is not None and choice.devices == (best.name,)
         elif choice.job is not None:
             assert best is None
+
+
+SIZE = (64, 64)
+
+
+def test_jobs_of_one_shape_join_in_order_and_the_others_are_overtaken_a_bounded_number_of_times() -> None:
+    scheduler, here = Scheduler(), device("one")
+    here.add(job(0, shape=SIZE))
+    other = job(1, shape=(128, 64))
+    for number in range(2, 2 + MAX_OVERTAKES):
+        waiting = [other, job(number, shape=SIZE), job(number + 1, shape=SIZE)]
+        joined = scheduler.join(waiting, here, [here]).job
+        assert joined is not None and joined.number == number
+        here.add(joined)
+    assert scheduler.join([other, job(99, shape=SIZE)], here, [here]).job is None, "the other one is next"
+    for each in here.jobs:
+        here.remove(each.id)
+    assert here.job is None and number_of(scheduler, [other, job(99, shape=SIZE)], here) == 1
+
+
+def test_jobs_join_only_what_they_can_share() -> None:
+    scheduler, here = Scheduler(), device("one")
+    here.add(job(0, shape=SIZE, stack="a"))
+    for waiting in (
+        job(1, shape=SIZE, model="other"), job(1, shape=None), job(1, kind="train"), job(1, shape=(64, 65)),
+    ):  # fmt: skip
+        assert scheduler.join([waiting], here, [here]).job is None
+    mixed = job(1, shape=SIZE, stack="b")
+    assert scheduler.join([mixed], here, [here]).job == mixed
+    here.mixed = False
+    assert scheduler.join([mixed], here, [here]).job is None
+    urgent = job(2, shape=SIZE, model="other", priority=1)
+    assert scheduler.join([urgent, job(3, shape=SIZE, stack="a")], here, [here]).job is None, "it would wait longer"
+    alone = device("two")
+    alone.add(job(0, shape=None))
+    assert scheduler.join([job(1, shape=SIZE)], alone, [alone]).job is None
+
+
+def test_a_job_does_not_join_where_an_idle_device_has_its_model() -> None:
+    scheduler, here, idle = Scheduler(), device("one"), device("two")
+    here.add(job(0, shape=SIZE))
+    waiting = job(1, shape=SIZE)
+    assert scheduler.join([waiting], here, [here, idle]).job is None
+    idle.models = frozenset()
+    assert scheduler.join([waiting], here, [here, idle]).job == waiting, "loading it there takes longer"

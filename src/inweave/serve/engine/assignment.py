@@ -33,21 +33,30 @@ class Assignments:
         self.devices = [each for each in self.devices if each is not slot.view]
 
     def claim(self, view: DeviceView) -> tuple[Job | None, float | None]:
-        """Start the job that a device runs next; without one, return the seconds after which to ask again."""
-        choice = Choice(None)
+        """Start the job that a device runs next; without one, return the seconds after which to ask again.
+
+        Of a device that runs jobs, it is one that joins them.
+        """
+        choice, choose = Choice(None), self.scheduler.choose if view.job is None else self.scheduler.join
 
         def chosen(candidates: Sequence[Candidate]) -> str | None:
             nonlocal choice
-            choice = self.scheduler.choose(candidates, view, self.devices, self._store.running_elsewhere())
+            choice = choose(candidates, view, self.devices, self._store.running_elsewhere())
             if choice.job is None:
                 return None
-            view.job = choice.job
-            view.free_at = self.scheduler.clock() + self.scheduler.costs.run_seconds(choice.job)
+            view.add(choice.job)
+            end = self.scheduler.clock() + self.scheduler.costs.run_seconds(choice.job)
+            view.free_at = end if not view.joined else max(view.free_at, end)
             return choice.job.id
 
-        job = self._store.claim(chosen, WINDOW)
-        if job is None:
-            view.job = None
+        try:
+            job = self._store.claim(chosen, WINDOW)
+        except BaseException:
+            if choice.job is not None:
+                view.remove(choice.job.id)
+            raise
+        if job is None and choice.job is not None:
+            view.remove(choice.job.id)
         return job, choice.seconds
 
     def reasons(self, jobs: Sequence[Job]) -> dict[str, str]:
@@ -85,15 +94,19 @@ class DeviceSlot:
         self._assignments.losses[job] += 1
         return self._assignments.losses[job]
 
-    def record_end(self, seconds: float) -> None:
-        """Record that the job of the device ended after ``seconds``."""
-        if self.view.job is not None:
-            self._assignments.scheduler.costs.observe_run(self.view.job, seconds)
-        self.view.job = None
+    def record_end(self, job: str, seconds: float) -> None:
+        """Record that a job of the device ended after ``seconds``."""
+        if (ended := self.view.remove(job)) is not None:
+            self._assignments.scheduler.costs.observe_run(ended, seconds)
+
+    def release(self, job: str) -> None:
+        """Record that the device does not run a job that it claimed."""
+        self.view.remove(job)
 
     def record_death(self) -> None:
         """Record that the runner died, and everything that it had loaded with it."""
         self.view.job, self.view.ready = None, False
+        self.view.joined.clear()
         self.view.models = self.view.adapters = frozenset()
         self._adapters, self._references = {}, {}
 

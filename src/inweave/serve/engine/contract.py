@@ -5,12 +5,18 @@
     Load             any time after Ready       Loaded      one for each Load
     RunRequest       any time after Ready       JobEvent    any number, in the order in which they happened
     Cancel           any time after Ready       Finished    one for each RunRequest, after its last JobEvent
-    Lease            any time
+    Lease            any time                   Room        any time after Ready
 
 **Jobs.** Every message about a job carries its id. Reports of several jobs may interleave; the reader routes them by
-id and ignores jobs it no longer follows. A runner may hold several requests and run them in turn or together. (Today's
-runner runs one at a time, in the order of arrival, and today's dispatcher sends one at a time.) The result of a request
-never depends on the requests before it.
+id and ignores jobs it no longer follows. A runner may hold several requests and run them in turn or together. The
+result of a request never depends on the requests before it, or on those that run with it, but for the rounding of a
+batch (`inweave.generate.denoise`).
+
+**Room.** A runner that makes images of several jobs together says how many jobs like the running ones it takes in all,
+these included: of the same model and `Candidate.shape`, and with the same LoRAs unless it is ``mixed``: where adding
+LoRAs to the rows of a batch costs more than merging them, it is not. Until it says so, it is one job. A dispatcher
+sends no more than that; a runner holds what does not fit, and begins it when it can. A job that may have killed a
+runner before is sent alone, so that it takes no other with it.
 
 **Cancel.** A cancellation asks a job to stop at its next step, and may be repeated. A job that has not begun ends
 without being run; training saves a checkpoint first. Exactly one Finished follows either way: usually with the state
@@ -72,6 +78,7 @@ class RunnerSettings:
     quantized_cache_gb: float = 0.0  # another one
     batch: int | Literal["auto"] = "auto"  # another one
     graph: Literal["auto", "off"] = "off"  # another one
+    lora_cache_gb: float = 4.0  # another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,14 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """How many jobs like the running ones a runner takes in all; ``mixed``: also with other LoRAs than theirs."""
+
+    jobs: int
+    mixed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a job: ``result`` if it is done, ``error`` if it failed."""
 
@@ -171,10 +186,10 @@ class Finished:
 
 
 Command = Load | RunRequest | Cancel | Lease
-Report = Ready | Loaded | JobEvent | Finished
+Report = Ready | Loaded | JobEvent | Finished | Room
 _TYPES: dict[str, type[RunnerSettings | Command | Report]] = {
     "settings": RunnerSettings, "load": Load, "run": RunRequest, "cancel": Cancel, "lease": Lease,
-    "ready": Ready, "loaded": Loaded, "event": JobEvent, "finished": Finished,
+    "ready": Ready, "loaded": Loaded, "event": JobEvent, "finished": Finished, "room": Room,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _READERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _TYPES.items()}

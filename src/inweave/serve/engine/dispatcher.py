@@ -1,10 +1,11 @@
-"""Takes jobs for one device, one at a time, and has a runner run them.
+"""Takes jobs for one device and has a runner run them, as many at a time as the runner makes together.
 
 Which job comes next is the decision of the scheduler that all devices share (`inweave.serve.engine.assignment`).
 
-Nothing is lost when a runner dies: its job is queued again once and fails the second time, and a new runner is started,
-after a pause that grows while runners die without having finished a job. A job whose runner was lost with its machine
-is queued again up to ``MAX_LOSSES`` times. Every event is stored before readers see it.
+Nothing is lost when a runner dies: each of its jobs is queued again once, then runs alone, and fails the second time;
+and a new runner is started, after a pause that grows while runners die without having finished a job. A job whose
+runner was lost with its machine is queued again up to ``MAX_LOSSES`` times. Every event is stored before readers see
+it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,6 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from inweave.errors import InweaveError
@@ -31,66 +29,27 @@ from inweave.serve.engine.contract import (
     Loaded,
     Ready,
     Report,
+    Room,
     RunnerEndpoint,
-    RunnerLostError,
-    RunnerSettings,
-    RunRequest,
 )
-from inweave.serve.engine.record import record
+from inweave.serve.engine.job_run import Deliver, JobRun, JobServices, Resolve
+from inweave.serve.engine.job_run import DispatchSettings as DispatchSettings
+from inweave.serve.engine.job_run import Resolved as Resolved
 from inweave.serve.engine.wire import WireError
-from inweave.serve.jobs.errors import StorageError, StoreLost
-from inweave.serve.jobs.failures import failure_of
 from inweave.serve.jobs.figures import Figures
-from inweave.serve.jobs.job import Failure, Job, State
+from inweave.serve.jobs.job import Job
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.settings import model_name
 
 log = logging.getLogger("inweave.serve")
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-#: seconds after a cancellation or a timeout until the runner is stopped
-PATIENCE = 30.0
-#: the same for training, which saves its checkpoint after a step that may take long
-TRAIN_PATIENCE = 600.0
-CRASHED = "the process that ran it ended unexpectedly"
-LOST = "the machine that ran it ended or could not be reached"
-#: how often a job is run again after the loss of a machine
-MAX_LOSSES = 20
-#: fields of a stored request that a runner gets unchanged
-RUN_OPTIONS = ("preview_every", "preview_first", "on_mismatch", "sheet")
 Answer = TypeVar("Answer", Ready, Loaded)
 Status = Literal["starting", "loading", "ready", "failed", "stopping"]
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The references of a job as paths on this machine; fields as in `RunRequest`."""
-
-    model: str
-    loras: dict[str, str]
-    paths: dict[str, str]
-    upscalers: dict[str, str] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)
-
-
-#: raises an InweaveError if a file is gone since the job was submitted
-Resolve = Callable[[Job], Resolved]
-#: called with a finished job's result before it is stored; may change it
-Deliver = Callable[[Job, dict[str, Any]], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """The settings of a dispatcher's runner, and time limits for jobs."""
-
-    runner: RunnerSettings = field(default_factory=RunnerSettings)
-    preload: str | None = None
-    job_seconds: float = 3600.0
-    train_seconds: float = 7 * 24 * 3600.0
-
-
 class Dispatcher:
-    """One device: its runner, and the job that runs on it."""
+    """One device: its runner, and the jobs that run on it."""
 
     def __init__(
         self,
@@ -105,13 +64,17 @@ class Dispatcher:
     ) -> None:
         self._store, self._signals, self._settings = store, signals, settings
         self._figures = figures or Figures()
-        self._resolve, self._deliver = resolve, deliver
         self.slot = slot or Assignments(store).add(settings.runner.device or "")
         self._runner: RunnerEndpoint = runner or ProcessEndpoint()
+        self._services = JobServices(
+            store, signals, settings, resolve, deliver, self._runner, self.slot, self._figures, lambda: self._stopping
+        )
         self._deaths = 0
         self._stopping = False
-        self._reported = True  # whether the runner reported the current job finished
-        self.current: Job | None = None
+        self._runs: dict[str, JobRun] = {}  # by job, the oldest first
+        self._room = 1  # how many jobs like the running ones the runner takes in all
+        self._ended = asyncio.Event()  # a job ended, there is more room, or the runner is gone
+        self._busy_since = 0.0
         self.device = settings.runner.device  # the requested one until the runner reports its own
         self.memory: DeviceMemory | None = None  # of the device, as the runner reported it last
         self.status: Status = "starting"
@@ -119,6 +82,16 @@ class Dispatcher:
         self.finished_jobs = 0
         self.restarts = 0
         self.busy_seconds = 0.0
+
+    @property
+    def current(self) -> Job | None:
+        """The job that runs, the oldest of several."""
+        return next((run.job for run in self._runs.values()), None)
+
+    @property
+    def running(self) -> list[Job]:
+        """All jobs that run."""
+        return [run.job for run in self._runs.values()]
 
     async def run(self) -> None:
         """Run jobs until `drain`, and restart the runner whenever it dies."""
@@ -169,61 +142,107 @@ class Dispatcher:
         return report
 
     async def _serve(self) -> None:
-        while not self._stopping:
+        reading = asyncio.create_task(self._read())
+        try:
+            await self._run_jobs(reading)
+        except asyncio.CancelledError:
+            for task in self._tasks:
+                task.cancel()
+            raise
+        except Exception:
+            if not reading.done():
+                await self._runner.stop(now=True)
+            raise
+        finally:
+            reading.cancel()  # if the runner still lives, its jobs count as those of a dead one
+            await asyncio.gather(reading, *self._tasks, return_exceptions=True)
+
+    @property
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for run in self._runs.values() if (task := run.task) is not None]
+
+    async def _run_jobs(self, reading: asyncio.Task[None]) -> None:
+        """Claim jobs and begin them until `drain`, and until those have ended; raise WireError with the runner."""
+        while not self._stopping and not reading.done():
+            self._ended.clear()
+            if self._runs and len(self._runs) >= self._room:
+                await self._wait(1.0)
+                continue
             job, seconds = await self._claim()
             if job is None:
-                await self._signals.wait_for_work(min(1.0, seconds or 1.0))
+                await self._wait(min(1.0, seconds or 1.0), for_work=True)
                 if not self._runner.alive:
                     raise WireError("the model process is gone")
                 continue
-            if self._stopping:  # `drain` was called while the job was claimed
-                await self._stored(self._store.put_back, job.id, lease=job.lease)
-                self.slot.view.job = None
-                return
+            if self._stopping or reading.done():  # `drain` was called, or the runner died, while it was claimed
+                await self._services.stored(self._store.put_back, job.id, lease=job.lease)
+                self.slot.release(job.id)
+                break
+            self._begin(job)
+        while self._runs:
+            self._ended.clear()
+            await self._wait(1.0)
+        if reading.done():
+            await reading
+
+    async def _wait(self, seconds: float, *, for_work: bool = False) -> None:
+        """Wait until a job ends, there is more room or the runner is gone; ``for_work``: or until a job waits."""
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(self._ended.wait())]
+        if for_work:
+            waits.append(asyncio.create_task(self._signals.wait_for_work(seconds)))
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _read(self) -> None:
+        """Route the reports of the runner to its jobs, until it is gone."""
+        error = WireError("the runner is gone")
+        try:
+            while True:
+                report = await self._receive()
+                if isinstance(report, Room):
+                    self._room, self.slot.view.mixed = report.jobs, report.mixed
+                    self._ended.set()
+                elif isinstance(report, JobEvent | Finished) and (run := self._runs.get(report.job)) is not None:
+                    run.take(report)
+        except WireError as reason:
+            error = reason
+            raise
+        finally:
+            for run in self._runs.values():
+                run.take(error)
+            self._ended.set()
+
+    def _begin(self, job: Job) -> None:
+        self._signals.changed(job.id)
+        self._figures.started(job)
+        log.info("%s started: %s, attempt %d", job.id, job.kind, job.attempts)
+        if not self._runs:
+            self._room, self._busy_since = 1, time.monotonic()
+        run = self._runs[job.id] = JobRun(job, self._services)
+        run.task = asyncio.create_task(self._run(run))
+
+    async def _run(self, run: JobRun) -> None:
+        job, started = run.job, time.monotonic()
+        survived: bool = False
+        try:
+            survived = await run.run()
+        finally:
+            del self._runs[job.id]
+            self.slot.record_end(job.id, time.monotonic() - started)
+            if not self._runs:
+                self.busy_seconds += time.monotonic() - self._busy_since
             self._signals.changed(job.id)
-            self._figures.started(job)
-            log.info("%s started: %s, attempt %d", job.id, job.kind, job.attempts)
-            self.current, self._reported = job, True
-            started = time.monotonic()
-            try:
-                await self._run_job(job)
-            except RunnerLostError as error:
-                await self._requeue_lost(job, error)
-                raise
-            except WireError:
-                await self._stored(self._store.retry_or_fail, job.id, "worker_crashed", CRASHED, lease=job.lease)
-                raise
-            except (StorageError, sqlite3.OperationalError, OSError) as error:
-                log.error("the results of a job cannot be stored: %s", error)
-                reason = "its results could not be stored; the disk of the worker is full or read-only"
-                await self._end(job, "failed", error=Failure("storage", reason))
-                await self._end_run(job)
-            except Exception as error:
-                log.exception("a job ended in an internal error")
-                await self._end(job, "failed", error=failure_of(error))
-                await self._end_run(job)
-            finally:
-                self.current = None
-                self.busy_seconds += time.monotonic() - started
-                self.slot.record_end(time.monotonic() - started)
-                self._signals.changed(job.id)
-                if self.slot.shared:
-                    self._signals.work()  # a job may have waited for the end of this one
-                await self._count(job)
+            self._ended.set()
+            if self.slot.shared:
+                self._signals.work()  # a job may have waited for the end of this one
+        if survived:
             self.finished_jobs += 1
             self._deaths = 0
-
-    async def _requeue_lost(self, job: Job, error: RunnerLostError) -> None:
-        """Queue a job again whose runner was lost, without counting it as an attempt of the job."""
-        losses = self.slot.count_loss(job.id)
-        log.error("%s: its runner was lost: %s", job.id, error)
-        if losses > MAX_LOSSES:
-            failure = Failure("runner_lost", f"{LOST}, {losses} times")
-            await self._stored(self._store.finish, job.id, "failed", error=failure, lease=job.lease)
-        else:
-            message = f"{LOST}; it is run again"
-            await self._stored(self._store.put_back, job.id, "runner_lost", message, lease=job.lease)
-        self._signals.work()
+        await self._count(job)
 
     async def _count(self, job: Job) -> None:
         with contextlib.suppress(InweaveError, sqlite3.Error):
@@ -237,131 +256,7 @@ class Dispatcher:
             return await asyncio.to_thread(self.slot.claim)
         except (sqlite3.OperationalError, OSError) as error:
             log.error("no job can be started: %s", error)
-            self.slot.view.job = None
             return None, None
-
-    async def _end_run(self, job: Job) -> None:
-        """Have the runner stop a job that ended here: a restart would lose the loaded models."""
-        if not self._reported:
-            await self._runner.send(Cancel(job.id))
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    while not (isinstance(report := await self._receive(), Finished) and report.job == job.id):
-                        pass
-            except TimeoutError:
-                raise WireError("the model process does not react") from None
-
-    async def _end(self, job: Job, state: State, **outcome: Any) -> None:
-        await self._stored(self._store.finish, job.id, state, lease=job.lease, **outcome)
-
-    async def _stored(
-        self, call: Callable[..., Any], *values: Any,
-        repeat: tuple[type[Exception], ...] = (sqlite3.OperationalError, OSError), **options: Any,
-    ) -> Any:  # fmt: skip
-        """Read or change the state of a job, and repeat while the disk refuses: the end of a job is never dropped."""
-        pause = 0.1
-        while True:
-            try:
-                return await asyncio.to_thread(call, *values, **options)
-            except repeat as error:
-                log.error("the state of a job cannot be read or stored (%s); trying again in %g s", error, pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 10.0)
-
-    async def _run_job(self, job: Job) -> None:
-        try:
-            resolved = await self._stored(self._resolve, job, repeat=(StoreLost,))
-            files = await self._stored(self._store.files.inputs, job.id, repeat=(StoreLost,))
-            inputs = {Path(name).stem: content for name, content in files.items()}
-        except (InweaveError, OSError) as error:
-            await self._end(job, "failed", error=failure_of(error))
-            return
-        options = {name: job.request[name] for name in RUN_OPTIONS if name in job.request}
-        request = RunRequest(
-            job.id, job.kind, resolved.model, job.request["config"], resolved.loras, inputs=inputs,
-            paths=resolved.paths, name=job.model, lease=job.lease or "", upscalers=resolved.upscalers,
-            models=resolved.models, **options,
-        )  # fmt: skip
-        self._reported = False
-        self.slot.record_request(job, resolved.model, resolved.loras)
-        await self._runner.send(request)
-        watch = asyncio.create_task(self._watch(job))
-        try:
-            await self._follow(job, resolved.model)
-        finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
-
-    async def _follow(self, job: Job, location: str) -> None:
-        """Store the events of a job until it has ended; ``location``: of its model."""
-        files: list[str] = []  # of the images, in the order of the result
-        loading: float | None = None
-        while True:
-            report = await self._receive()
-            if loading is not None and job.kind != "train" and not isinstance(report, Finished):
-                self.slot.record_load(job.model, location, time.monotonic() - loading)
-                loading = None
-            if isinstance(report, JobEvent) and report.job == job.id:
-                if report.event.type == "loading":
-                    loading = time.monotonic()
-                await record(self._store, job, report.event, files)
-                self._signals.changed(job.id)
-            elif isinstance(report, Finished) and report.job == job.id:
-                self._reported = True
-                self._learn(report)
-                await self._finish(job, report, files)
-                return
-
-    def _learn(self, report: Finished) -> None:
-        """Pass on to the scheduler what the runner holds, and how long it took to read what it did not hold."""
-        reads = [each["apply_seconds"] for each in report.result.get("loras", ())]
-        job = self.slot.view.job
-        if reads and job is not None and not self.slot.view.adapters.issuperset(job.adapters):
-            self.slot.record_read(max(reads))
-        self.slot.record_residency(report.residency)
-
-    async def _finish(self, job: Job, report: Finished, files: list[str]) -> None:
-        if not await self._stored(self._store.holds, job.id, job.lease):
-            log.warning("%s: another process runs it now; this result is dropped", job.id)
-        elif report.state == "done":
-            for image, name in zip(report.result.get("images", ()), files, strict=False):
-                image["file"] = name
-            result = await self._stored(self._deliver, job, report.result, repeat=(StoreLost,))
-            await self._end(job, "done", result=result)
-        elif report.state == "failed":
-            await self._end(job, "failed", error=report.error)
-        elif self._stopping and not (await self._stored(self._store.job, job.id)).cancel:
-            await self._stored(self._store.put_back, job.id, lease=job.lease)  # stopped by `drain`, not by a client
-        else:
-            await self._end(job, "cancelled")
-
-    async def _watch(self, job: Job) -> None:
-        """Pass a cancellation on; end a job that takes too long, and a runner that does not react."""
-        seconds = self._settings.train_seconds if job.kind == "train" else self._settings.job_seconds
-        deadline = time.monotonic() + seconds
-        while True:
-            await self._signals.wait_for_change(job.id, max(0.0, min(1.0, deadline - time.monotonic())))
-            late = time.monotonic() >= deadline
-            current = await self._stored(self._store.job, job.id)
-            lost = current.state != "running" or current.lease != job.lease
-            if lost and self._reported:
-                return  # it has ended
-            if late or lost or current.cancel:
-                break
-        if lost and job.kind == "train":  # it would save a checkpoint where another process continues the run
-            log.warning("%s: another process runs it now", job.id)
-            await self._runner.stop(now=True)
-            return
-        if late and not lost:
-            reason = f"it took longer than {seconds:g} s"
-            await self._end(job, "failed", error=Failure("timeout", reason))
-            self._signals.changed(job.id)
-        with contextlib.suppress(WireError):
-            await self._runner.send(Cancel(job.id))
-        await asyncio.sleep(TRAIN_PATIENCE if job.kind == "train" and not late else PATIENCE)
-        log.error("the model process does not react; it is killed")
-        await self._runner.stop(now=True)
 
     async def _died(self) -> None:
         code = await self._runner.stop(now=True)
@@ -386,14 +281,16 @@ class Dispatcher:
         self.status, self.reason = "stopping", "the worker is shutting down"
         self._signals.work()
         deadline = time.monotonic() + seconds
-        if self.current is not None and self.current.kind == "train":
-            with contextlib.suppress(WireError):
-                await self._runner.send(Cancel(self.current.id))
-        while self.current is not None and time.monotonic() < deadline:
+        for job in self.running:
+            if job.kind == "train":
+                with contextlib.suppress(WireError):
+                    await self._runner.send(Cancel(job.id))
+        while self._runs and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        if self.current is not None:
+        left = self.running
+        for job in left:
             try:
-                await asyncio.to_thread(self._store.put_back, self.current.id, lease=self.current.lease)
+                await asyncio.to_thread(self._store.put_back, job.id, lease=job.lease)
             except (sqlite3.OperationalError, OSError) as error:  # the next start finds it running, and runs it again
-                log.error("%s cannot be put back into the queue: %s", self.current.id, error)
-        await self._runner.stop(now=self.current is not None)
+                log.error("%s cannot be put back into the queue: %s", job.id, error)
+        await self._runner.stop(now=bool(left))

@@ -10,6 +10,7 @@ import os
 import select
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
@@ -18,7 +19,10 @@ from inweave.errors import CancelledError
 from inweave.files.confinement import confine
 from inweave.serve.engine.contract import (
     Cancel,
+    Cancelled,
     Command,
+    DeviceMemory,
+    Emit,
     Finished,
     JobEvent,
     Lease,
@@ -26,6 +30,8 @@ from inweave.serve.engine.contract import (
     Loaded,
     Ready,
     Report,
+    Residency,
+    Room,
     RunnerSettings,
     RunRequest,
     decode,
@@ -33,11 +39,11 @@ from inweave.serve.engine.contract import (
 )
 from inweave.serve.engine.rpc_loop import collect_less, message_pipes, reported
 from inweave.serve.engine.wire import WireError, read_message
-from inweave.serve.jobs.job import Event
 from inweave.serve.jobs.private_paths import PATHS
 from inweave.weights.gc_pause import collector_waits
 
 if TYPE_CHECKING:
+    from inweave.serve.engine.requests import Ended
     from inweave.serve.engine.runner import Runner
 
 
@@ -47,7 +53,7 @@ LEASE_GRACE = 0.2
 
 
 class ModelProcess:
-    """Runs one request at a time, in the order of arrival; a cancellation reaches the running one between two steps."""
+    """Runs requests, several together where they can be; a cancellation reaches a running one between two steps."""
 
     def __init__(self, commands: BinaryIO, reports: BinaryIO) -> None:
         self._commands, self._reports = commands, reports
@@ -55,13 +61,15 @@ class ModelProcess:
         self._cancelled: set[str] = set()
         self._until: float | None = None  # of the lease; without one it runs until its input ends
         self._write = threading.Lock()
+        self._finishing = ThreadPoolExecutor(1, "inweave-finish")
 
     def serve(self) -> None:
         """Run commands until the process ends."""
         threading.Thread(target=self._read, name="inweave-commands", daemon=True).start()
         with collector_waits():
             from inweave.ops.tensors.device import limit_threads
-            from inweave.serve.engine.runner import Runner  # imports torch: seconds
+            from inweave.serve.engine.requests import Requests  # imports torch: seconds
+            from inweave.serve.engine.runner import Runner
 
         settings = self._queue.get()
         assert isinstance(settings, RunnerSettings)
@@ -71,14 +79,30 @@ class ModelProcess:
         PATHS.add((*settings.folders, *settings.private))
         runner = Runner(settings)
         self._send(Ready(runner.device))
+        requests, room, loads = Requests(runner), Room(1), list[Load]()
         while True:
-            command = self._queue.get()
-            if isinstance(command, Load):
-                self._send(self._load(runner, command))
-            elif isinstance(command, RunRequest):
-                finished = self._run(runner, command)
-                self._cancelled.discard(command.job)
-                self._send(finished)
+            idle = not requests.busy
+            while idle or not self._queue.empty():
+                command, idle = self._queue.get(), False
+                if isinstance(command, Load):
+                    loads.append(command)
+                elif isinstance(command, RunRequest):
+                    requests.submit(command, self._emitter(runner, command.job), self._is_cancelled(command.job))
+            while loads and not requests.busy:
+                self._send(self._load(runner, loads.pop(0)))
+            for ended in requests.advance():
+                residency, memory = runner.residency, runner.memory
+                # images are encoded while the next step is computed
+                self._finishing.submit(self._finish, ended, residency, memory)
+            if requests.room != room:
+                room = requests.room
+                self._send(room)
+
+    def _emitter(self, runner: Runner, job: str) -> Emit:
+        return lambda event: self._send(JobEvent(job, event, runner.memory))
+
+    def _is_cancelled(self, job: str) -> Cancelled:
+        return lambda: job in self._cancelled
 
     def _read(self) -> None:
         """Read commands in a separate thread: a cancellation must arrive while a job runs."""
@@ -114,21 +138,17 @@ class ModelProcess:
             return Loaded(command.model, reported(error), runner.memory)
         return Loaded(command.model, memory=runner.memory)
 
-    def _run(self, runner: Runner, request: RunRequest) -> Finished:
-        job = request.job
+    def _finish(self, ended: Ended, residency: Residency, memory: DeviceMemory | None) -> None:
+        """Report the end of a job."""
+        job = ended.job
         try:
-            if job in self._cancelled:
-                raise CancelledError("cancelled before it started")
-
-            def emit(event: Event) -> None:
-                self._send(JobEvent(job, event, runner.memory))
-
-            result = runner.run(request, emit, lambda: job in self._cancelled)
+            report = Finished(job, "done", ended.finish(), residency=residency, memory=memory)
         except CancelledError:
-            return Finished(job, "cancelled", residency=runner.residency, memory=runner.memory)
+            report = Finished(job, "cancelled", residency=residency, memory=memory)
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
-            return Finished(job, "failed", error=reported(error), residency=runner.residency, memory=runner.memory)
-        return Finished(job, "done", result, residency=runner.residency, memory=runner.memory)
+            report = Finished(job, "failed", error=reported(error), residency=residency, memory=memory)
+        self._cancelled.discard(job)
+        self._send(report)
 
     def _send(self, report: Report) -> None:
         content = encode(report).encode()

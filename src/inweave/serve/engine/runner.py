@@ -1,5 +1,7 @@
 """The runner: a request in, events out. It knows models and LoRA files, but no queues, processes or HTTP.
 
+`requests` runs several requests together, with the models of a runner.
+
     runner = Runner(RunnerSettings(device="cuda:0"))
     result = runner.run(RunRequest(...), emit=print, cancelled=lambda: False)
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 import io
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,7 +104,7 @@ class Runner:
                 model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model),
                 quantize=self.settings.quantize, offload=self.settings.offload,  # type: ignore[arg-type]
                 quantized_cache_gb=self.settings.quantized_cache_gb, batch=self.settings.batch,
-                graph=self.settings.graph,
+                graph=self.settings.graph, lora_cache_gb=self.settings.lora_cache_gb,
             )  # fmt: skip
             self._sizes[model] = model_bytes(pipe)
             self._refuse_too_large(model)
@@ -125,33 +127,30 @@ class Runner:
                 f"the model has {weights / 2**30:.2g} GB of weights, and loaded models may take {budget / 2**30:.2g} GB"
             )
 
+    def open(self, request: RunRequest, emit: Emit, name: str | None = None) -> Pipeline:
+        """Return the model of a request, or another one that it names; the request's adapters will be in memory."""
+        where = request.model if name is None else request.models[name]
+        pipe = self.load(where, lambda event: emit(Event(event.type, {"model": name or request.name})))
+        pipe.upscalers.add({label: Path(path) for label, path in request.upscalers.items()})
+        if name is None:
+            self._adapters.setdefault(request.model, set()).update(request.loras.values())
+        return pipe
+
+    def loaded(self, model: str) -> Pipeline | None:
+        """Return a model if it is in memory."""
+        return self._models.get(model)
+
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
-        def load(name: str | None) -> Pipeline:
-            where = request.model if name is None else request.models[name]
-            own = self.load(where, lambda event: emit(Event(event.type, {"model": name or request.name})))
-            own.upscalers.add({label: Path(path) for label, path in request.upscalers.items()})
-            return own
-
-        pipe = load(None)
-        self._adapters.setdefault(request.model, set()).update(request.loras.values())
+        pipe, started, report = self.open(request, emit), time.perf_counter(), progress_events(emit)
         config = GenerateConfig(**request.config)
-        started = time.perf_counter()
-
-        def report(at: Progress) -> None:
-            data = {
-                "step": at.done, "total": at.work, "percent": round(100 * at.done / at.work, 2),
-                "eta": round(at.eta, 3),
-                "index": at.image, "count": at.images,
-            }  # fmt: skip
-            if at.preview is None:
-                emit(Event("progress", data))
-            else:
-                emit(Event("preview", data, encode_png(at.preview)))
-
-        init, mask = (_decode(request.inputs.get(name)) for name in ("init", "mask"))
+        init, mask = (decode_png(request.inputs.get(name)) for name in ("init", "mask"))
         lora_modules, table = pipe.model.lora_modules, LoraTable(request.loras)
         if request.sheet is not None:
             del pipe  # another model may take its memory
+
+            def load(name: str | None) -> Pipeline:
+                return self.open(request, emit, name)
+
             result = make_sheet(
                 request.sheet, config, load, init=init, mask=mask, finder=table, progress=report, cancelled=cancelled
             )
@@ -167,11 +166,33 @@ class Runner:
                 on_mismatch=request.on_mismatch,
                 finder=table,
             )
-        for number, image in enumerate(result.images):
-            record = result.records[number]
-            data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
-            emit(Event("image", data, encode_png(image, record)))
-        return _summary(result, lora_modules, time.perf_counter() - started)
+        return finish_result(result, emit, lora_modules, time.perf_counter() - started)
+
+
+def progress_events(emit: Emit) -> Callable[[Progress], None]:
+    """Return what reports the progress of a job as events."""
+
+    def report(at: Progress) -> None:
+        data = {
+            "step": at.done, "total": at.work, "percent": round(100 * at.done / at.work, 2),
+            "eta": round(at.eta, 3),
+            "index": at.image, "count": at.images,
+        }  # fmt: skip
+        if at.preview is None:
+            emit(Event("progress", data))
+        else:
+            emit(Event("preview", data, encode_png(at.preview)))
+
+    return report
+
+
+def finish_result(result: Result, emit: Emit, model_modules: int, seconds: float) -> dict[str, Any]:
+    """Emit the images of a job and return its result; ``model_modules``: that an adapter could change."""
+    for number, image in enumerate(result.images):
+        record = result.records[number]
+        data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
+        emit(Event("image", data, encode_png(image, record)))
+    return _summary(result, model_modules, seconds)
 
 
 def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, Any]:
@@ -188,6 +209,9 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
              "apply_seconds": round(lora.plan_seconds + result.swap_seconds * lora.modules / changed, 6)}
             for lora in result.loras
         ],
+        "batches": result.batches,
+        "added_loras": result.added,
+        "merge_reason": result.merge_reason,
         "warnings": result.warnings,
         "model": result.records[0]["model"] if result.records else {"name": EMBEDDED},
         "seconds": round(seconds, 4),
@@ -201,7 +225,7 @@ def encode_png(image: Image.Image, record: Mapping[str, Any] | None = None) -> b
     return content.getvalue()
 
 
-def _decode(content: bytes | None) -> Image.Image | None:
+def decode_png(content: bytes | None) -> Image.Image | None:
     """Return an image that the sandbox has encoded as PNG."""
     if content is None:
         return None

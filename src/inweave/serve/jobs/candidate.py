@@ -1,7 +1,13 @@
-"""What the scheduler needs to know of a waiting job."""
+"""What the scheduler needs to know of a waiting job.
+
+`shape` is what image jobs of one model have in common that may share a batch: the size that they ask for, if that alone
+decides it; `stack` are their LoRAs with strengths, as written. A job of several passes has none, nor one that was
+started before: it may have killed its process, and would take others with it.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from inweave.serve.jobs.job import Job, Kind
@@ -18,6 +24,8 @@ class Candidate:
     priority: int = 0
     client: str = ""
     adapters: tuple[str, ...] = ()
+    shape: tuple[int | None, int | None] | None = None
+    stack: str = ""
 
 
 def candidate_of(job: Job) -> Candidate:
@@ -25,7 +33,23 @@ def candidate_of(job: Job) -> Candidate:
     adapters = () if job.kind == "train" else tuple(sorted(set(adapter_keys(job).values())))
     # all clients of one account take its turns: a client may call itself anything
     client = f"account {job.account}" if job.account else f"client {job.client}"
-    return Candidate(job.id, job.number, job.kind, job.model, job.priority, client, adapters)
+    return Candidate(job.id, job.number, job.kind, job.model, job.priority, client, adapters, _shape(job), _stack(job))
+
+
+def _stack(job: Job) -> str:
+    if job.kind == "train":
+        return ""
+    loras = job.request.get("config", {}).get("loras") or []
+    return json.dumps([sorted(adapter_keys(job).items()), loras], sort_keys=True, default=str)
+
+
+def _shape(job: Job) -> tuple[int | None, int | None] | None:
+    config = job.request.get("config", {})
+    passes = job.request.get("sheet") or config.get("upscale") or config.get("outpaint")
+    if job.kind == "train" or job.attempts > 0 or passes:
+        return None
+    size = config.get("width"), config.get("height")
+    return size if job.kind == "image_generation" or None not in size else None
 
 
 def adapter_keys(job: Job) -> dict[str, str]:

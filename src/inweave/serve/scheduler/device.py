@@ -20,7 +20,10 @@ class TrainingRole(Enum):
 
 @dataclass(slots=True)
 class DeviceView:
-    """What a device holds and does; ``free_at``: when its job will probably end, on the clock of the scheduler."""
+    """What a device holds and does; ``free_at``: when its job will probably end, on the clock of the scheduler.
+
+    ``joined``: the jobs that share batches with ``job``, by id.
+    """
 
     name: str
     role: TrainingRole = TrainingRole.MIXED
@@ -30,6 +33,27 @@ class DeviceView:
     job: Candidate | None = None
     free_at: float = field(default=0.0)
     node: str = ""  # the machine it is in, of several
+    joined: dict[str, Candidate] = field(default_factory=dict)
+    mixed: bool = True  # whether jobs with other LoRAs may join
+
+    @property
+    def jobs(self) -> list[Candidate]:
+        """The jobs that it runs."""
+        return [*filter(None, [self.job]), *self.joined.values()]
+
+    def add(self, job: Candidate) -> None:
+        """Add a job that it runs from now on."""
+        if self.job is None:
+            self.job = job
+        else:
+            self.joined[job.id] = job
+
+    def remove(self, job: str) -> Candidate | None:
+        """Remove a job that it does not run any more, and return it."""
+        if self.job is None or self.job.id != job:
+            return self.joined.pop(job, None)
+        ended, self.job = self.job, self.joined.pop(next(iter(self.joined), ""), None)
+        return ended
 
     @property
     def training(self) -> bool:

@@ -5,6 +5,8 @@
     bounds   other jobs overtake a job at most ``MAX_OVERTAKES`` times, and it never waits longer for a device that has
              its model and adapters loaded than a free device would need to load them
     training with several devices, at least one stays free for image jobs
+    joining  a device that makes images of several jobs together takes those of its model and shape, in the same order;
+             each overtakes the jobs before it, so that the device begins with those when the bound is reached
 
 A single device follows the order, except that it runs jobs of the loaded model before it loads another (``LOAD_GAIN``).
 The scheduler looks at the first ``WINDOW`` jobs of the queue. It has no access to the queue or the devices, so
@@ -91,7 +93,7 @@ class Scheduler:
             return Choice(None)
         order = first
         if len(first) > 1:
-            order = fair_order(first, [*(each.job for each in devices if each.job is not None), *elsewhere])
+            order = fair_order(first, [*(job for each in devices for job in each.jobs), *elsewhere])
         starts = {job.id: self.costs.start_seconds(job, device) for job in order}
         waits = self._waits(order, starts, device, devices, rules)
         free = [job for job in order if job.id not in waits]
@@ -104,6 +106,36 @@ class Scheduler:
         self._overtakes.pop(chosen.id, None)
         self._reservations.pop(chosen.id, None)
         return Choice(chosen)
+
+    def join(
+        self, candidates: Sequence[Candidate], device: DeviceView, devices: Sequence[DeviceView],
+        elsewhere: Sequence[Candidate] = (),
+    ) -> Choice:  # fmt: skip
+        """Return the waiting job that joins those of a device; the arguments are those of `choose`."""
+        self._forget(candidates)
+        running = device.job
+        if running is None or running.shape is None:
+            return Choice(None)
+        rules = _Rules(devices)
+        allowed = [job for job in candidates if rules.allow(job, device)]
+        first = [job for job in allowed if job.priority == allowed[0].priority]
+        order = fair_order(first, [*(job for each in devices for job in each.jobs), *elsewhere])
+        idle = [each for each in devices if each.ready and each.job is None and each is not device]
+        before = list[Candidate]()
+        for job in order:
+            if any(rules.allow(job, each) and self.costs.start_seconds(job, each) < LOAD_GAIN for each in idle):
+                continue  # it runs there at once
+            same = device.mixed or all(job.stack == each.stack for each in device.jobs)
+            if same and (job.model, job.shape) == (running.model, running.shape):
+                for each in before:
+                    self._overtakes[each.id] += 1
+                self._overtakes.pop(job.id, None)
+                self._reservations.pop(job.id, None)
+                return Choice(job)
+            if self._overtakes[job.id] >= MAX_OVERTAKES:
+                break
+            before.append(job)
+        return Choice(None)
 
     def reason(self, job: Candidate, devices: Sequence[DeviceView]) -> str:
         """Return why a job still waits."""

@@ -155,7 +155,7 @@ class Service:
                         device, settings.dtype, memory, folders=tuple(map(str, self.library.folders)), threads=threads,
                         private=private, quantize=settings.quantize, offload=settings.offload,
                         quantized_cache_gb=settings.quantized_cache_gb, batch=settings.batch,
-                        graph=settings.graph,
+                        graph=settings.graph, lora_cache_gb=settings.lora_cache_gb,
                     ),
                     settings.model, settings.job_seconds, settings.train_hours * 3600,
                 ),

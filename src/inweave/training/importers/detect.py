@@ -205,13 +205,25 @@ def _translated(importer: Importer, source: Source) -> Translation:
     try:
         out = importer.prepare(source)
         importer.translate(out, source)
-    except (ValueError, TypeError, OverflowError, ArithmeticError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
+        problems = out.problems if out is not None else []
+        raise ConfigError([*problems, _wrong_type(str(error), source.settings)]) from None
+    except (ValueError, OverflowError, ArithmeticError) as error:
         problems = out.problems if out is not None else []
         raise ConfigError([*problems, with_setting_name(str(error), source.settings)]) from None
     except KeyError as error:  # a field whose setting was refused or left out
         problems = [f"{name}: {why}" for name, why in out.refused.items()] if out is not None else []
         raise ConfigError([*problems, f"{error.args[0]}: is needed by other settings; do not leave it out"]) from None
     return out
+
+
+def _wrong_type(message: str, settings: Mapping[str, Any]) -> str:
+    """Return which settings may have a value of a type that their trainer does not write."""
+    if (text := with_setting_name(message, settings)) != message:
+        return text
+    odd = [name for name, value in settings.items() if not isinstance(value, str | int | float)]
+    names = f"; check {', '.join(odd[:5])}" if odd else ""
+    return f"a setting has a value of another type than its trainer writes ({message}){names}"
 
 
 def _checked(kind: str, settings: Mapping[str, Any], out: Translation, overrides: dict[str, Any]) -> Imported:

@@ -14,11 +14,13 @@ import pytest
 
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.translate import Translation
 from inweave.training.importers.ai_toolkit.settings import AI_TOOLKIT as TOOLKIT_TABLE
-from inweave.training.importers.detect import IMPORTERS, import_config, import_table
+from inweave.training.importers.detect import IMPORTERS, _translated, import_config, import_table
 from inweave.training.importers.kohya.settings import KOHYA as KOHYA_TABLE
 from inweave.training.importers.onetrainer.settings import ONE_TRAINER as ONE_TRAINER_TABLE
 from inweave.training.importers.simpletuner.settings import SIMPLE_TUNER as TUNER_TABLE
+from inweave.training.importers.source import Importer, Source
 from tests.support import stopwatch
 from tests.unit.training.importers.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
 from tests.unit.training.importers.small_imports import ONE, TOOLKIT, TUNER, imported
@@ -246,3 +248,14 @@ def test_deleted_settings_and_wrong_types_never_end_in_a_traceback(kind: str, tm
                 inner[place[-1]] = change
             with contextlib.suppress(InweaveError):
                 import_table(table, tmp_path / "x.json", dataset="d")
+
+
+def test_a_value_of_another_type_is_said_with_the_settings_that_may_have_it(tmp_path: Path) -> None:
+    def translate(out: Translation, source: Source) -> None:
+        dict[Any, Any]().get(out.settings["network_args"])
+
+    table = {"rank": 4, "network_args": ["a"]}
+    source = Source(table, dict(table), tmp_path / "x.json")
+    importer = Importer("x", dict, lambda file: file.start("", file.settings, {}), translate)
+    with pytest.raises(ConfigError, match=r"another type than its trainer writes \(.*list.*\); check network_args"):
+        _translated(importer, source)

@@ -57,7 +57,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		await page.getByRole("button", {name: "Delete the style ink <b>&</b>"}).click()
 		await page.getByRole("button", {name: "Undo"}).click()
 		await page.getByRole("button", {name: "Delete the style ink <b>&</b>"}).click()
-		await page.getByText("No styles yet").waitFor()
+		await page.getByRole("button", {name: "Delete the style ink <b>&</b>"}).waitFor({state: "detached"})
 	})
 
 	test("an image is looked at on the whole screen", async page => {

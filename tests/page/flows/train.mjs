@@ -169,7 +169,7 @@ export function flow({test, assert, api, ended, violations, shot}) {
 			await looks(page, "run")
 			await page.getByRole("button", {name: "Step 3", exact: true}).click()
 			await page.getByRole("img", {name: /, after step 3$/}).waitFor()
-			await page.getByText("Best", {exact: true}).waitFor()
+			await page.locator(".train-best .badge").waitFor()
 			await page.getByRole("img", {name: "A sample after step 3"}).waitFor()
 			// the samples as a time-lapse, from the one that is shown to the last
 			await page.getByRole("button", {name: "Play the samples as a time-lapse"}).click()

@@ -61,6 +61,15 @@ def test_a_run_trains_what_merging_will_store_and_resumes_bit_for_bit(quantize: 
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_the_first_half_of_a_run_is_that_of_a_plain_one(tmp_path: Path) -> None:
+    """So that the adapter stays close to what a plain run gives, also after it is merged and quantized."""
+    losses = [
+        prepare(config_of(tmp_path, steps=4, qat=qat, log_every=1, output=str(tmp_path / qat)))[0].train().losses
+        for qat in ("nf4", "off")
+    ]
+    assert losses[0][:2] == losses[1][:2] and losses[0][2] != losses[1][2]
+
+
 def test_what_cannot_go_together_is_refused_by_name(tmp_path: Path) -> None:
     for settings, words in (
         ({"qat": "int8", "quantize": "nf4"}, 'qat: the base is quantize = "nf4"'),

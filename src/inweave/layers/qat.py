@@ -31,12 +31,22 @@ from inweave.ops.tensors.subclasses import whole
 Acting = tuple[tuple[Branch, float], ...]
 
 
-def fake_quantize(layers: Iterable[LoraLayer], format: str) -> None:
+class Rounding:
+    """Whether layers round; while ``active`` is False, they compute as if they had not been changed."""
+
+    def __init__(self) -> None:
+        self.active = True
+
+
+def fake_quantize(layers: Iterable[LoraLayer], format: str) -> Rounding:
     """Let layers compute with the quantized sum of weight and adapters from now on, also outside of training.
 
     Args:
         layers: layers of torch's own classes, whose base is not quantized, or quantized in this format.
         format: a format of `inweave.ops.quantized`.
+
+    Returns:
+        What switches all of them off and on.
 
     Raises:
         ConfigError: a layer cannot be quantized in this format or has hooks, or its adapter has a dropout.
@@ -56,18 +66,24 @@ def fake_quantize(layers: Iterable[LoraLayer], format: str) -> None:
         ]
     if problems:
         raise ConfigError(problems[:5])
+    rounding = Rounding()
     for layer in chosen:
-        layer.operation = QuantizationAware(layer, format)
+        layer.operation = QuantizationAware(layer, format, rounding)
+    return rounding
 
 
 class QuantizationAware:
     """The operation of one layer."""
 
-    def __init__(self, layer: LoraLayer, format: str) -> None:
+    def __init__(self, layer: LoraLayer, format: str, rounding: Rounding | None = None) -> None:
         self.layer, self.format = layer, format
+        self._rounding, self._plain = rounding or Rounding(), layer.operation
 
-    def output(self, x: Tensor, acting: Acting, training: bool) -> Tensor:
-        """Return the layer's output. At least one adapter acts."""
+    def output(self, x: Tensor, acting: Acting, training: bool) -> Tensor | None:
+        """Return the layer's output; None to take the general path. At least one adapter acts."""
+        if not self._rounding.active:  # without gradients, the plain operation would keep a plan for later
+            unrounded = self._plain if torch.is_grad_enabled() else None
+            return None if unrounded is None else unrounded.output(x, acting, training)
         layer = self.layer
         changes: list[Tensor] = []
         factors: list[float] = []

@@ -273,9 +273,18 @@ class Run:
             self.number, accumulation=config.gradient_accumulation, world=world.size, rank=world.rank
         )
         inputs = [self._sample_batch(batch) for batch in batches]
+        self._round_from_half()
         self.step.run(self.number, config.learning_rate * learning_rate_at(config, self.number, self.total), inputs)
         self.number += 1
         self.losses.add(self.step.loss)
+
+    def _round_from_half(self) -> None:
+        """Let layers round (`qat`) in the second half of the run: the first half is that of any other run."""
+        rounding = self.trainable.rounding
+        rounds = 2 * (self.number + 1) > self.total
+        if rounding is not None and rounding.active != rounds:
+            rounding.active = rounds
+            self.step.graphs.clear()  # of other operations
 
     def _sample_batch(self, positions: Sequence[Position]) -> Tensors:
         """Return the tensors of a batch; the randomness of an example depends on its own position."""

@@ -27,7 +27,7 @@ from inweave.exchange.convert import GENERIC, default_dialect, dialect_refusal, 
 from inweave.exchange.load import load
 from inweave.layers import AdapterSpec, LoraLayer, algorithm_of, attach, collect, geometry_of, inject, lora_layers
 from inweave.layers.norms import NormLayer, inject_norms
-from inweave.layers.qat import fake_quantize
+from inweave.layers.qat import Rounding, fake_quantize
 from inweave.layers.spec import DROPOUTS
 from inweave.layers.whole import all_wholes
 from inweave.models.quantization import quantized_names
@@ -61,6 +61,7 @@ class TrainableSet:
     modules: int
     dialect: str = ""  # a dialect that can hold the adapter; empty if it was not determined
     notes: tuple[str, ...] = ()  # about the file that will be written
+    rounding: Rounding | None = None  # of quantization-aware training
 
 
 def attach_adapters(
@@ -87,8 +88,7 @@ def attach_adapters(
         raise ConfigError(f"rules: nothing of {', '.join(networks)} is left to train, every module is skipped")
     if not fresh and (problems := conflicts(shape_of(networks, NAME), config, targeted)):
         raise ConfigError(problems)  # if some networks get fresh adapters, the settings describe those
-    if config.qat != "off":
-        _round_merged(networks[DENOISER], config.qat)
+    rounding = _round_merged(networks[DENOISER], config.qat) if config.qat != "off" else None
     parameters: dict[str, nn.Parameter] = {}
     multipliers: dict[str, float] = {}
     modules: list[str] = []
@@ -114,17 +114,18 @@ def attach_adapters(
     candidates = modules + [f"{component}.{name}" for component, names in selected.items() for name in names]
     check_rules(config.rules, list(dict.fromkeys(candidates)))
     if index is None:
-        return TrainableSet(parameters, multipliers, len(modules))
-    return TrainableSet(parameters, multipliers, len(modules), *_choose_dialect(networks, parameters, config, index))
+        return TrainableSet(parameters, multipliers, len(modules), rounding=rounding)
+    chosen = _choose_dialect(networks, parameters, config, index)
+    return TrainableSet(parameters, multipliers, len(modules), *chosen, rounding=rounding)
 
 
-def _round_merged(denoiser: nn.Module, format: str) -> None:
+def _round_merged(denoiser: nn.Module, format: str) -> Rounding:
     """Let the trained layers that a base in this format quantizes compute with the quantized sum."""
     names = quantized_names(denoiser, format)
     layers = [layer for name, layer in lora_layers(denoiser).items() if name in names and isinstance(layer, LoraLayer)]
     if not layers:
         raise ConfigError(f'qat = "{format}": quantizing to {format} changes none of the layers that are trained')
-    fake_quantize(layers, format)
+    return fake_quantize(layers, format)
 
 
 def _without_pairs(networks: Mapping[str, nn.Module]) -> list[str]:

@@ -4,8 +4,7 @@ import {createDraft, submitDraft} from "../generate/draft.js"
 import {settingsOf} from "../generate/metadata.js"
 import {metadataOf, promptOf} from "../generate/stage.js"
 import {createCanvas, Mask} from "./mask.js"
-
-const t = texts.edit
+import {t} from "./strings.js"
 
 /** @type {EditState} */
 const EMPTY = {

@@ -3,7 +3,9 @@
 over(p, b)      p_rgb + (1 - p_alpha) * b, in [-1, 1]: the networks' input
 recolor(p, c)  shades of one color by luminance y, stretched so that the sprite's mean is 1/2:
                 black .. c for the darker half, c .. white for the lighter half
-arrange(kind)   full, small, pair (side by side), stack (one above the other), two, three, four
+arrange(kind)   full, small, pair (side by side), stack (one above the other), front (the first covers part of the
+                second), two to six
+grounds(...)    one color, two colors in a gradient, stripes, dots
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def over(sprites: torch.Tensor, backgrounds: torch.Tensor) -> torch.Tensor:
-    """Return RGB in [-1, 1] of premultiplied ``sprites`` on one color each: (n, 3), or (1, 3) for all."""
-    return (sprites[:, :3] + (1 - sprites[:, 3:]) * backgrounds[:, :, None, None]) * 2 - 1
+    """Return RGB in [-1, 1] of premultiplied ``sprites`` on backgrounds (n, 3), (1, 3) for all, or (n, 3, h, w)."""
+    behind = backgrounds[:, :, None, None] if backgrounds.dim() == 2 else backgrounds
+    return (sprites[:, :3] + (1 - sprites[:, 3:]) * behind) * 2 - 1
 
 
 def on_white(sprites: torch.Tensor) -> torch.Tensor:
@@ -62,6 +65,25 @@ def background_colors(names: list[str | None], device: torch.device) -> torch.Te
     return torch.tensor([BACKGROUNDS[name] if name else WHITE for name in names], device=device)
 
 
+PATTERNS = ("gradient", "striped", "dotted")
+
+
+def grounds(names: list[str | None], patterns: list[str | None], side: int, device: torch.device) -> torch.Tensor:
+    """Return backgrounds (n, 3, side, side): the color, nearer to white in a part of a pattern."""
+    colors = background_colors(names, device)[:, :, None, None]
+    lighter = colors + (1 - colors) * 0.6
+    across = torch.linspace(0, 1, side, device=device)
+    down, right = across[:, None], across[None, :]
+    dots = ((down * 8) % 1 - 0.5).square() + ((right * 8) % 1 - 0.5).square()
+    shares = {
+        "gradient": down.expand(side, side),
+        "striped": (((down + right) * 6) % 1 < 0.5).float(),
+        "dotted": (dots < 0.05).float(),
+    }
+    share = torch.stack([shares[each] if each else torch.zeros(side, side, device=device) for each in patterns])
+    return colors + (lighter - colors) * share[:, None]
+
+
 def shrink(sprites: torch.Tensor, size: int) -> torch.Tensor:
     smaller = functional.interpolate(sprites, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
     return smaller.clamp(0, 1)
@@ -94,6 +116,13 @@ def arrange(kind: str, first: torch.Tensor, second: torch.Tensor, rng: random.Ra
     elif kind == "stack":
         paste(canvas, shrink(first, px(60)), px(34) + jitter(), px(2) + abs(jitter()))
         paste(canvas, shrink(second, px(60)), px(34) + jitter(), px(66) - abs(jitter()))
+    elif kind == "front":
+        paste(canvas, shrink(second, px(78)), px(46) + jitter(), px(4) + abs(jitter()))
+        paste(canvas, shrink(first, px(74)), px(4) + abs(jitter()), px(50) + jitter())
+    elif kind in ("five", "six"):
+        spots = [(x, y) for y in (22, 66) for x in (3, 45, 87)]
+        for x, y in spots[: 5 if kind == "five" else 6]:
+            paste(canvas, shrink(first, px(38)), px(x + (21 if kind == "five" and y == 66 else 0)), px(y))
     elif kind == "two":
         for x in (3, 65):
             paste(canvas, shrink(first, px(60)), px(x), px(34) + jitter())

@@ -1,4 +1,4 @@
-"""Fetch the art and the words: seven packages of the npm registry, at pinned versions.
+"""Fetch the art and the words: eleven packages of the npm registry, at pinned versions.
 
     https://registry.npmjs.org/<name>/-/<last part of name>-<version>.tgz  ->  <work>/npm/<name>/
 
@@ -59,6 +59,26 @@ PACKAGES = (
         "@lobehub/fluent-emoji-3d",
         "1.1.0",
         "Wlq2lVStTnr8BDpIJ0pEnTKO4LuDxxqTEhTvRtD1DLRF0me7ogeRQjKoehDHXuVJ2Qaecgl5wRBv60lUAG3h7g==",
+    ),
+    Package(
+        "@iconify-json/fxemoji",
+        "1.2.2",
+        "UAasRaxzFUKfIGSmLwnoarsssA4LX0VLLuEmplIqM6ZNQqIQRtav8tZ4H1neTlBreXuMQyAifr5jP4kn78DpiQ==",
+    ),
+    Package(
+        "@iconify-json/twemoji",
+        "1.2.5",
+        "uKpuIEV0v6K5BW3Mjdyl+XKFVAbbcPxAgifKvEMtZoUZB5+YiY5zaMm2uNNCxyXzAWU9yNLlj41WU6/mvgALsw==",
+    ),
+    Package(  # a test: never trained on, never shipped
+        "@iconify-json/openmoji",
+        "1.2.29",
+        "vXdhkqcXVSO6suy+m9LbcUM3OdVyuNOtpV8/als/WqfkQIRxevL5Geb/g+6GH/Qwnq1OqksEmaDGTCmZ5nFKJQ==",
+    ),
+    Package(  # the other test
+        "@iconify-json/emojione",
+        "1.2.3",
+        "T9+T3HIbJNLKKsmxYKlaYhvnHYkz/HNYTV7SHCXVZPfeUi4FqskY70YeN8yYAZT8cCv7w5vJxS4Q1m8zb9CMMg==",
     ),
     Package(
         "emojibase-data",

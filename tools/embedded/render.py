@@ -12,6 +12,7 @@ import argparse
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,9 +28,16 @@ ICONIFY = {
     "blob": "@iconify-json/noto-v1",
     "ink": "@iconify-json/fluent-emoji-high-contrast",
     "flat": "@iconify-json/fluent-emoji-flat",
+    "fx": "@iconify-json/fxemoji",
+    "twemoji": "@iconify-json/twemoji",
+    "openmoji": "@iconify-json/openmoji",
+    "emojione": "@iconify-json/emojione",
 }
 THREE_D = "@lobehub/fluent-emoji-3d"
-SETS = (*ICONIFY, "3d")
+#: neither trained on nor shipped: they are how the model is tested
+HELD_OUT = ("openmoji", "emojione")
+TRAINED = (*(name for name in ICONIFY if name not in HELD_OUT), "3d")
+SETS = (*TRAINED, *HELD_OUT)
 Find = Callable[[Emoji], str | None]
 Draw = Callable[[str], Image.Image]
 
@@ -41,6 +49,13 @@ def _bare(code: str) -> str:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.replace("'", "")).strip("-")
+
+
+def _unicode_name(emoji: Emoji) -> str:
+    """Return the name in Unicode without spaces, by which one set calls its images: "articulatedlorry"."""
+    letters = [chr(int(point, 16)) for point in _bare(emoji.code).split("-")]
+    name = unicodedata.name(letters[0], "") if len(letters) == 1 else emoji.name
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
@@ -55,8 +70,9 @@ def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
 
     def find(emoji: Emoji) -> str | None:
         icon = characters.get(emoji.code) or characters.get(_bare(emoji.code)) or _slug(emoji.name)
-        icon = aliases[icon]["parent"] if icon in aliases else icon
-        return icon if icon in icons else None
+        spelled = (icon, _unicode_name(emoji), re.sub(r"[^a-z0-9]", "", emoji.name))
+        found = (aliases[each]["parent"] if each in aliases else each for each in spelled)
+        return next((each for each in found if each in icons), None)
 
     def draw(icon: str) -> Image.Image:
         row = icons[icon]

@@ -7,11 +7,12 @@ simulation of many runners in `inweave.cli.bench_cluster`.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from inweave.cli import bench_cluster, bench_speed
+from inweave.cli import bench_bars, bench_cluster, bench_speed
 from inweave.cli.console import OK, PROBLEMS, print_facts, print_json, reporting_errors
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
@@ -37,7 +38,9 @@ def embedded(
     styled: Annotated[
         int, typer.Option("--styled", min=2, max=64, help="How many images to generate with each LoRA.")
     ] = 16,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=150, help="Sampling steps per image.")] = 20,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, max=150, help="Sampling steps per image.", show_default="20")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Random seed of every image.")] = 0,
     lora: Annotated[
         list[str] | None,
@@ -45,13 +48,49 @@ def embedded(
             "--lora", metavar="STYLE=FILE", help="A LoRA trained on inweave/STYLE, instead of the bundled ones."
         ),
     ] = None,
+    bars: Annotated[
+        str | None,
+        typer.Option(
+            "--bars",
+            metavar="NAMES",
+            help="Measure what a model for adapters must reach, instead: all, or some of subjects, seeds, colors, "
+            "counts, pairs, seams, style, identity, stack, with commas between.",
+        ),
+    ] = None,
+    share: Annotated[
+        float, typer.Option("--share", min=0.01, max=1, help="Of --bars: measure this share of the images.")
+    ] = 1.0,
+    held_out: Annotated[
+        Path | None,
+        typer.Option("--held-out", metavar="FOLDER", help="Of --bars: captioned images of an unknown style."),
+    ] = None,
+    sheets: Annotated[
+        Path | None, typer.Option("--sheets", metavar="FOLDER", help="Of --bars: write the images as sheets.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Of --bars: another version of the model, as a folder.")
+    ] = "inweave/emoji",
+    guidance: Annotated[
+        float | None, typer.Option("--guidance", help="Of --bars.", show_default="the model's own")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Of --bars: auto, cpu, cuda, ...", show_default="auto")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Measure the built-in model: recall of captions, and distance of its LoRAs to their styles.
+    """Measure the built-in model: recall of captions, and distance of its LoRAs to their styles; or its bars.
 
     Example: inweave bench embedded --captions 64
+    Example: inweave bench embedded --bars subjects,seeds --share 0.1
     """
     require("generate", as_json)
+    if bars is not None:
+        adapters = dict(_style_and_file(text) for text in lora) if lora else {}
+        settings = {} if guidance is None else {"guidance": guidance}
+        bench_bars.report(
+            bars, model, device, settings | ({"steps": steps} if steps else {}), as_json,
+            share=share, held_out=held_out, sheets=sheets, loras=adapters,
+        )  # fmt: skip
     with reporting_errors(as_json), display(as_json, plain=True) as progress:
         started = time.perf_counter()
         loras = dict(_style_and_file(text) for text in lora) if lora else None
@@ -61,7 +100,7 @@ def embedded(
 
         pipe = pipeline("inweave/emoji")
         figures = measure(
-            pipe, captions=captions, styled=styled, steps=steps, seed=seed, loras=loras, progress=progress.update
+            pipe, captions=captions, styled=styled, steps=steps or 20, seed=seed, loras=loras, progress=progress.update
         )
         figures["seconds"] = round(time.perf_counter() - started, 1)
     if as_json:

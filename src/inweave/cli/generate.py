@@ -89,7 +89,7 @@ def generate(
         "--mask", help="A mask image for inpainting: white is repainted.", show_default="none",
         rich_help_panel=EDIT)] = None,
     feather: Annotated[int | None, typer.Option(
-        "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="0",
+        "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="8",
         rich_help_panel=EDIT)] = None,
     outpaint: Annotated[str | None, typer.Option(
         "--outpaint", metavar="SIDE=PIXELS,...", help="Extend the image: left=64,right=64; also top, bottom, blend.",

@@ -226,7 +226,7 @@ def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
         ("green apple, 0.6", _generate(pipe, story, "green apple", 3, init=start, strength=0.6)),
         (f"{STYLE}, 0.5", _generate(pipe, story, "red apple", 3, ((str(style), 1.0),), init=start, strength=0.5)),
         ("mask", mask.convert("RGB")),
-        ("inpainted: pizza", _generate(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=6)),
+        ("inpainted: pizza", _generate(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=12)),
     ]
     _show(progress, "editing", 1, 1)
     write_png(
@@ -244,7 +244,7 @@ def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
                 f'inweave generate "red apple" --seed 7 -o {start_file}',
                 f'inweave generate "green apple" --seed 3 --init {start_file} --strength 0.6',
                 f'inweave generate "red apple" --seed 3 --init {start_file} --strength 0.5 --lora {lora}',
-                f'inweave generate "pizza" --seed 5 --init {start_file} --mask {mask_file} --strength 1 --feather 6',
+                f'inweave generate "pizza" --seed 5 --init {start_file} --mask {mask_file} --strength 1 --feather 12',
             ],
         )
     )

@@ -25,6 +25,9 @@ from inweave.generate.prompt import LoraTag, ParsedPrompt, parse
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
 from inweave.models.samplers import SAMPLERS, SCHEDULES
 
+#: pixels over which a repainted area fades: a latent of most models; without, its border is a seam
+FEATHER = 8
+
 MAX_SEED = 2**64 - 1
 
 
@@ -189,7 +192,7 @@ class GenerateConfig(CheckedModel):
     )
     mask: str | None = Field(default=None, description="an image that is white where to repaint (inpainting)")
     feather: Annotated[int, Field(ge=0, le=256)] = Field(
-        default=0, description="pixels over which new fades into old, inside the mask"
+        default=FEATHER, description="pixels over which new fades into old, inside the mask"
     )
     keep_unmasked: bool = Field(default=True, description="pixels outside the mask stay unchanged, bit for bit")
     styles: Annotated[tuple[str, ...], Field(max_length=50)] = Field(

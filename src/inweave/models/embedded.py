@@ -16,6 +16,8 @@ from inweave.models.families.sd import SD
 
 NAME = "inweave/emoji"
 VARIANT = Variant(NAME, SD.name, NAME, 128, 20, 3.0, "v_prediction", zero_terminal_snr=True)
+#: how adapters for it are trained by default; another version of it, in a folder, is trained so too
+PRESET = SD.presets[NAME]
 
 
 def folder() -> Path:

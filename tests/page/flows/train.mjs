@@ -162,14 +162,14 @@ export function flow({test, assert, api, ended, violations, shot}) {
 				.waitFor({timeout: 300_000})
 			const job = param(page, "job")
 			await page.reload() // the stream is joined again, with everything so far
-			await page.getByRole("button", {name: "Use step 3"}).waitFor()
+			await page.getByRole("button", {name: "Use step 6"}).waitFor({timeout: 300_000})
 			await page.getByRole("button", {name: "Pause"}).click()
 			await ended(job)
 			await page.getByText("paused", {exact: true}).waitFor()
 			await looks(page, "run")
 			await page.getByRole("button", {name: "Step 3", exact: true}).click()
 			await page.getByRole("img", {name: /, after step 3$/}).waitFor()
-			await page.getByText("Best", {exact: true}).waitFor()
+			await page.locator(".train-best .badge").waitFor()
 			await page.getByRole("img", {name: "A sample after step 3"}).waitFor()
 			// the samples as a time-lapse, from the one that is shown to the last
 			await page.getByRole("button", {name: "Play the samples as a time-lapse"}).click()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from inweave.errors import RequestError
+from inweave.generate.config import FEATHER, GenerateConfig
 from inweave.generate.images import open_image, open_mask, paste, to_image, to_tensor, working_size
 from inweave.generate.sheet import Sheet
 
@@ -50,6 +51,15 @@ def test_feathering_fades_inside_the_mask() -> None:
     row = np.asarray(paste(new, old, mask, 12))[32, :, 0].astype(int)
     assert (row[:32] == 0).all() and row[63] == 255
     assert 0 <= row[32] < 128 < row[44] and (np.diff(row) >= 0).all()
+
+
+def test_a_repainted_area_has_no_seam_by_default() -> None:
+    old, new = Image.new("RGB", (64, 64), "black"), Image.new("RGB", (64, 64), "white")
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (32, 0, 64, 64))
+    steps = [np.diff(np.asarray(paste(new, old, mask, width))[32, :, 0].astype(int)) for width in (0, FEATHER)]
+    assert steps[0].max() == 255 and 0 < steps[1].max() < 80
+    assert GenerateConfig(prompt="").feather == FEATHER
 
 
 def test_numbers_and_pixels_are_inverse() -> None:

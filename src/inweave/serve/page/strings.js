@@ -1,10 +1,10 @@
-// The English texts of the frame and of most views, a section per view; Library, Train and Gallery have files of their own.
+// The English texts of the frame and of most views, a section per view; Edit, Gallery, Library, Queue and Train have files of their own.
 // Texts with values are functions; lib/types.d.ts has their parameters.
 
 /** @type {(n: number, word: string) => string} */
 export const counted = (n, word) => `${n.toLocaleString("en-US")} ${word}${n === 1 ? "" : "s"}`
 
-/** @satisfies {Omit<Phrases, "library" | "train">} */
+/** @satisfies {Omit<Phrases, "edit" | "library" | "queue" | "train">} */
 export const texts = {
 	app: {
 		name: "inweave",
@@ -122,6 +122,7 @@ export const texts = {
 		left: time => `${time} left`,
 		preview: "Preview of the image in progress",
 		progress: "Progress",
+		cancelling: "Stopping after this step",
 		extras: "Styles, upscale, sheets",
 		fullScreen: "Full screen",
 		gallery: "Images",
@@ -148,68 +149,6 @@ export const texts = {
 			use: "Reuse the image's settings",
 			remove: "Delete the image"
 		}
-	},
-	queue: {
-		title: "Queue",
-		text: "Running and waiting jobs, from this page and every other client.",
-		pause: "Pause the queue",
-		resume: "Resume the queue",
-		paused: "The queue is paused: the running job finishes, the others wait.",
-		running: "Running",
-		waiting: "Waiting",
-		ended: "History",
-		emptyTitle: "All done",
-		emptyText: "No jobs are running or waiting.",
-		emptyAction: "Generate an image",
-		devices: "Devices",
-		resources: node =>
-			[node.gpus > 0 && counted(node.gpus, "GPU"), counted(node.cpus, "CPU")].filter(Boolean).join(", "),
-		gone: "lost",
-		unplaced: "On no machine yet",
-		statuses: /** @type {Labels} */ ({
-			running: "running",
-			starting: "starting",
-			loading: "loading",
-			ready: "ready",
-			failed: "failed",
-			stopping: "stopping"
-		}),
-		roles: /** @type {Labels} */ ({training: "training only", images: "images only"}),
-		holds: names => `In memory: ${names.join(", ")}`,
-		holdsNothing: "Nothing in memory",
-		waitsFor: reason => `Why it waits: ${reason}`,
-		cancel: what => `Cancel ${what}`,
-		cancelling: "Stopping after this step",
-		first: "Run next",
-		move: what => `Move ${what}: drag, or press the up and down arrow keys`,
-		retry: "Run again",
-		forget: "Remove from the list",
-		noPrompt: "no prompt",
-		training: name => `Train ${name}`,
-		operations: {
-			image_generation: "Generate",
-			image_transform: "Image to image",
-			image_inpaint: "Inpaint",
-			train: "Train"
-		},
-		states: {
-			queued: "waiting",
-			running: "running",
-			done: "done",
-			failed: "failed",
-			cancelled: "cancelled"
-		},
-		images: n => counted(n, "image"),
-		attempts: "restarted after a worker crash",
-		advice: /** @type {Labels} */ ({
-			out_of_memory: "Try fewer or smaller images, or close other programs that use the device.",
-			lora_mismatch: "Choose LoRAs made for this model; the library shows which ones fit.",
-			not_found: "A required file is missing; check the LoRAs and the model.",
-			timeout: "The job exceeded the worker's time limit (--job-seconds).",
-			internal: "See the worker's log for details.",
-			worker_restarted: "The worker crashed twice during this job; see its log for details."
-		}),
-		keys: {pause: "Pause or resume the queue"}
 	},
 	compare: {
 		handle: "Before/after slider",
@@ -240,57 +179,5 @@ export const texts = {
 		sheet: "Comparison grid",
 		emptyTitle: "Side by side",
 		emptyText: "Choose a LoRA and compare. Then move its slider to redraw the image."
-	},
-	edit: {
-		title: "Edit",
-		drop: "Choose an image to edit",
-		dropText: "or drop or paste one anywhere",
-		dropHint: "Drop an image to edit it",
-		another: "Replace image",
-		choose: "Choose an image first",
-		extend: "Extend the image",
-		unreadable: name => `${name} is not an image this browser can read.`,
-		noImage: "That job has no image to edit.",
-		scaled: (from, to) => `The image (${from}) is larger than this worker accepts; editing it at ${to}.`,
-		replaced: "Image replaced",
-		show: "Show",
-		parts: {image: "Image", result: "Result"},
-		canvas: "Image and mask",
-		hint: "Paint over the areas to change. Scroll to zoom, hold Space and drag to pan, or use two fingers. Arrow keys move the brush; Enter, or Shift with an arrow key, paints.",
-		tools: "Mask tools",
-		tool: "Tool",
-		names: {brush: "Brush", eraser: "Eraser", hand: "Pan"},
-		undo: "Undo",
-		redo: "Redo",
-		clear: "Clear the mask",
-		invert: "Invert the mask",
-		alpha: "Mask transparent areas",
-		hide: "Hide the mask",
-		zoomIn: "Zoom in",
-		zoomOut: "Zoom out",
-		fit: "Fit to window",
-		size: "Brush size",
-		softness: "Mask feathering",
-		share: share =>
-			`${share < 0.01 ? "less than 1" : Math.round(share * 100)}% will be repainted; the rest stays unchanged`,
-		noMask: "no mask: the whole image changes",
-		strength: "Strength",
-		strengthHint: "How much to change: 0 keeps the image, 1 ignores it.",
-		ownSize: "image size",
-		inpaint: "Inpaint the mask",
-		transform: "Transform the image",
-		before: "before",
-		after: "after",
-		useResult: "Edit the result",
-		resultTitle: "Before and after",
-		resultText: "Your edits appear here, with a before/after slider.",
-		keys: {
-			run: "Transform or inpaint",
-			smaller: "Smaller brush",
-			larger: "Larger brush",
-			harder: "Harder edge",
-			softer: "Softer edge",
-			other: "Switch between image and result"
-		}
 	}
 }

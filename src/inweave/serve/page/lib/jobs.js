@@ -165,7 +165,7 @@ export async function pauseQueue(paused) {
 export function statusOf(job, progress) {
 	const {queued, step, phases} = texts.generate
 	if (job.state === "queued") return queued(job.position ?? 0)
-	if (job.cancel_requested) return texts.queue.cancelling
+	if (job.cancel_requested) return texts.generate.cancelling
 	return progress?.total ? step(progress.step, progress.total) : phases[progress?.phase ?? "started"]
 }
 

@@ -20,11 +20,11 @@ import {Canvas} from "./edit/canvas.js"
 import {isExtended, Many, Outpaint} from "./edit/more.js"
 import {Result, useAsSource, useResults} from "./edit/result.js"
 import {cancel, draft, edit, openAddress, openFile, submit, zoomBy} from "./edit/state.js"
+import {t} from "./edit/strings.js"
 import {fit, setFeather, setSize, Tools, takeAlpha, toggleMask} from "./edit/tools.js"
 import {Form, Seed} from "./generate/form.js"
 import {Gallery, placeOf, useImages} from "./generate/gallery.js"
 
-const t = texts.edit
 const IMAGES = "image/*"
 
 /** @param {File[]} files */

@@ -25,9 +25,8 @@ import {
 	useStore
 } from "../kit.js"
 import {Devices, useQueue} from "./queue/devices.js"
+import {t} from "./queue/strings.js"
 import {titleOf} from "./queue/title.js"
-
-const t = texts.queue
 
 export function View() {
 	const {active, ended, paused, endedNext: next} = useStore(app)

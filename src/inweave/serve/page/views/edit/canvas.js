@@ -2,10 +2,10 @@
 //
 // Both canvases have the size of their frame; the mask is drawn unchanged, and a filter does to it what the worker will do:
 // a pixel counts from one half on, and feathering fades inside the mask, alpha = 2 * blurred - 1.
-import {html, texts, useEffect, useLayoutEffect, useRef, useStore} from "../../kit.js"
+import {html, useEffect, useLayoutEffect, useRef, useStore} from "../../kit.js"
 import {draft, edit, panBy, placeOf, zoomBy} from "./state.js"
+import {t} from "./strings.js"
 
-const t = texts.edit
 /** @type {Record<string, number[]>} */
 const ARROWS = {
 	ArrowLeft: [-1, 0],

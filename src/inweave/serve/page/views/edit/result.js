@@ -3,8 +3,7 @@ import {app, BeforeAfter, Button, call, Empty, html, showError, texts, useState,
 import {imagesOf, keyOf, Thumbs} from "../generate/gallery.js"
 import {Running} from "../generate/stage.js"
 import {edit, openImage} from "./state.js"
-
-const t = texts.edit
+import {t} from "./strings.js"
 
 /** The images of the jobs of this source, and the one that runs or waits. */
 export function useResults() {

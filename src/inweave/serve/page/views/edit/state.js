@@ -4,8 +4,7 @@ import {createDraft, submitDraft} from "../generate/draft.js"
 import {settingsOf} from "../generate/metadata.js"
 import {metadataOf, promptOf} from "../generate/stage.js"
 import {createCanvas, Mask} from "./mask.js"
-
-const t = texts.edit
+import {t} from "./strings.js"
 
 /** @type {EditState} */
 const EMPTY = {
@@ -23,7 +22,7 @@ const EMPTY = {
 	shown: "image"
 }
 export const edit = createStore(EMPTY)
-export const draft = createDraft("edit", {strength: 0.75, feather: 4}, () => edit.get().from)
+export const draft = createDraft("edit", {strength: 0.75, feather: 8}, () => edit.get().from)
 
 /** The pixels of a file, scaled down to the worker's limit. @param {Blob} blob @param {string} name */
 async function decode(blob, name) {
@@ -135,8 +134,8 @@ export async function openAddress({job, image = "0", upload, gallery, edit: made
 		await openImage(await download(`${files}init.png`), id, {from, jobs: [id], opened, shown: "result"})
 		if (opened.operation === "image_inpaint")
 			edit.get().mask?.takeWhite(await createImageBitmap(await download(`${files}mask.png`)))
-		// what a job leaves out is the worker's own: no feathering
-		if (prompt === undefined) draft.take({feather: 0, ...promptOf({job: opened, image: opened})})
+		// what a job leaves out is the worker's own: 8 pixels
+		if (prompt === undefined) draft.take({feather: 8, ...promptOf({job: opened, image: opened})})
 		return
 	}
 	const images = opened.result?.images ?? []

@@ -1,8 +1,8 @@
 // The toolbar: brushes, undo, zoom.
-import {Button, html, Slider, texts, useStore} from "../../kit.js"
+import {Button, html, Slider, useStore} from "../../kit.js"
 import {draft, edit, placeOf, zoomBy} from "./state.js"
+import {t} from "./strings.js"
 
-const t = texts.edit
 const TOOLS = /** @type {const} */ (["brush", "eraser", "hand"])
 
 /** @param {number} size of the brush */

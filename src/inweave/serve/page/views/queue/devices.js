@@ -1,8 +1,8 @@
 // What runs the jobs: devices, on the machines of a cluster if there are several, with what each holds in memory.
-import {api, app, cx, html, nameOf, printable, texts, useEffect, useState, useStore} from "../../kit.js"
+import {api, app, cx, html, nameOf, printable, useEffect, useState, useStore} from "../../kit.js"
+import {t} from "./strings.js"
 import {titleOf} from "./title.js"
 
-const t = texts.queue
 /** milliseconds between two looks */
 const PAUSE = 2000
 /** as many waiting jobs as the worker explains at once */

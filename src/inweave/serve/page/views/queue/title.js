@@ -1,7 +1,6 @@
 // The name of a job for people.
-import {texts, withoutTags} from "../../kit.js"
-
-const t = texts.queue
+import {withoutTags} from "../../kit.js"
+import {t} from "./strings.js"
 
 /** @param {Job} job */
 export function titleOf(job) {

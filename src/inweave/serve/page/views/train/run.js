@@ -33,6 +33,7 @@ import {
 	useMemo,
 	useState
 } from "../../kit.js"
+import {t as queueTexts} from "../queue/strings.js"
 import {figure, LossChart} from "./chart.js"
 import {t} from "./strings.js"
 
@@ -167,7 +168,7 @@ export function Run({id}) {
 				${ended && at.step > 0 && html`<${Button} icon="plus" onClick=${() => setExtending(true)}>${words.extend}<//>`}
 			</div>
 		</header>
-		${job.error && html`<p class="train-problem field-error row" role="alert"><${Icon} name="warning" /><span>${job.error.message} ${texts.queue.advice[job.error.code] ?? ""}</span></p>`}
+		${job.error && html`<p class="train-problem field-error row" role="alert"><${Icon} name="warning" /><span>${job.error.message} ${queueTexts.advice[job.error.code] ?? ""}</span></p>`}
 		<${Progress} job=${job} at=${at} ended=${ended} />
 		<div class="train-run">
 			<section class="card panel stack"><h2>${words.loss}</h2><${LossChart} points=${at.points} validations=${at.validations} total=${at.total} /></section>

@@ -1,7 +1,7 @@
 """Fit the judge of `inweave bench embedded` on the sets that the model is trained on, and test it on the others.
 
 subjects   what at least four sets draw, without signs, skin tones and "man ..." / "woman ..."
-drawings   each as it is, mirrored with its colors exchanged, as lines
+drawings   each unchanged, mirrored with its colors exchanged, as lines
 test       the sets that nothing is fitted on: right among all subjects, and among five
 
 packed/*.webp  ->  src/inweave/models/emoji/judge.safetensors

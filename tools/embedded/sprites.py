@@ -1,4 +1,4 @@
-"""Rendered sprites as they are on disk: what the datasets that come with the weights are made of."""
+"""Rendered sprites on disk: what the datasets that come with the weights are made of."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Train the text encoder and the UNet together: captions to latents of the finished VAE.
 
 v       x = sqrt(a_t) z + sqrt(1 - a_t) e     target sqrt(a_t) e - sqrt(1 - a_t) z
-flow    x = (1 - s) z + s e, s = t / 1000     target e - z            an experiment: the shipped family is no flow
+flow    x = (1 - s) z + s e, s = t / 1000     target e - z            an experiment: the shipped family predicts v
 
 loss = | unet([x, mask, masked image, reference], t, text) - target |^2      the last three zero where absent
 """

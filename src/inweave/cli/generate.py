@@ -92,7 +92,7 @@ def generate(
         "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="8",
         rich_help_panel=EDIT)] = None,
     reference: Annotated[list[str] | None, typer.Option(
-        "--reference", metavar="IMAGE...", help="Images that an edit model (FLUX.1 Kontext, FLUX.2, Qwen-Image-Edit) "
+        "--reference", metavar="IMAGE...", help="Images that an edit model (FLUX.1 Kontext, FLUX.2) "
         "sees, in order.", show_default="none", rich_help_panel=EDIT)] = None,
     outpaint: Annotated[str | None, typer.Option(
         "--outpaint", metavar="SIDE=PIXELS,...", help="Extend the image: left=64,right=64; also top, bottom, blend.",

@@ -40,6 +40,8 @@ class Figures:
         self._loras = Counter(
             "inweave_job_loras", "Jobs with LoRAs, by where their device finds them", ["found"], registry=self.registry
         )
+        for place in ("memory", "disk"):  # zero before the first job
+            self._loras.labels(place)
         self._requests = Counter(
             "inweave_http_requests", "HTTP requests that were answered", ["method", "route", "status"],
             registry=self.registry,

@@ -1,16 +1,18 @@
 """What a Ray cluster of one runner costs, compared with a plain worker on the same machine.
 
-    .venv/bin/python bench/cluster.py [--calls 500] [--jobs 40]
+    .venv/bin/python bench/cluster.py [--calls 500] [--rounds 8] [--jobs 10]
 
 dispatch    from a command of the dispatcher to the report of the runner, for a command without work: what a job waits
             longer in a cluster before its runner starts
-jobs        from submission to end of the same small job on both workers, by turns, one at a time
+jobs        time per job of a queue that is never empty, on both workers by turns, and the processor time of all their
+            processes
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import statistics
 import tempfile
@@ -56,26 +58,39 @@ async def dispatch(calls: int) -> tuple[list[float], list[float]]:
     return plain, ray
 
 
-def jobs(count: int) -> tuple[list[float], list[float]]:
-    """Return the times of the same job on a plain worker and on a cluster of one."""
+def jobs(rounds: int, size: int) -> dict[str, list[tuple[float, float]]]:
+    """Return (seconds, processor seconds) per job of rounds of ``size`` waiting jobs, on either worker by turns."""
     from tests.serve.worker import Worker
 
     with tempfile.TemporaryDirectory() as folder:
         plain = Worker(Path(folder) / "plain").start()
         ray = Worker(Path(folder) / "ray", "--cluster", "local", "--node-cache", f"{folder}/cache").start()
-        times: dict[str, list[float]] = {plain.url: [], ray.url: []}
-        for number in range(count + 3):
-            for worker in (plain, ray) if number % 2 else (ray, plain):
-                begun = time.perf_counter()
-                job = worker.submit(steps=20, width=128, height=128, seed=number)
-                while [*worker.events(job)][-1]["type"] != "done":
-                    pass
-                if number >= 3:
-                    times[worker.url].append(time.perf_counter() - begun)
-        answer = times[plain.url], times[ray.url]
+        figures: dict[str, list[tuple[float, float]]] = {"plain": [], "cluster": []}
+        for number in range(rounds + 1):
+            for name, worker in (("plain", plain), ("cluster", ray))[:: 1 if number % 2 else -1]:
+                processor = processor_seconds(worker)
+                made = [worker.submit(steps=20, width=128, height=128, seed=seed) for seed in range(size + 1)]
+                ended = [worker.ended(job) for job in made]
+                assert {each["state"] for each in ended} == {"done"}
+                seconds = ended[-1]["finished"] - ended[0]["finished"]  # without the first one's wait for the others
+                if number > 0:
+                    spent = processor_seconds(worker) - processor
+                    figures[name].append((seconds / size, spent / (size + 1)))
         plain.stop()
         ray.stop()
-    return answer
+    return figures
+
+
+def processor_seconds(worker: Any) -> float:
+    """Return the processor time of a worker and of every process below it, so far."""
+    from tests.serve.cluster.nodes import descendants
+
+    total = 0
+    for pid in (worker.process.pid, *descendants(worker.process.pid)):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(words[11]) + int(words[12])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -85,20 +100,23 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=500)
-    parser.add_argument("--jobs", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=10, help="of a round")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    plain, ray = asyncio.run(dispatch(options.calls))
-    for name, values in (("plain", plain), ("cluster", ray)):
-        half, most = (1e3 * percentile(values, share) for share in (0.5, 0.99))
-        print(f"dispatch, {name}: p50 {half:.2f} ms, p99 {most:.2f} ms")
-    if not options.jobs:
-        return
-    plain, ray = jobs(options.jobs)
-    pairs = [there / here - 1 for here, there in zip(plain, ray, strict=True)]
-    print(f"jobs: plain {statistics.median(plain):.3f} s, cluster {statistics.median(ray):.3f} s; {len(plain)} of each")
-    print(f"jobs: the cluster takes {100 * statistics.median(pairs):+.1f} % (median of pairs)")
-    print(f"jobs: fastest {min(plain):.3f} s and {min(ray):.3f} s, {100 * (min(ray) / min(plain) - 1):+.1f} %")
+    if options.calls:
+        plain, ray = asyncio.run(dispatch(options.calls))
+        for name, values in (("plain", plain), ("cluster", ray)):
+            half, most = (1e3 * percentile(values, share) for share in (0.5, 0.99))
+            print(f"dispatch, {name}: p50 {half:.2f} ms, p99 {most:.2f} ms")
+    if options.rounds:
+        figures = jobs(options.rounds, options.jobs)
+        for place, what in enumerate(("seconds", "processor seconds")):
+            plain, ray = ([each[place] for each in figures[name]] for name in ("plain", "cluster"))
+            pairs = [there / here - 1 for here, there in zip(plain, ray, strict=True)]
+            least = f"{min(plain):.4f} and {min(ray):.4f}, {100 * (min(ray) / min(plain) - 1):+.1f} %"
+            print(f"{what} per job: {statistics.median(plain):.4f} plain, {statistics.median(ray):.4f} in a cluster")
+            print(f"    median of pairs: {100 * statistics.median(pairs):+.1f} %; least: {least}; {len(plain)} rounds")
 
 
 if __name__ == "__main__":

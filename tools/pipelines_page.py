@@ -64,6 +64,7 @@ def row(kind: Any) -> str:
 
     name = kind.__name__.removesuffix("Pipeline")
     own = {family.pipeline: family.name for family in families()}
+    own |= {variant.pipeline: family.name for family in families() for variant in family.variants if variant.pipeline}
     if kind.__name__ in own:
         return f"| {name} | by hand | family `{own[kind.__name__]}` |"
     if reason := obstacle(kind):

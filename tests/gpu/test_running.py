@@ -42,8 +42,8 @@ def run(batch: RunningBatch) -> None:
 
 def assert_alone(member: Member, pipe: Pipeline) -> None:
     assert member.error is None
-    alone = pipe(member.request.config, batch=1)
-    for one, two in zip(member.result.images, alone.images, strict=True):
+    single = pipe(member.request.config, batch=1)
+    for one, two in zip(member.result.images, single.images, strict=True):
         assert np.abs(np.asarray(one, int) - np.asarray(two, int)).max() <= 3
 
 

@@ -33,8 +33,8 @@ from tests.peers.models import adapter_from, index_of, random_lora
 #: every variant whose structure differs from the others'
 VARIANTS = (
     "sd1.5", "sd1.5-inpaint", "sd2.1", "sd2-inpaint", "sdxl", "sdxl-turbo", "sdxl-inpaint", "sd3-medium",
-    "sd3.5-medium", "flux1-dev", "flux1-schnell", "flux2-dev", "flux2-klein-4b", "flux2-klein-base-4b", "z-image-turbo",
-    "z-image", "qwen-image",
+    "sd3.5-medium", "flux1-dev", "flux1-schnell", "flux1-kontext-dev", "flux2-dev", "flux2-klein-4b",
+    "flux2-klein-base-4b", "z-image-turbo", "z-image", "qwen-image",
 )  # fmt: skip
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _CLIPS = (transformers.CLIPTextModel, transformers.CLIPTextModelWithProjection)
@@ -97,7 +97,7 @@ def pipeline(variant: str) -> Any:
             parts[part] = getattr(diffusers, class_name).from_config(config)
         else:
             parts[part] = _network(class_name, config | _small(variant, part, class_name), 100 * len(variant) + number)
-    kind = _PIPELINES[known.family] + ("InpaintPipeline" if known.inpaint else "Pipeline")
+    kind = known.pipeline or _PIPELINES[known.family] + ("InpaintPipeline" if known.inpaint else "Pipeline")
     if known.family == "sd":
         parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
     if known.family == "flux2-klein":

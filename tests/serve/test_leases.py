@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 import time
@@ -96,6 +97,45 @@ def test_a_process_that_lives_keeps_its_jobs(pair: list[JobStore]) -> None:
         two.keep_alive()
         time.sleep(LEASE / 4)
     assert one.finish(job.id, "done", result={}, lease=job.lease)
+
+
+def test_a_copy_of_a_data_folder_is_another_process(tmp_path: Path) -> None:
+    first = JobStore(tmp_path / "one")
+    name = first.name
+    first.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    again, copy = JobStore(tmp_path / "one"), JobStore(tmp_path / "two")
+    assert again.name == name != copy.name
+    renamed = copy.name
+    for each in (again, copy):
+        each.close()
+    (tmp_path / "two").rename(tmp_path / "moved")
+    moved = JobStore(tmp_path / "moved")
+    assert moved.name == renamed
+    moved.close()
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_of_the_database_that_jumps_takes_no_job(
+    jump: float, pair: list[JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = pair
+    one.submit(submission())
+    job = one.claim()
+    assert job is not None and two.take_turn("sweep", 60.0)
+    for each in (one, two):
+        each.lease_seconds = 60.0
+        each.keep_alive()
+    two._connected = time.monotonic() - 2000
+    for each in pair:
+        real = each._db.now
+        monkeypatch.setattr(each._db, "now", lambda real=real: real() + jump)
+    two.keep_alive()
+    assert one.holds(job.id, job.lease) and one.job(job.id).attempts == 1
+    assert two.take_turn("sweep", 60.0) and not one.take_turn("sweep", 60.0)
+    two.lease_seconds = LEASE
+    alive_for(two, 3 * LEASE)
+    assert two.job(job.id).state == "queued", "silence is noticed by any clock"
 
 
 def test_after_an_outage_of_the_database_nobody_is_judged_for_a_lease(pair: list[JobStore]) -> None:

@@ -50,9 +50,9 @@ class Jobs:
 
     def read(self) -> None:
         """Wait for the files that other threads read."""
-        for held in self.requests._held:
-            if held.reading is not None:
-                held.reading.result()
+        for each in self.requests._waiting:
+            if each.reading is not None:
+                each.reading.result()
 
     def run(self) -> None:
         while self.requests.busy:
@@ -153,8 +153,8 @@ def pixels(worker: Worker, job: str) -> Any:
 
 def test_jobs_of_a_worker_share_batches_survive_a_kill_and_are_cancelled_one_by_one(own_worker: Worker) -> None:
     body = {**SMALL, "prompt": "a red apple"}
-    alone = own_worker.submit(**body | {"steps": 6, "seed": 1, "loras": ["pixel:0.8"]})
-    own_worker.ended(alone)
+    single = own_worker.submit(**body | {"steps": 6, "seed": 1, "loras": ["pixel:0.8"]})
+    own_worker.ended(single)
     long = [own_worker.submit(**body | {"steps": 150, "seed": 7}) for _ in range(3)]
     for job in long:
         own_worker.running(job)
@@ -163,7 +163,7 @@ def test_jobs_of_a_worker_share_batches_survive_a_kill_and_are_cancelled_one_by_
     own_worker.http.delete(f"/v1/jobs/{long[1]}")
     assert own_worker.ended(long[1])["state"] == "cancelled"
     assert own_worker.ended(mixed)["result"]["batches"][0] > 1
-    apart = np.abs(pixels(own_worker, alone) - pixels(own_worker, mixed))
+    apart = np.abs(pixels(own_worker, single) - pixels(own_worker, mixed))
     assert apart.max() <= 2
     for pid in own_worker.model_pids():
         os.kill(pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ from inweave.cli.generate import generate
 from inweave.cli.hash import hash_files
 from inweave.cli.inspect import inspect
 from inweave.cli.library import library_app
-from inweave.cli.options import JSON, OptionalValues
+from inweave.cli.options import JSON, OptionalValues, ReferenceImages
 from inweave.cli.resize import resize
 from inweave.cli.serve import serve
 from inweave.cli.train import train
@@ -43,7 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo", rich_help_panel=CREATE)(demo)
-app.command("generate", rich_help_panel=CREATE)(generate)
+app.command("generate", rich_help_panel=CREATE, cls=ReferenceImages)(generate)
 app.command("train", rich_help_panel=CREATE, cls=OptionalValues)(train)
 app.command("serve", rich_help_panel=CREATE, cls=OptionalValues)(serve)
 app.add_typer(cluster_app, name="cluster", rich_help_panel=CREATE)

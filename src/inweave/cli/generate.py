@@ -91,6 +91,9 @@ def generate(
     feather: Annotated[int | None, typer.Option(
         "--feather", help="Pixels over which the repainted area fades into the rest.", show_default="8",
         rich_help_panel=EDIT)] = None,
+    reference: Annotated[list[str] | None, typer.Option(
+        "--reference", metavar="IMAGE...", help="Images that an edit model (FLUX.1 Kontext, FLUX.2) "
+        "sees, in order.", show_default="none", rich_help_panel=EDIT)] = None,
     outpaint: Annotated[str | None, typer.Option(
         "--outpaint", metavar="SIDE=PIXELS,...", help="Extend the image: left=64,right=64; also top, bottom, blend.",
         show_default="none", rich_help_panel=EDIT)] = None,
@@ -174,6 +177,7 @@ def generate(
         "prompt": prompt, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance,
         "width": width, "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip,
         "count": count, "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
+        "references": reference or None,
     }  # fmt: skip
     # with -o - standard output is the image, and progress is shown only on a terminal
     with (

@@ -234,7 +234,8 @@ def check_inputs(config: GenerateConfig) -> None:
     from inweave.errors import ConfigError
     from inweave.files.paths import exists, printable_path
 
-    inputs = [(option, path) for option, path in (("init", config.init), ("mask", config.mask)) if path is not None]
+    files = [("init", config.init), ("mask", config.mask), *(("reference", path) for path in config.references)]
+    inputs = [(option, path) for option, path in files if path is not None]
     if wrong := [
         f"{option} {printable_path(path)}: no such file or directory" for option, path in inputs if not exists(path)
     ]:

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from inweave.files.paths import is_file
 from inweave.formats.dialects import WRITTEN, written_dialects
 
 if TYPE_CHECKING:
     from inweave.formats.alphas import Alphas
+
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic")
 
 
 def dialect_name(value: str) -> str:
@@ -127,6 +131,31 @@ class OptionalValues(TyperCommand):
         for option in ("--resume", "--cluster"):
             args = with_default_value(args, option, "auto")
         return super().parse_args(ctx, args)
+
+
+class ReferenceImages(TyperCommand):
+    """A command where `--reference` takes all images that follow it: `--reference a.png b.png`.
+
+    A word after the first one is an image if it is a file with the suffix of one.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_repeated_option(args, "--reference"))
+
+
+def with_repeated_option(arguments: Sequence[str], option: str) -> list[str]:
+    """Insert ``option`` before every image that follows its value."""
+    result: list[str] = []
+    inside = False  # among the values of the option, of which the first follows it in any case
+    for number, word in enumerate(arguments):
+        if word == "--":
+            return [*result, *arguments[number:]]
+        if inside and arguments[number - 1] != option:
+            inside = word.lower().endswith(IMAGE_SUFFIXES) and is_file(word)
+            result += [option] if inside else []
+        inside = inside or word == option or word.startswith(f"{option}=")
+        result.append(word)
+    return result
 
 
 def with_default_value(arguments: Sequence[str], option: str, default: str) -> list[str]:

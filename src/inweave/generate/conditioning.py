@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+import torch
 from PIL import Image
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import Problem
 from inweave.generate.config import GenerateConfig
+from inweave.generate.images import fit_reference, to_tensor
 from inweave.generate.prompt import ParsedPrompt, Pieces
-from inweave.models import embedded
+from inweave.models import embedded, vae
 from inweave.models.configuration import library_errors
 from inweave.models.embedded_words import read_pieces
 from inweave.models.families.conditioning import Conditioning, ConditioningRequest, join
+from inweave.models.families.references import Reference
 from inweave.models.model import Model
 from inweave.weights.layer_slots import RowCount
 from inweave.weights.stack import Strength
@@ -51,8 +54,10 @@ class PromptConditioning:
         size: tuple[int, int],
         clip_skip: int | None,
         added: Added = (),
+        references: Sequence[Image.Image] = (),
     ) -> None:
         self.model, self.added, self.complete = model, added, True
+        self.references = tuple(map(self._reference, references))
         self.positive, self.negative = prompts
         self.guidance, self.size, self.clip_skip = guidance, size, clip_skip
         self.warnings: list[str] = []
@@ -73,12 +78,22 @@ class PromptConditioning:
             positives = tuple((self._spelled(pieces), weight) for pieces, weight in positives)
             negative = self._spelled(negative)
         (first, weight), *others = positives
-        request = ConditioningRequest(first, negative, self.guidance, *self.size, self.clip_skip, weight, tuple(others))
+        request = ConditioningRequest(
+            first, negative, self.guidance, *self.size, self.clip_skip, weight, tuple(others), self.references
+        )
         encoders = self.model.networks.keys() - {"vae", self.model.blueprint.denoiser.folder}
         with network_errors(self.model), self.model.using(*encoders), self._acting(encoders):
             conditioning = self.model.family.condition(self.model, request)
         self.warnings += conditioning.warnings
         return conditioning
+
+    @torch.no_grad()
+    def _reference(self, image: Image.Image) -> Reference:
+        """Encode a reference image at the size that its model reads it at."""
+        fitted = fit_reference(image, self.model.family.reference_fit(self.model, image.size))
+        pixels = to_tensor(fitted, fitted.size)
+        with network_errors(self.model), self.model.using("vae"):
+            return Reference(vae.encode(self.model.vae, pixels, None).to(self.model.dtype), image)
 
     @contextmanager
     def _acting(self, folders: Iterable[str]) -> Iterator[None]:

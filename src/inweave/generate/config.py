@@ -191,6 +191,9 @@ class GenerateConfig(CheckedModel):
         default=0.75, description="denoising strength: 0 keeps the starting image, 1 ignores it"
     )
     mask: str | None = Field(default=None, description="an image that is white where to repaint (inpainting)")
+    references: tuple[str, ...] = Field(
+        default=(), description="images that an edit model sees besides the prompt, in order"
+    )
     feather: Annotated[int, Field(ge=0, le=256)] = Field(
         default=FEATHER, description="pixels over which new fades into old, inside the mask"
     )

@@ -15,6 +15,7 @@ from PIL import Image, ImageFilter, ImageOps
 
 from inweave.errors import RequestError
 from inweave.files.images import read_image
+from inweave.models.families.references import ReferenceFit
 
 MAX_PIXELS = 64 * 1024 * 1024
 ImageInput = str | os.PathLike[str] | Image.Image
@@ -76,6 +77,13 @@ def size_warnings(size: tuple[int, int], image: tuple[int, int] | None, native: 
     if max(size) > 3 * min(size):
         return [f"{width}x{height} is a shape this model was not trained on; subjects may repeat along it"]
     return []
+
+
+def fit_reference(image: Image.Image, fit: ReferenceFit) -> Image.Image:
+    """Return an image as the reference that its family says: resized, and cut around its center."""
+    resized = image if image.size == fit.resized else image.resize(fit.resized, Image.Resampling.LANCZOS)
+    left, top, width, height = fit.crop
+    return resized.crop((left, top, left + width, top + height))
 
 
 def to_tensor(image: Image.Image, size: tuple[int, int]) -> torch.Tensor:

@@ -25,14 +25,19 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, Problem
 from inweave.generate.applied import AppliedLora, OnMismatch, apply_loras, stack_of
 from inweave.generate.batches import Batch, check_batch
-from inweave.generate.conditioning import Added, PromptConditioning, composition_problem, pipeline_problems
+from inweave.generate.conditioning import (
+    Added,
+    PromptConditioning,
+    composition_problem,
+    pipeline_problems,
+)
 from inweave.generate.config import GenerateConfig, LoraChoice, RequestSettings, parse_loras
 from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.drawing import Drawing, Job, OnImage
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.groups import draw_groups
 from inweave.generate.images import ImageInput, size_warnings
-from inweave.generate.inputs import open_inputs, size_for
+from inweave.generate.inputs import open_inputs, open_references, size_for
 from inweave.generate.loading import CACHE_GB, load_for_images
 from inweave.generate.passes import Passes
 from inweave.generate.prepared import PreparedRequest, record_of
@@ -114,7 +119,7 @@ class Pipeline:
         self, prompt: str | GenerateConfig = ..., *, init: ImageInput | None = ..., mask: ImageInput | None = ...,
         progress: Callable[[Progress], object] | None = ..., preview_every: int = ..., preview_first: bool = ...,
         cancelled: Callable[[], bool] | None = ..., on_image: OnImage | None = ..., on_mismatch: OnMismatch = ...,
-        finder: LoraFinder | None = ..., batch: Batch | None = ...,
+        finder: LoraFinder | None = ..., batch: Batch | None = ..., references: Sequence[ImageInput] | None = ...,
         **settings: Unpack[RequestSettings],
     ) -> Result: ...  # fmt: skip
 
@@ -123,7 +128,7 @@ class Pipeline:
         self, prompt: Sequence[GenerateConfig], *, init: ImageInput | None = ..., mask: ImageInput | None = ...,
         progress: Callable[[Progress], object] | None = ..., preview_every: int = ..., preview_first: bool = ...,
         cancelled: Callable[[], bool] | None = ..., on_image: OnImage | None = ..., on_mismatch: OnMismatch = ...,
-        finder: LoraFinder | None = ..., batch: Batch | None = ...,
+        finder: LoraFinder | None = ..., batch: Batch | None = ..., references: Sequence[ImageInput] | None = ...,
     ) -> list[Result]: ...  # fmt: skip
 
     def __call__(
@@ -140,6 +145,7 @@ class Pipeline:
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
         batch: Batch | None = None,
+        references: Sequence[ImageInput] | None = None,
         **settings: Unpack[RequestSettings],
     ) -> Result | list[Result]:
         """Generate images for one request, or for several.
@@ -156,6 +162,7 @@ class Pipeline:
             on_mismatch: "warn" uses the part of a LoRA that fits, and names the rest in the warnings of the result.
             finder: looks up the LoRAs of this request instead of the pipeline's own finder.
             batch: how many images are made together, at most: a number, or "auto"; None: the pipeline's.
+            references: images that an edit model sees, in order, as paths or PIL images; of a list for all requests.
             **settings: the fields of `GenerateConfig`, if ``prompt`` is a text.
 
         Returns:
@@ -172,7 +179,7 @@ class Pipeline:
             if settings:
                 raise ConfigError(f"{', '.join(settings)}: set these in the configurations")
             with self._lock:
-                requests = self._prepare_all(prompt, init, mask, on_mismatch, finder)
+                requests = self._prepare_all(prompt, init, mask, on_mismatch, finder, references)
                 return self.run_all(requests, callbacks, on_image, batch)
         if not isinstance(prompt, GenerateConfig):
             config = parse_request({"prompt": prompt, **settings}, finder or self.finder)
@@ -181,7 +188,8 @@ class Pipeline:
         else:
             config = prompt
         with self._lock:
-            return self.run(self.prepare(config, init, mask, on_mismatch, finder), callbacks, on_image, batch)
+            request = self.prepare(config, init, mask, on_mismatch, finder, references)
+            return self.run(request, callbacks, on_image, batch)
 
     def prepare(
         self,
@@ -190,18 +198,20 @@ class Pipeline:
         mask: ImageInput | None = None,
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
+        references: Sequence[ImageInput] | None = None,
     ) -> PreparedRequest:
         """Check a request and fill in the model's own values, without denoising; the arguments are those of a call."""
         config = self.prompts.resolve(config)
         if config.image_prompts:
-            parts = [self.prepare(each, init, mask, on_mismatch, finder) for each in configs_of(config)]
+            parts = [self.prepare(each, init, mask, on_mismatch, finder, references) for each in configs_of(config)]
             complete = parts[0].config.model_copy(update={"count": config.count}, check=False)
             return replace(parts[0], config=complete, parts=tuple(parts))
         wrong: list[str | Problem] = []
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
         image, region = open_inputs(config, init, mask, wrong)
-        size = size_for(self.model, config, image, wrong)
+        seen = open_references(self.model, config, references, wrong)
+        size = size_for(self.model, config, image, seen, wrong)
         choices, tagged = (*self.loras, *config.loras), config.tagged_loras()
         with self._lock:
             loras, unfit = apply_loras(self.model, finder or self.finder, choices, tagged, on_mismatch)
@@ -220,7 +230,7 @@ class Pipeline:
             "width": size[0], "height": size[1],
         }  # fmt: skip
         notes = [*filter(None, [device_note(self.model.device)])]
-        request = PreparedRequest(config.model_copy(update=values, check=False), loras, image, region, size)
+        request = PreparedRequest(config.model_copy(update=values, check=False), loras, image, region, size, (), seen)
         if config.upscale is not None:
             upscale, unfit_pass = complete_pass(self.model, request, self.upscalers)
             wrong += unfit_pass
@@ -233,20 +243,22 @@ class Pipeline:
         return replace(request, warnings=tuple(notes))
 
     def record(
-        self, config: GenerateConfig | PreparedRequest, init: ImageInput | None = None, mask: ImageInput | None = None
+        self,
+        config: GenerateConfig | PreparedRequest,
+        init: ImageInput | None = None,
+        mask: ImageInput | None = None,
+        references: Sequence[ImageInput] | None = None,
     ) -> dict[str, Any]:
         """Return the settings of a request as its images carry them, without generating any."""
-        request = self.prepare(config, init, mask) if isinstance(config, GenerateConfig) else config
-        assert request.config.seed is not None
-        return record_of(self.model, self._model_hash, request, request.config.seed)
+        if not isinstance(config, PreparedRequest):
+            config = self.prepare(config, init, mask, references=references)
+        assert config.config.seed is not None
+        return record_of(self.model, self._model_hash, config, config.config.seed)
 
     def run(
-        self,
-        request: PreparedRequest,
-        callbacks: Callbacks,
-        on_image: OnImage | None = None,
-        batch: Batch | None = None,
-    ) -> Result:
+        self, request: PreparedRequest, callbacks: Callbacks,
+        on_image: OnImage | None = None, batch: Batch | None = None,
+    ) -> Result:  # fmt: skip
         """Generate the images of a request of `prepare`; ``batch`` as in a call."""
         (result,) = self.run_all([request], callbacks, on_image, batch)
         if result.error is not None:
@@ -254,12 +266,9 @@ class Pipeline:
         return result
 
     def run_all(
-        self,
-        requests: Sequence[PreparedRequest],
-        callbacks: Callbacks,
-        on_image: OnImage | None = None,
-        batch: Batch | None = None,
-    ) -> list[Result]:
+        self, requests: Sequence[PreparedRequest], callbacks: Callbacks,
+        on_image: OnImage | None = None, batch: Batch | None = None,
+    ) -> list[Result]:  # fmt: skip
         """Generate the images of several requests of `prepare`: in passes, and groups that share batches."""
         size = self.batch if batch is None else check_batch(batch)
 
@@ -276,12 +285,9 @@ class Pipeline:
             return Passes(self.model, self._model_hash, self.upscalers, draw, callbacks, on_image).run(requests)
 
     def running_batch(self, batch: Batch | None = None) -> RunningBatch:
-        """Return an empty batch that requests of `prepare` join and leave at any step; ``batch`` as in a call.
-
-        While it has members, nothing else may use the pipeline.
-        """
-        size = self.batch if batch is None else check_batch(batch)
-        return RunningBatch(self.model, self._model_hash, size, self._measured, self._swap_in, self._conditioning)
+        """Return an empty batch that requests join and leave at any step; while it has any, nothing else may run."""
+        most = self.batch if batch is None else check_batch(batch)
+        return RunningBatch(self.model, self._model_hash, most, self._measured, self._swap_in, self._conditioning)
 
     def _prepare_all(
         self,
@@ -290,6 +296,7 @@ class Pipeline:
         mask: ImageInput | None,
         on_mismatch: OnMismatch,
         finder: LoraFinder | None,
+        references: Sequence[ImageInput] | None,
     ) -> list[PreparedRequest]:
         """Prepare several requests; the problems of all are one error."""
         prepared, wrong = list[PreparedRequest](), list[str | Problem]()
@@ -297,7 +304,7 @@ class Pipeline:
             if not isinstance(config, GenerateConfig):
                 raise ConfigError(f"request {number}: expected a GenerateConfig, got {type(config).__name__}")
             try:
-                prepared.append(self.prepare(config, init, mask, on_mismatch, finder))
+                prepared.append(self.prepare(config, init, mask, on_mismatch, finder, references))
             except ConfigError as error:
                 wrong += [f"request {number}: {problem}" for problem in error.problems]
         if wrong:
@@ -311,7 +318,9 @@ class Pipeline:
     def _conditioning(self, request: PreparedRequest, added: Added = ()) -> PromptConditioning:
         config = request.config
         assert config.guidance is not None
-        return PromptConditioning(self.model, config.prompts, config.guidance, request.size, config.clip_skip, added)
+        return PromptConditioning(
+            self.model, config.prompts, config.guidance, request.size, config.clip_skip, added, request.references
+        )
 
 
 def pipeline(

@@ -27,6 +27,7 @@ class PreparedRequest:
     mask: Image.Image | None
     size: tuple[int, int]
     warnings: tuple[str, ...] = ()
+    references: tuple[Image.Image, ...] = ()
     start: Tensor | None = None  # see `ImageTask`
     noise: Tensor | None = None
     keeps_latents: bool = False  # whether the result has the latents of its images
@@ -89,6 +90,9 @@ def record_of(model: Model, model_hash: str | None, request: PreparedRequest, se
         for lora in request.loras
         if not lora.in_prompt
     ]
+    config.pop("references", None)  # paths; `inputs` has their hashes
+    images = [("init", request.init), ("mask", request.mask)]
+    images += [(f"reference {number}", image) for number, image in enumerate(request.references, 1)]
     variant = model.blueprint.variant
     return {
         "config": config,
@@ -100,11 +104,7 @@ def record_of(model: Model, model_hash: str | None, request: PreparedRequest, se
             **({"quantize": model.quantized} if model.quantized != "off" else {}),
         },
         "loras": [lora.as_dict() for lora in request.loras],
-        "inputs": {
-            name: hashlib.sha256(image.tobytes()).hexdigest()
-            for name, image in (("init", request.init), ("mask", request.mask))
-            if image is not None
-        },
+        "inputs": {name: hashlib.sha256(image.tobytes()).hexdigest() for name, image in images if image is not None},
     }
 
 

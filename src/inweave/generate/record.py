@@ -31,6 +31,7 @@ from inweave.generate.infotext import from_infotext, infotext, not_reproduced, p
 from inweave.generate.invoke import from_invoke
 from inweave.generate.source import ImageSettings
 from inweave.generate.wildcards import escaped
+from inweave.models.families.references import MOST_REFERENCES
 
 __all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_settings", "settings_of"]
 
@@ -144,7 +145,7 @@ def _from_inweave(label: str, record: Mapping[str, Any]) -> ImageSettings:
         {}, model=model if isinstance(model, dict) else {}, loras=loras if isinstance(loras, list) else []
     )
     for name, value in config.items():
-        if name in ("init", "mask"):
+        if name in ("init", "mask", "references"):
             continue
         if name not in GenerateConfig.model_fields:
             settings.warnings.append(not_reproduced(name, value, "this version has no such setting"))
@@ -152,7 +153,8 @@ def _from_inweave(label: str, record: Mapping[str, Any]) -> ImageSettings:
             settings.config[name] = value
     settings.model |= {"hash": settings.model.get("autov1")}
     inputs = record.get("inputs")
-    settings.inputs = tuple(name for name in ("init", "mask") if name in inputs) if isinstance(inputs, dict) else ()
+    known = ("init", "mask", *(f"reference {number}" for number in range(1, MOST_REFERENCES + 1)))
+    settings.inputs = tuple(name for name in known if name in inputs) if isinstance(inputs, dict) else ()
     for lora in settings.loras:
         if isinstance(lora, dict) and isinstance(lora.get("name"), str) and isinstance(lora.get("sha256"), str):
             settings.hashes.setdefault(lora["name"], lora["sha256"])

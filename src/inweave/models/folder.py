@@ -164,4 +164,4 @@ def _variant(folder: Path, index: Mapping[str, Any], denoiser: NetworkBlueprint,
         variant = find_variant(text) if text else None
         if variant is not None and (variant.family, variant.inpaint) == (family.name, inpaint):
             return variant
-    return None
+    return next((each for each in family.variants if each.pipeline == index.get("_class_name") != ""), None)

@@ -28,6 +28,17 @@ def variants_by_name() -> dict[str, Variant]:
     }
 
 
+def most_references(pipeline: str, *names: str | None) -> int:
+    """Return how many reference images a model reads, known by its pipeline's class and by names of it."""
+    own = [each for each in variants() if each.pipeline and each.pipeline == pipeline]
+    own += [each for name in names if name and (each := find_variant(name)) is not None]
+    families_of = [family for family in families() if family.pipeline == pipeline]
+    counts = [each.references for each in own] + [family.references for family in families_of]
+    if own and own[0].references is None:
+        return next(family.references for family in families() if family.name == own[0].family)
+    return next((count for count in counts if count is not None), 0)
+
+
 def find_variant(text: str) -> Variant | None:
     """Return a variant by its name, repository or alias, or by any name of the base with its tensors."""
     label = text.strip().lower()

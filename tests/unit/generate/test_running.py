@@ -48,9 +48,9 @@ def run(batch: RunningBatch) -> list[Member]:
 
 def assert_equals(mine: Member, pipe: Pipeline, *, bits: bool) -> None:
     assert mine.error is None
-    alone = pipe(mine.request.config)
-    assert mine.result.records == alone.records
-    for one, two in zip(mine.result.images, alone.images, strict=True):
+    single = pipe(mine.request.config)
+    assert mine.result.records == single.records
+    for one, two in zip(mine.result.images, single.images, strict=True):
         apart = np.abs(np.asarray(one, int) - np.asarray(two, int))
         assert apart.max() <= (0 if bits else 2) and (apart > 0).mean() < 0.02
 
@@ -165,7 +165,7 @@ def test_a_call_that_fails_is_repeated_for_halves(
     members = [member(pipe, CONFIGS[2].model_copy(update={"seed": seed, "count": 1})) for seed in (1, 2, 3)]
     for each in members:
         assert batch.join(each) == ""
-    own, bad = running.evaluate, members[1]
+    own, bad = running.evaluate, members[1]  # type: ignore[attr-defined]
 
     def evaluate(model: Any, samplings: Any, conditioning: Any) -> None:
         if memory and len(samplings) > 1:

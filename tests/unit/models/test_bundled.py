@@ -97,7 +97,7 @@ def test_published_values(name: str) -> None:
         assert class_name == "FlowMatchEulerDiscreteScheduler"
         assert scheduler["shift"] == {"flux1-schnell": 1.0, "z-image": 6.0, "qwen-image": 1.0}.get(name, 3.0)
         assert scheduler.get("use_dynamic_shifting", False) is (
-            name in ("flux1-dev", "qwen-image") or variant.family.startswith("flux2")
+            name in ("flux1-dev", "flux1-kontext-dev", "qwen-image") or variant.family.startswith("flux2")
         )
     else:
         assert (scheduler["beta_start"], scheduler["beta_end"]) == (0.00085, 0.012)

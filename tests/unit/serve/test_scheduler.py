@@ -220,9 +220,9 @@ def test_jobs_join_only_what_they_can_share() -> None:
     assert scheduler.join([mixed], here, [here]).job is None
     urgent = job(2, shape=SIZE, model="other", priority=1)
     assert scheduler.join([urgent, job(3, shape=SIZE, stack="a")], here, [here]).job is None, "it would wait longer"
-    alone = device("two")
-    alone.add(job(0, shape=None))
-    assert scheduler.join([job(1, shape=SIZE)], alone, [alone]).job is None
+    idle = device("two")
+    idle.add(job(0, shape=None))
+    assert scheduler.join([job(1, shape=SIZE)], idle, [idle]).job is None
 
 
 def test_a_job_does_not_join_where_an_idle_device_has_its_model() -> None:

@@ -24,6 +24,8 @@ Contract
   truncates them inside `denoise`.
 - Text encoders are either trainable, and then run inside the training step, or frozen: the states of a frozen one are
   computed once (`frozen_states`) and replace its token ids in `encode`.
+- An edit model reads up to `most_references` images besides its prompt, as latents among the tensors of the text
+  (`inweave.models.families.references`); `batch_inputs` takes them from there.
 - Predictions of prompts are guided and composed, and images joined, in `inweave.models.families.conditioning`.
 - Return values depend only on the arguments and the weights; a family has no state.
 - A family of another package may bring classes of its own (`Network.library`), and for single files the configurations
@@ -44,6 +46,7 @@ from inweave.models.families.conditioning import ConditioningRequest as Conditio
 from inweave.models.families.conditioning import Pieces as Pieces
 from inweave.models.families.declared import Network as Network
 from inweave.models.families.declared import Variant as Variant
+from inweave.models.families.references import ReferenceFit, Size, of_area, reference_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -130,6 +133,10 @@ class Family(ABC):
     latent_patch: ClassVar[int] = 1  # latents per side that the denoiser sees as one token
     masked_inputs: ClassVar[bool] = False  # whether an inpainting variant takes mask and masked image as channels
 
+    references: ClassVar[int] = 0  # reference images at most, of all variants that name no number of their own
+    needs_reference: ClassVar[bool] = False  # whether it can do nothing without one
+    reference_area: ClassVar[int] = 1024 * 1024  # pixels of a reference
+
     steps: ClassVar[int]  # for generating, where no variant is known
     guidance: ClassVar[float]
 
@@ -169,6 +176,27 @@ class Family(ABC):
     def size_problem(self, model: ModelView, size: tuple[int, int], *, image: bool = False) -> str:
         """Return why the denoiser, or with ``image`` its pipeline, cannot make images of a size; "" if it can."""
         return ""
+
+    # references
+
+    def most_references(self, blueprint: BlueprintView) -> int:
+        """Return how many reference images a model reads at most; 0 if it is not an edit model."""
+        variant = blueprint.variant
+        return self.references if variant is None or variant.references is None else variant.references
+
+    def reference_fit(self, model: ModelView, size: Size, area: int | None = None) -> ReferenceFit:
+        """Return how an image of a size becomes a reference of at most about ``area`` pixels."""
+        step = model.latent_space.scale * self.latent_patch
+        fitted = of_area(size, area or self.reference_area, step)
+        return ReferenceFit(fitted, fitted)
+
+    def reference_problem(self, size: Size) -> str:
+        """Return why an image of a size cannot be a reference; "" if it can."""
+        return ""
+
+    def edit_size(self, model: ModelView, references: Sequence[Size]) -> Size:
+        """Return the size of an image that is made from references of these sizes, where a request names none."""
+        return self.reference_fit(model, references[0]).size
 
     # which model this is
 
@@ -338,6 +366,8 @@ class Family(ABC):
                 texts.insert(0, self.negative_text(model, request, below))
             text = {name: torch.cat([each[name] for each in texts]) for name in texts[-1]} if guided else texts[0]
             rows = next(iter(text.values()))
+            references = [each.latents.to(rows.device, model.dtype) for each in request.references]
+            text |= reference_tensors([each.expand(len(rows), -1, -1, -1) for each in references])
             size = (request.height, request.width)
             sizes = torch.tensor([[*size, 0, 0, *size]], dtype=model.dtype, device=rows.device).repeat(len(rows), 1)
             latents = model.latent_space.shape(request.width, request.height)

@@ -119,7 +119,8 @@ class ChatFamily(Family):
             states, padding = row[STATES], longest - row[STATES].shape[1]
             mask = row.get(STATES_MASK)
             mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device) if mask is None else mask
-            padded.append({STATES: pad(states, (0, 0, 0, padding)), STATES_MASK: pad(mask, (0, padding))})
+            others = {name: value for name, value in row.items() if name not in (STATES, STATES_MASK)}
+            padded.append({STATES: pad(states, (0, 0, 0, padding)), STATES_MASK: pad(mask, (0, padding)), **others})
         return super().join_text(padded)
 
     def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:

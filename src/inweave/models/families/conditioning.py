@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from inweave.models.families.references import Reference, shapes
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,6 +42,7 @@ class ConditioningRequest:
     """Both prompts of an image, how strongly to guide, and the image's size in pixels.
 
     ``others``: prompts that are composed with the positive one, each with its weight; ``weight`` is the first one's.
+    ``references``: images that an edit model sees.
     """
 
     positive: Pieces
@@ -50,6 +53,7 @@ class ConditioningRequest:
     clip_skip: int | None = None
     weight: float = 1.0
     others: tuple[tuple[Pieces, float], ...] = ()
+    references: tuple[Reference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Conditioning:
     def layout(self, family: FamilyView) -> tuple[object, ...]:
         """Return what images must have in common to be joined."""
         if family.masks_padding:
-            return (self.rows,)
+            return self.rows, shapes(self.text)
         return (self.rows, *sorted((name, tuple(value.shape[1:])) for name, value in self.text.items()))
 
     def expand(self, latents: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class Variant:
     zero_terminal_snr: bool = False  # trained on a schedule whose last step is pure noise
     base: str = ""  # the base whose tensors it has, where that has another name
     mark: str = ""  # the word in a file's metadata that tells it from its base
+    pipeline: str = ""  # diffusers' class for it, where that is not its family's
+    references: int | None = None  # reference images it reads at most, where that is not its family's number
     aliases: tuple[str, ...] = ()  # those `inweave.targets.bases` does not know, or knows as the base's
 
     @property

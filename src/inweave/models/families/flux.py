@@ -1,4 +1,4 @@
-"""FLUX.1 dev and schnell: a transformer over 2x2 patches of latents and T5's states, with CLIP's pooled output.
+"""FLUX.1: a transformer over 2x2 patches of latents and T5's states, with CLIP's pooled output. dev, schnell, Kontext.
 
     hidden_states  (batch, rows * columns, channels * 4)     img_ids  (0, row, column) of every patch
     timestep       t / 1000                                  txt_ids  zeros
@@ -7,7 +7,11 @@ dev was distilled to take guidance as a number (`guidance_embeds`), schnell to n
 prompt. Training leaves that distillation alone with a guidance of 1. Its timesteps are shifted by the size of the
 image.
 
-Single files name their blocks `double_blocks`; one with `guidance_in` is dev, without it schnell.
+Kontext is dev for editing, with the same tensors: the patches of one reference image follow those of the image, at
+positions (1, row, column), and their predictions are dropped. A reference has one of the sizes it was trained with.
+
+Single files name their blocks `double_blocks`; one with `guidance_in` is dev, without it schnell. Kontext is known by a
+file's metadata or name.
 """
 
 from __future__ import annotations
@@ -18,9 +22,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from inweave.errors import FormatError
 from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, ModelView, Network, Shape, Tensors, Variant
 from inweave.models.families.clip import CLIP_TOKENIZERS, T5_TOKENIZERS, ClipFamily
+from inweave.models.families.references import ReferenceFit, Size, of_area, pop_references
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+REFERENCES = "references"  # the tokens of references, after those of the image
+#: width and height of Kontext's references
+KONTEXT_SIZES = (
+    (672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184), (944, 1104),
+    (1024, 1024), (1104, 944), (1184, 880), (1248, 832), (1328, 800), (1392, 752), (1456, 720), (1504, 688),
+    (1568, 672),
+)  # fmt: skip
 
 
 class Flux1(ClipFamily):
@@ -39,6 +52,9 @@ class Flux1(ClipFamily):
         Variant("flux1-dev", "flux", "black-forest-labs/FLUX.1-dev", 1024, 28, 3.5, "flow"),
         Variant("flux1-schnell", "flux", "black-forest-labs/FLUX.1-schnell", 1024, 4, 0.0, "flow",
                 aliases=("schnell",)),
+        Variant("flux1-kontext-dev", "flux", "black-forest-labs/FLUX.1-Kontext-dev", 1024, 28, 2.5, "flow",
+                base="flux1-dev", mark="kontext", pipeline="FluxKontextPipeline", references=1,
+                aliases=("kontext", "flux-kontext", "flux1-kontext", "flux1-dev-kontext")),
     )  # fmt: skip
     table = "flux"
     single_file = "FLUX (double_blocks)"
@@ -104,18 +120,45 @@ class Flux1(ClipFamily):
         import torch
 
         inputs = super().batch_inputs(model, text, sizes, latents, guidance)
+        references = pop_references(inputs)
         hidden = inputs["encoder_hidden_states"]
         inputs["txt_ids"] = hidden.new_zeros(hidden.shape[1], 3)
-        inputs["img_ids"] = patch_positions(latents[2] // 2, latents[3] // 2, hidden)
+        shapes = [latents, *(each.shape for each in references)]
+        places = [patch_positions(shape[2] // 2, shape[3] // 2, hidden) for shape in shapes]
+        for number, positions in enumerate(places):
+            positions[:, 0] = number
+        inputs["img_ids"] = torch.cat(places)
+        if references:
+            inputs[REFERENCES] = torch.cat([pack(each) for each in references], 1)
         if model.denoiser.config.guidance_embeds:
             inputs["guidance"] = torch.full((len(hidden),), guidance, dtype=torch.float32, device=hidden.device)
         return inputs
 
     def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         step = t.expand(len(latents)).to(latents.dtype) / 1000
-        packed = pack(latents)
-        prediction = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **inputs)[0]
-        return unpack(prediction, latents.shape)
+        packed, others = with_references(pack(latents), inputs)
+        prediction = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **others)[0]
+        return unpack(prediction[:, : latents.shape[2] * latents.shape[3] // 4], latents.shape)
+
+    def reference_fit(self, model: ModelView, size: Size, area: int | None = None) -> ReferenceFit:
+        across, down = (max(side // 16, 1) for side in size)
+        ratio = across / down
+        _, *sides = min((abs(ratio - width / height), width, height) for width, height in KONTEXT_SIZES)
+        if area is not None and area != self.reference_area:
+            sides = list(of_area((sides[0], sides[1]), area, 16))
+        return ReferenceFit((sides[0], sides[1]), (sides[0], sides[1]))
+
+    def reference_problem(self, size: Size) -> str:
+        return f"it is {size[0]}x{size[1]}; a reference has sides of 16 pixels or more" if min(size) < 16 else ""
+
+
+def with_references(packed: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the tokens of latents followed by those of references, and the denoiser's other arguments."""
+    import torch
+
+    others = dict(inputs)
+    references = others.pop(REFERENCES, None)
+    return packed if references is None else torch.cat([packed, references], 1), others
 
 
 def pack(latents: Tensor) -> Tensor:

@@ -18,12 +18,17 @@ steps; in between, and beyond, mu is a straight line in the number of steps:
 
 The line of 200 steps is the one in the scheduler's configuration, and that of training.
 
+Up to four reference images follow the image as further tokens, whose predictions are dropped; reference n = 1, 2, ...
+is at (10 n, row, column, 0). Each keeps its size, its sides cut to multiples of 16, unless it has more than 1024 x 1024
+pixels.
+
 Single files have the tensors of `double_stream_modulation_img`; dev has `guidance_in`. klein and klein base have the
 same tensors: an adapter fits both, and is better trained on klein base, which was not distilled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,11 +48,15 @@ from inweave.models.families.base import (
     device_of,
 )
 from inweave.models.families.chat import ENCODER, MASK, QWEN_TOKENIZERS, ChatFamily
+from inweave.models.families.flux import REFERENCES, with_references
+from inweave.models.families.references import MOST_REFERENCES, ReferenceFit, Size, pop_references
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_APART = 10  # the first positions of an image and of its references, one after the other
+_SHORTEST, _LONGEST = 64, 8  # pixels of a reference's side, and how often its short side goes into the long one
 LENGTH = 512  # tokens of every text
 _LONG = 4300  # tokens of an image from which on the number of steps does not matter
 _FEW, _MANY = 10, 200  # steps of the two fitted lines, each with its slope and its start
@@ -66,6 +75,7 @@ class Flux2Family(ChatFamily):
     timesteps = "shift"
     masks_padding = False
     limit = LENGTH
+    references = MOST_REFERENCES
     layers: ClassVar[tuple[int, ...]]  # whose states are joined, counted from the embedding, which is 0
     attention = (
         r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out", "to_qkv_mlp_proj",
@@ -125,23 +135,39 @@ class Flux2Family(ChatFamily):
         import torch
 
         inputs = super().batch_inputs(model, text, sizes, latents, guidance)
+        references = pop_references(inputs)
         hidden = inputs["encoder_hidden_states"]
-        rows, columns = latents[2], latents[3]
-        places = torch.zeros(rows, columns, 4, dtype=torch.long, device=hidden.device)  # made there: nothing is copied
-        places[..., 1] = torch.arange(rows, device=hidden.device)[:, None]
-        places[..., 2] = torch.arange(columns, device=hidden.device)[None, :]
+        shapes = [latents, *(each.shape for each in references)]
+        places = [_places(_APART * number, shape, hidden.device) for number, shape in enumerate(shapes)]
         words = torch.zeros(hidden.shape[1], 4, dtype=torch.long, device=hidden.device)
         words[:, 3] = torch.arange(hidden.shape[1], device=hidden.device)
-        inputs |= {"img_ids": places.reshape(-1, 4), "txt_ids": words}
+        inputs |= {"img_ids": torch.cat(places), "txt_ids": words}
+        if references:
+            inputs[REFERENCES] = torch.cat([_packed(each) for each in references], 1)
         if model.denoiser.config.guidance_embeds:
             inputs["guidance"] = torch.full((len(hidden),), guidance, dtype=torch.float32, device=hidden.device)
         return inputs
 
     def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         step = t.expand(len(latents)).to(latents.dtype) / 1000
-        packed = latents.flatten(2).transpose(1, 2)
-        prediction: Tensor = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **inputs)[0]
-        return prediction.transpose(1, 2).reshape(latents.shape)
+        packed, others = with_references(_packed(latents), inputs)
+        prediction: Tensor = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **others)[0]
+        return prediction[:, : latents.shape[2] * latents.shape[3]].transpose(1, 2).reshape(latents.shape)
+
+    def reference_fit(self, model: ModelView, size: Size, area: int | None = None) -> ReferenceFit:
+        (width, height), most = size, min(area or self.reference_area, self.reference_area)
+        if width * height > most:
+            scale = math.sqrt(most / (width * height))
+            width, height = int(width * scale), int(height * scale)
+        step = model.latent_space.scale
+        return ReferenceFit((width, height), (max(width // step, 1) * step, max(height // step, 1) * step))
+
+    def reference_problem(self, size: Size) -> str:
+        if min(size) < _SHORTEST:
+            return f"it is {size[0]}x{size[1]}; FLUX.2 reads references whose sides are {_SHORTEST} pixels or more"
+        if max(size) > _LONGEST * min(size):
+            return f"it is {size[0]}x{size[1]}; FLUX.2 reads references up to {_LONGEST} times as long as wide"
+        return ""
 
 
 class Flux2Dev(Flux2Family):
@@ -248,6 +274,21 @@ class Flux2Klein(Flux2Family):
         if request.guidance > 1.0 and self.is_distilled(model.blueprint):
             warnings.append("FLUX.2 klein is distilled and does not use guidance; the value was ignored")
         return warnings
+
+
+def _packed(latents: Tensor) -> Tensor:
+    return latents.flatten(2).transpose(1, 2)
+
+
+def _places(first: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return (first, row, column, 0) of every latent; made on the device, so that nothing is copied."""
+    import torch
+
+    places = torch.zeros(shape[2], shape[3], 4, dtype=torch.long, device=device)
+    places[..., 0] = first
+    places[..., 1] = torch.arange(shape[2], device=device)[:, None]
+    places[..., 2] = torch.arange(shape[3], device=device)[None, :]
+    return places.reshape(-1, 4)
 
 
 def _has_guidance(tensors: Mapping[str, Shape]) -> bool:

@@ -18,7 +18,9 @@ from inweave.serve.jobs.failures import error_of
 from inweave.serve.jobs.job import Failure
 
 #: variables of the web process alone: the others open files of strangers
-SECRETS = ("INWEAVE_STORE", "INWEAVE_TOKEN", "PGPASSWORD")
+SECRETS = (
+    "INWEAVE_STORE", "INWEAVE_TOKEN", "PGPASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+)  # fmt: skip
 #: seconds a process gets to end by itself
 GRACE = 5.0
 

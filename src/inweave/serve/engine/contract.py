@@ -100,7 +100,7 @@ class RunRequest:
     preview_every: int = 0
     preview_first: bool = False  # previews from the first step on, and of the last one
     on_mismatch: Literal["error", "warn"] = "error"  # warn: of a LoRA that fits in part, use that part
-    inputs: dict[str, bytes] = field(default_factory=dict)  # PNG images by name: init, mask
+    inputs: dict[str, bytes] = field(default_factory=dict)  # PNG images by name: init, mask, reference-1, ...
     paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
     name: str = ""  # the name that clients use for the model
     lease: str = ""  # of a train job: what `TrainingRuns.take` has written into its output folder

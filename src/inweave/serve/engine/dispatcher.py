@@ -219,6 +219,9 @@ class Dispatcher:
     def _begin(self, job: Job) -> None:
         self._signals.changed(job.id)
         self._figures.started(job)
+        candidate = next((each for each in self.slot.view.jobs if each.id == job.id), None)
+        if candidate is not None and candidate.adapters:
+            self._figures.placed(self.slot.view.adapters.issuperset(candidate.adapters))
         log.info("%s started: %s, attempt %d", job.id, job.kind, job.attempts)
         if not self._runs:
             self._room, self._busy_since = 1, time.monotonic()

@@ -26,14 +26,14 @@ from inweave.generate.pipeline import Pipeline
 from inweave.generate.prepared import PreparedRequest
 from inweave.generate.running import FULL, Member, RunningBatch
 from inweave.serve.engine.contract import Cancelled, Emit, Room, RunRequest
-from inweave.serve.engine.runner import LoraTable, Runner, decode_png, finish_result, progress_events
+from inweave.serve.engine.runner import LoraTable, Runner, decode_png, finish_result, progress_events, reference_images
 
 MAX_OVERTAKES = 8
 _READ_SECONDS = 0.05  # to wait for a file if there is nothing else to do
 
 
 @dataclass(eq=False, slots=True)
-class _Held:
+class _Entry:
     """A request, from its arrival to its end."""
 
     request: RunRequest
@@ -59,8 +59,8 @@ class Requests:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._held: list[_Held] = []  # those that have not begun, in the order of arrival
-        self._running: list[_Held] = []
+        self._waiting: list[_Entry] = []  # those that have not begun, in the order of arrival
+        self._running: list[_Entry] = []
         self._batch: RunningBatch | None = None
         self._pipe: Pipeline | None = None
         self._model = ""
@@ -71,22 +71,22 @@ class Requests:
     @property
     def busy(self) -> bool:
         """Whether any request has not ended."""
-        return bool(self._held or self._running)
+        return bool(self._waiting or self._running)
 
     @property
     def room(self) -> Room:
         """How many requests like the running ones are taken in all, these included."""
-        if not self._running or self._batch is None or any(each.overtaken >= MAX_OVERTAKES for each in self._held):
+        if not self._running or self._batch is None or any(each.overtaken >= MAX_OVERTAKES for each in self._waiting):
             return Room(1, self._mixed)
         return Room(max(1, self._batch.most), self._mixed)
 
     def submit(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> None:
         """Hold a request until it can begin."""
-        held = _Held(request, emit, cancelled)
+        entry = _Entry(request, emit, cancelled)
         pipe = self._runner.loaded(request.model) if request.kind != "train" else None
         if pipe is not None and request.loras:
-            held.reading = self._readers.submit(_read, pipe, [*request.loras.values()])
-        self._held.append(held)
+            entry.reading = self._readers.submit(_read, pipe, [*request.loras.values()])
+        self._waiting.append(entry)
 
     def advance(self) -> list[Ended]:
         """Do the next piece of work, usually one step; return the requests that ended with it."""
@@ -102,19 +102,19 @@ class Requests:
         return ended
 
     def _cancel(self) -> Iterator[Ended]:
-        for each in [each for each in self._held if each.cancelled()]:
-            self._held.remove(each)
+        for each in [each for each in self._waiting if each.cancelled()]:
+            self._waiting.remove(each)
             yield _failed(each, CancelledError("cancelled before it started"))
 
     def _begin(self) -> list[Ended]:
         """Begin the first request, with an empty batch."""
-        if not self._held:
+        if not self._waiting:
             return []
-        first = self._held[0]
+        first = self._waiting[0]
         if first.reading is not None and not first.reading.done():
             wait([first.reading], _READ_SECONDS)
             return []
-        self._held.remove(first)
+        self._waiting.remove(first)
         self._batch = self._pipe = None
         request = first.request
         try:
@@ -135,20 +135,20 @@ class Requests:
 
     def _admit(self) -> list[Ended]:
         """Let held requests join, in the order of arrival."""
-        ended, before = list[Ended](), list[_Held]()
-        for each in [*self._held] if self._running and self._batch is not None else []:
+        ended, before = list[Ended](), list[_Entry]()
+        for each in [*self._waiting] if self._running and self._batch is not None else []:
             if any(other.overtaken >= MAX_OVERTAKES for other in before):
                 break
             if each.reading is not None and not each.reading.done():
                 continue
-            apart = each.request.model != self._model or each.request.kind == "train" or _has_passes(each.request)
-            if apart or each.tried == self._changes:
+            elsewhere = each.request.model != self._model or each.request.kind == "train" or _has_passes(each.request)
+            if elsewhere or each.tried == self._changes:
                 before.append(each)
                 continue
             try:
                 reason = self._join(each)
             except Exception as error:
-                self._held.remove(each)
+                self._waiting.remove(each)
                 ended.append(_failed(each, error))
                 continue
             if reason == FULL:
@@ -159,32 +159,32 @@ class Requests:
                 before.append(each)
                 continue
             self._mixed |= self._has_other_loras(each)
-            self._held.remove(each)
+            self._waiting.remove(each)
             for other in before:
                 other.overtaken += 1
         return ended
 
-    def _join(self, held: _Held) -> str:
+    def _join(self, entry: _Entry) -> str:
         assert self._batch is not None and self._pipe is not None
-        request = held.request
-        prepared = self._prepared(held, self._pipe)
+        request = entry.request
+        prepared = self._prepared(entry, self._pipe)
         if prepared.parts:
             return "its images have prompts of their own"
-        if held.member is None:
+        if entry.member is None:
             callbacks = Callbacks(
-                progress_events(held.emit), request.preview_every, held.cancelled, preview_first=request.preview_first
+                progress_events(entry.emit), request.preview_every, entry.cancelled, preview_first=request.preview_first
             )
-            held.member = Member(prepared, callbacks)
-        if reason := self._batch.join(held.member):
+            entry.member = Member(prepared, callbacks)
+        if reason := self._batch.join(entry.member):
             return reason
-        self._runner.open(held.request, held.emit)  # its adapters are in memory
-        self._running.append(held)
+        self._runner.open(entry.request, entry.emit)  # its adapters are in memory
+        self._running.append(entry)
         self._changes += 1
         return ""
 
-    def _has_other_loras(self, held: _Held) -> bool:
+    def _has_other_loras(self, entry: _Entry) -> bool:
         """Return whether LoRAs are all that keeps a request apart from the batch."""
-        member, others = held.member, [each.member for each in self._running if each is not held]
+        member, others = entry.member, [each.member for each in self._running if each is not entry]
         if member is None:
             return False
         own = stack_key(member.request.loras)
@@ -193,25 +193,26 @@ class Requests:
             for each in others
         )
 
-    def _prepared(self, held: _Held, pipe: Pipeline) -> PreparedRequest:
+    def _prepared(self, entry: _Entry, pipe: Pipeline) -> PreparedRequest:
         """Return a request as its pipeline prepares it, once."""
-        if held.prepared is None:
-            request = held.request
-            held.prepared = pipe.prepare(
+        if entry.prepared is None:
+            request = entry.request
+            entry.prepared = pipe.prepare(
                 GenerateConfig(**request.config), decode_png(request.inputs.get("init")),
                 decode_png(request.inputs.get("mask")), request.on_mismatch, LoraTable(request.loras),
+                reference_images(request.inputs),
             )  # fmt: skip
-        return held.prepared
+        return entry.prepared
 
-    def _leave(self, held: _Held) -> Ended:
-        member, pipe = held.member, self._pipe
+    def _leave(self, entry: _Entry) -> Ended:
+        member, pipe = entry.member, self._pipe
         assert member is not None and pipe is not None
         if member.error is not None:
-            return _failed(held, member.error)
+            return _failed(entry, member.error)
         seconds = time.perf_counter() - member.started
         return Ended(
-            held.request.job,
-            partial(finish_result, member.result, held.emit, pipe.model.lora_modules, seconds),
+            entry.request.job,
+            partial(finish_result, member.result, entry.emit, pipe.model.lora_modules, seconds),
         )
 
 
@@ -220,11 +221,11 @@ def _has_passes(request: RunRequest) -> bool:
     return request.sheet is not None or bool(request.config.get("upscale"))
 
 
-def _failed(held: _Held, error: Exception) -> Ended:
+def _failed(entry: _Entry, error: Exception) -> Ended:
     def finish() -> dict[str, Any]:
         raise error
 
-    return Ended(held.request.job, finish)
+    return Ended(entry.request.job, finish)
 
 
 def _read(pipe: Pipeline, files: list[str]) -> None:

@@ -29,6 +29,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
+from inweave.models.families.references import MOST_REFERENCES
 from inweave.ops.tensors.device import allocator_bytes, choose_device
 from inweave.serve.engine.contract import Cancelled, DeviceMemory, Emit, Residency, RunnerSettings, RunRequest
 from inweave.serve.engine.sheet_job import make_sheet
@@ -159,6 +160,7 @@ class Runner:
                 config,
                 init=init,
                 mask=mask,
+                references=reference_images(request.inputs),
                 progress=report,
                 preview_every=request.preview_every,
                 preview_first=request.preview_first,
@@ -223,6 +225,12 @@ def encode_png(image: Image.Image, record: Mapping[str, Any] | None = None) -> b
     content = io.BytesIO()
     image.save(content, format="PNG", pnginfo=png_text(record) if record is not None else None)
     return content.getvalue()
+
+
+def reference_images(inputs: Mapping[str, bytes]) -> list[Image.Image]:
+    """Return the reference images of a job in order."""
+    names = (f"reference-{number}" for number in range(1, MOST_REFERENCES + 1))
+    return [image for name in names if (image := decode_png(inputs.get(name))) is not None]
 
 
 def decode_png(content: bytes | None) -> Image.Image | None:

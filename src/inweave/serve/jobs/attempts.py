@@ -2,14 +2,16 @@
 
     claim          queued -> running, with a new random lease and the name of this web process as its holder
     write          events, results and ends of a running job are stored only under the lease of its row
-    keep alive     every web process states the time in ``processes``, by the clock of the database
-    recover        a job whose holder has stated nothing for ``lease_seconds`` is queued again, or fails
+    keep alive     every web process writes a new statement into ``processes``, the time of the database
+    recover        a job whose holder has made no new statement for ``lease_seconds`` is queued again, or fails
 
 A process that was stopped or cut off still has its old leases when it returns. Its rows have other ones by then, so
 what it writes changes nothing. A process that could not reach the database itself waits a whole lease before it
-judges others: they could not reach it either.
+judges others: they could not reach it either. How long a process has been silent is measured by the steady clock of the
+one that judges it, so the clock of the database may jump.
 
-The name of a process is in its data folder: after a restart it knows at once which jobs it was running.
+The name of a process is in its data folder: after a restart it knows at once which jobs it was running. A copy of the
+folder gets another name.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import secrets
 import threading
 import time
@@ -58,6 +61,7 @@ class JobAttempts(JobQueries):
         self._latest: dict[str, str] = {}  # job -> the lease of its latest claim by this process
         self._connected: float | None = None  # since when the database has answered, on the monotonic clock
         self._alive: float = 0.0  # when this process last stated that it lives, likewise
+        self._last_seen: dict[str, tuple[float, float]] = {}  # process -> (its last statement, when it was seen first)
         self._closing = threading.Event()
         self._beat: threading.Thread | None = None
 
@@ -231,9 +235,14 @@ class JobAttempts(JobQueries):
         )
         if self._connected is None or time_here - self._alive > self.lease_seconds:
             self._connected = time_here
+            self._last_seen.clear()
         self._alive = time.monotonic()
-        query = "SELECT id FROM processes WHERE alive >= ?"
-        alive = {row[0] for row in self._db.execute(query, now - self.lease_seconds).rows}
+        statements: dict[str, float] = dict(self._db.execute("SELECT id, alive FROM processes").rows)
+        self._last_seen = {
+            name: known if (known := self._last_seen.get(name)) and known[0] == statement else (statement, time_here)
+            for name, statement in statements.items()
+        }
+        alive = {name for name, (_, since) in self._last_seen.items() if time_here - since < self.lease_seconds}
         for job in self.jobs(states=("running",), limit=10_000):
             if job.holder == self.name:
                 if job.lease not in self._leases:  # a claim whose answer was lost
@@ -242,7 +251,9 @@ class JobAttempts(JobQueries):
                 cause = f"the web process that ran it has not answered for {self.lease_seconds:g} s"
                 log.warning("%s: %s", job.id, cause)
                 self.retry_or_fail(job.id, "worker_lost", cause, lease=job.lease)
-        self._db.execute("DELETE FROM processes WHERE alive < ?", now - max(FORGET_SECONDS, self.lease_seconds))
+        for name, (_, since) in self._last_seen.items():
+            if time_here - since > max(FORGET_SECONDS, self.lease_seconds):
+                self._db.execute("DELETE FROM processes WHERE id = ?", name)
 
     def begin_to_keep_alive(self) -> None:
         """Call `keep_alive` three times per lease, in a thread, until the store is closed."""
@@ -277,14 +288,23 @@ class JobAttempts(JobQueries):
             return True
         change = (
             "INSERT INTO settings VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value "
-            "WHERE CAST(settings.value AS DOUBLE PRECISION) <= ?"
+            "WHERE CAST(settings.value AS DOUBLE PRECISION) NOT BETWEEN ? AND ?"  # later than now: the clock went back
         )
-        return self._db.execute(change, f"turn:{work}", repr(now), now - seconds).changed == 1
+        return self._db.execute(change, f"turn:{work}", repr(now), now - seconds, now).changed == 1
 
 
 def _name_in(folder: Path) -> str:
-    """Return the name of the process that owns a folder; it stays the same over restarts."""
+    """Return the name of the process that owns a folder; it stays the same over restarts.
+
+    The file holds the name and its own inode: a copy of the folder, which may be used beside it, has another one.
+    """
     path = folder / "process"
-    if not path.is_file():
-        path.write_text(f"process-{secrets.token_hex(8)}\n")
-    return path.read_text().strip()
+    with contextlib.suppress(FileNotFoundError):
+        name, _, inode = path.read_text().strip().partition(" ")
+        if name and inode in ("", str(path.stat().st_ino)):  # earlier versions wrote the name alone
+            return name
+        path.unlink()
+    name = f"process-{secrets.token_hex(8)}"
+    with path.open("x") as file:
+        file.write(f"{name} {os.fstat(file.fileno()).st_ino}\n")
+    return name

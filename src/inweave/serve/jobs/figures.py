@@ -2,6 +2,8 @@
 
     inweave_job_wait_seconds{operation}            from submission to the first start
     inweave_job_run_seconds{operation,state}       from the last start to the end
+    inweave_job_loras_total{found}                 jobs with LoRAs that start; found: in the "memory" of their device,
+                                                   or on "disk"
     inweave_http_requests_total{method,route,status}, inweave_http_request_seconds{route}
     inweave_quota_refusals_total{account,quota}
 
@@ -35,6 +37,9 @@ class Figures:
             "inweave_job_run_seconds", "From the last start of a job to its end", ["operation", "state"],
             buckets=_JOB_BUCKETS, registry=self.registry,
         )  # fmt: skip
+        self._loras = Counter(
+            "inweave_job_loras", "Jobs with LoRAs, by where their device finds them", ["found"], registry=self.registry
+        )
         self._requests = Counter(
             "inweave_http_requests", "HTTP requests that were answered", ["method", "route", "status"],
             registry=self.registry,
@@ -56,6 +61,10 @@ class Figures:
         """Count a job that begins to run."""
         if job.attempts == 1 and job.started is not None:
             self._wait.labels(job.kind).observe(max(0.0, job.started - job.created))
+
+    def placed(self, in_memory: bool) -> None:
+        """Count a job with LoRAs that begins to run on a device that has them in memory, or has not."""
+        self._loras.labels("memory" if in_memory else "disk").inc()
 
     def ended(self, job: Job) -> None:
         """Count a job that ended on a device."""

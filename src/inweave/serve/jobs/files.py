@@ -1,7 +1,7 @@
 """The images of jobs, those of one job below its id.
 
-<job>/input-init.png, input-mask.png    its inputs
-<job>/0.png, 1.png, ...                 its results
+<job>/input-init.png, input-mask.png, input-reference-1.png    its inputs
+<job>/0.png, 1.png, ...                                        its results
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ from pydantic import ConfigDict, Field
 from inweave.checked import CheckedModel
 from inweave.errors import ConfigError, Problem, RequestError
 from inweave.generate.config import GenerateConfig
+from inweave.models.families.references import MOST_REFERENCES
 
 Operation = Literal["image_generation", "image_transform", "image_inpaint"]
 OnMismatch = Literal["error", "warn"]
 #: fields of a request that are not settings of the image
 _OWN = (
     "operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "gallery", "image", "mask_image",
-    "grid",
+    "references", "grid",
 )  # fmt: skip
 #: field names of rbee's clients, and fields that have no meaning for a single worker
 _ALIASES = {"kind": "operation", "init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
@@ -52,6 +53,9 @@ class ImageRequest(CheckedModel):
     gallery: bool = Field(default=True, description="whether the images stay in the gallery when the job has expired")
     image: str | None = Field(default=None, description="the image to start from, in base64 or by the id of an upload")
     mask_image: str | None = Field(default=None, description="white where to repaint, likewise")
+    references: tuple[str, ...] = Field(
+        default=(), max_length=MOST_REFERENCES, description="images that an edit model sees, in order, likewise"
+    )
     grid: Annotated[tuple[Annotated[str, Field(max_length=10_000)], ...], Field(max_length=2)] = Field(
         default=(),
         description="one or two axes, such as strength=0,0.5,1: the result is one sheet of an image for each value",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from inweave.errors import ConfigError, Problem
+from inweave.errors import ConfigError, Problem, amount
 from inweave.generate.config import GenerateConfig
 from inweave.models.samplers import ensure_schedule
 from inweave.serve.jobs.image_request import ImageRequest, png_size
@@ -66,6 +66,11 @@ class ImageJobs:
             body |= {"sheet": sheet.stored(_stored), "models": models}
         if names := {each.upscale.upscaler for each in configs if each.upscale is not None}:
             body["upscalers"] = await asyncio.to_thread(self._prompts.upscalers_of, names)
+        if request.references and len(request.references) > (most := await self._models.references(model)):
+            limit = f"reads up to {amount(most, 'reference image')}" if most else "reads no reference images"
+            raise ConfigError(Problem("references", f"{model} {limit}, got {len(request.references)}"))
+        if request.references and sheet is not None:
+            raise ConfigError(Problem("references", "a sheet takes no reference images; send a job for each value"))
         inputs = await self._inputs(request)
         submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)
         job, _ = await self._jobs.submit(submission)
@@ -91,10 +96,10 @@ class ImageJobs:
 
     async def _inputs(self, request: ImageRequest) -> dict[str, bytes]:
         """Return the images of a request by the names of their files."""
+        texts = [("init", "image", request.image), ("mask", "mask_image", request.mask_image)]
+        texts += [(f"reference-{number}", "references", text) for number, text in enumerate(request.references, 1)]
         inputs = {
-            f"{name}.png": await self._images.read(text, label)
-            for name, label, text in (("init", "image", request.image), ("mask", "mask_image", request.mask_image))
-            if text is not None
+            f"{name}.png": await self._images.read(text, label) for name, label, text in texts if text is not None
         }
         if "mask.png" in inputs:
             (width, height), (across, down) = (png_size(inputs[name]) for name in ("init.png", "mask.png"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from inweave.errors import InweaveError, MissingError
 from inweave.exchange.load import open_base
+from inweave.files.documents import read_json
+from inweave.files.paths import is_file
 from inweave.models import embedded
-from inweave.models.variants import find_variant
+from inweave.models.variants import find_variant, most_references
 
 
 class Models:
@@ -18,6 +21,7 @@ class Models:
         self._table = table
         self.names = tuple(table)
         self._bases: dict[str, str | None] = {}
+        self._references: dict[str, int] = {}
 
     def name(self, name: str | None) -> str:
         """Return the name of a model that may be used; None is the worker's own."""
@@ -55,7 +59,24 @@ class Models:
         defaults = None
         if variant is not None:
             defaults = {"size": variant.size, "steps": variant.steps, "guidance": variant.guidance}
-        return {"base": base, "defaults": defaults}
+        return {"base": base, "defaults": defaults, "references": await self.references(name)}
+
+    async def references(self, name: str) -> int:
+        """Return how many reference images a model reads; no weights are read."""
+        if name not in self._references:
+            where, base = self.location(name), await self.base(name)
+            self._references[name] = await asyncio.to_thread(_references, where, base)
+        return self._references[name]
+
+
+def _references(where: str, base: str | None) -> int:
+    index, pipeline = Path(where) / "model_index.json", ""
+    if is_file(index):
+        try:
+            pipeline = str(read_json(index).get("_class_name"))
+        except InweaveError:
+            return 0
+    return most_references(pipeline, where.rpartition("/")[2].removesuffix(".safetensors"), base)
 
 
 def _base_name(where: str) -> str | None:

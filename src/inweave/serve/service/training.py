@@ -24,8 +24,9 @@ from inweave.training.config.schema import TrainConfig
 #: settings that name files of this machine, or that the worker decides
 RESERVED = (
     *names_where(private=True), *ACCOUNT, "allow_download", "dataset", "model", "name", "parts", "start_from",
-    "tensorboard", "shard", "variant",
+    "tensorboard", "shard", "variant", "control",
 )  # fmt: skip
+_REFERENCE = re.compile(r"(?:^|\s)--ci(?:\s|$)", re.IGNORECASE)
 _FILE = re.compile(r".*\.(txt|toml|json)\s*", re.DOTALL | re.IGNORECASE)
 
 
@@ -35,8 +36,11 @@ def checked_settings(value: dict[str, Any]) -> dict[str, Any]:
     problems += limit_problems(value)
     prompts = value.get("sample_prompts", ())
     listed = [prompts] if isinstance(prompts, str) else prompts
-    if not isinstance(listed, list | tuple) or any(isinstance(each, str) and _FILE.fullmatch(each) for each in listed):
+    texts = [each for each in listed if isinstance(each, str)] if isinstance(listed, list | tuple) else [".txt"]
+    if any(map(_FILE.fullmatch, texts)):
         problems.append(Problem("sample_prompts", "pass a list of prompts, not a file"))
+    if any(map(_REFERENCE.search, texts)):
+        problems.append(Problem("sample_prompts", "--ci names a file of this machine; leave it out"))
     if value.get("dialect") == "peft":
         advice = "a PEFT adapter is a folder; train another dialect and convert the LoRA afterwards"
         problems.append(Problem("dialect", advice))

@@ -52,6 +52,11 @@ KINDS = {
     "extension": ValueKind(
         'a file extension such as ".txt"', lambda v: isinstance(v, str), lambda v: (normalize_extension(v),)
     ),
+    "folders": ValueKind(
+        "a folder or a list of folders",
+        lambda v: all(isinstance(each, str) and each for each in (v if isinstance(v, list) else [v])),
+        lambda v: (v,) if isinstance(v, str) else tuple(v),
+    ),
     "size": ValueKind(
         "a side or [width, height] in pixels", _is_size, lambda v: (v, v) if isinstance(v, int) else tuple(v)
     ),
@@ -85,6 +90,7 @@ class Subset:
     numbered: bool = toml_field("numbered_folders", False, "flag", "s")  # image_dir holds folders such as 10_name
     subfolders: bool = toml_field("include_subfolders", False, "flag")
     metadata: str = toml_field("metadata_file", "", "text", "s")  # lists the images of image_dir
+    control: tuple[str, ...] = toml_field("control", (), "folders")  # of reference images; see `data.references`
     caption_extensions: tuple[str, ...] = toml_field("caption_extension", (".txt", ".caption"), "extension")
     shuffle_tags: bool | None = toml_field("shuffle_caption", None, "flag")
     keep_tokens: int | None = toml_field("keep_tokens", None, "natural")

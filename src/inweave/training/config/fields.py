@@ -74,6 +74,9 @@ class TrainSettings(CheckedModel):
     )
     output: str = _dataset("out", "folder of adapters, checkpoints, logs and samples", resume="free", private=True)
     name: str = _dataset("lora", "file name of the adapter, without extension", resume="free", min_length=1)
+    control: tuple[str, ...] = _dataset(
+        (), "edit models: folders of reference images, matched by file name", task="image", resume="content"
+    )
     trigger: str | None = _dataset(None, "trigger word, put before every caption that lacks it", task="image")
     max_length: Annotated[int, Field(ge=2)] = _dataset(1024, "tokens of an example, at most", task="text")
 
@@ -179,13 +182,12 @@ class TrainSettings(CheckedModel):
     min_bucket: PixelSide = _images(256, "shortest bucket side")
     max_bucket: PixelSide | None = _images(None, "longest bucket side; none: twice the resolution")
     bucket_rule: Literal["inweave", "kohya", "musubi"] = _images("inweave", "the trainer whose rule chooses buckets")
+    reference_resolution: PixelSide | None = _images(None, "side of a square with a reference's area; none: resolution")
     upscale: bool = _images(False, "enlarge images that are smaller than their bucket")
     flip: bool = _images(False, "flip images horizontally at random")
     crop: Literal["center", "random"] = _images("center", "how images are cropped to their bucket: center or random")
 
-    caption_extensions: tuple[str, ...] = _captions(
-        (".txt", ".caption"), "extensions of caption files next to images, in order of preference"
-    )
+    caption_extensions: tuple[str, ...] = _captions((".txt", ".caption"), "extensions of caption files, the best first")
     caption: str | None = _captions(None, "one caption for all images that have none, which may be empty")
     caption_dropout: Fraction = _captions(0.0, "probability of an empty caption, which keeps guidance working")
     shuffle_tags: bool = _captions(False, "shuffle the tags of captions")
@@ -198,9 +200,7 @@ class TrainSettings(CheckedModel):
     wildcards: bool = _captions(True, "{a|b} and several captions are random choices; false: text, and the first one")
     caption_variants: PositiveInt = _captions(4, "number of shuffled variants cached per caption")
 
-    objective: Literal["auto", "epsilon", "v_prediction", "flow"] = _loss(
-        "auto", "prediction type: epsilon, v_prediction or flow; auto: the model's own"
-    )
+    objective: Literal["auto", "epsilon", "v_prediction", "flow"] = _loss("auto", "prediction; auto: the model's own")
     loss: Literal["mse", "l1", "huber", "smooth_l1"] = _loss(
         "mse", "mse, l1, huber (pseudo-Huber, robust against outliers) or smooth_l1"
     )

@@ -24,7 +24,7 @@ def normalize_setting(name: str, value: Any, annotation: Any) -> Any:
         raise ValueError(f"true or false has no meaning here, got {value}")
     if isinstance(value, str) and value.strip().lower() == "none" and is_cleared_by_none(annotation):
         return None
-    if name in ("sample_prompts", "caption_extensions") and isinstance(value, str):
+    if name in ("sample_prompts", "caption_extensions", "control") and isinstance(value, str):
         value = [value] if value else []
     if name == "caption_extensions" and isinstance(value, list | tuple):
         return tuple(f".{each}" if isinstance(each, str) and each[:1] != "." else each for each in value)

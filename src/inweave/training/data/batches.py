@@ -165,11 +165,12 @@ def arrange(
     seed: int = 0,
     lengths: Sequence[int] = (),
     whole: bool = False,
+    shapes: Sequence[Hashable] = (),
 ) -> tuple[list[BucketFit | None], Order]:
     """Return (how every example fits into its bucket, None if it is too small for any; the order of the run).
 
     ``lengths``: of the captions of every example, if they must be equal in a batch (`caption_lengths`); ``whole``:
-    without batches that are not full.
+    without batches that are not full; ``shapes``: what else must be equal in a batch.
     """
     if batch_size < 1:
         raise ConfigError(f"batch size {batch_size}: expected 1 or more")
@@ -189,7 +190,7 @@ def arrange(
         size = example.subset.batch_size or batch_size
         placements.append(placement)
         alike = (lengths[number],) if lengths and size > 1 else ()
-        slots.append((placement and placement.bucket, size, *alike))
+        slots.append((placement and placement.bucket, size, *alike, *shapes[number : number + 1]))
         sizes[slots[-1]] = size
     repeats = [each.repeats if place else 0 for each, place in zip(dataset.examples, placements, strict=True)]
     prior = tuple(example.regularization for example in dataset.examples)

@@ -26,6 +26,7 @@ from inweave.errors import FormatError
 from inweave.files.images import DATASET_FORMATS, has_more_frames, open_image, read_image
 from inweave.files.paths import printable_path
 from inweave.files.reading import read_bytes
+from inweave.models.families.references import ReferenceFit
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.buckets import BucketFit
 from inweave.training.data.types import Example
@@ -110,6 +111,17 @@ def load_image(
         image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
     pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
     return pixels, torch.from_numpy(np.asarray(mask, dtype=np.float32) / 255)
+
+
+def load_reference(path: Path, fit: ReferenceFit, *, flip: bool) -> torch.Tensor:
+    """Return a reference image as (3, height, width) in -1..1."""
+    import torch
+
+    left, top, width, height = fit.crop
+    image, _ = _on_white(read_image(path, formats=DATASET_FORMATS).image)
+    image = image.resize(fit.resized, Image.Resampling.LANCZOS).crop((left, top, left + width, top + height))
+    image = ImageOps.mirror(image) if flip else image
+    return torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
 
 
 def crop_box(place: BucketFit, number: int, key: str) -> Box:

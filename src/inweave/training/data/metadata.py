@@ -4,6 +4,8 @@
     metadata.csv     a line of column names, then one line per image: file_name,text
     meta.json        kohya's: {"a": {"caption": "...", "tags": "b, c"}}, by paths or by names without extension
 
+    {"file_name": "a.png", "control": ["b/a.png"]}     the references of an image; see `references`
+
 An image is in the folder, or below it. A path from another machine is that of the image of its name in the folder. Of
 kohya's two texts, the tags follow the caption.
 """
@@ -23,6 +25,7 @@ from inweave.files.paths import exists, is_file
 from inweave.files.reading import read_foreign_text
 from inweave.training.config.toml import SURROGATE
 from inweave.training.data.captions import MAX_CAPTIONS, caption_lines, foreign_text
+from inweave.training.data.references import columns
 
 #: names of files that list a folder's images, of which the first is read
 LISTS = ("metadata.jsonl", "metadata.csv")
@@ -49,11 +52,14 @@ def is_list(file: Path) -> bool:
 
 
 def read_metadata(
-    file: Path, encodings: dict[Path, str] | None = None, folder: Path | None = None
+    file: Path,
+    encodings: dict[Path, str] | None = None,
+    folder: Path | None = None,
+    references: dict[str, tuple[str, ...]] | None = None,
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Return ({file name: its captions}, problems by line) of the images in a folder, by default the file's own.
 
-    ``encodings`` receives the encoding of the file.
+    ``encodings`` receives the encoding of the file, ``references`` those that rows list.
     """
     folder = folder or file.parent
     rows: dict[str, tuple[str, ...]] = {}
@@ -84,6 +90,18 @@ def read_metadata(
             problems.append(f"{where}: {name} was listed before; put all its captions into one list")
         else:
             rows[name] = tuple(text for each in texts for text in caption_lines(each))
+            try:
+                listed = tuple(_moved(each, folder) for each in columns(row))
+            except FormatError as error:
+                problems.append(f"{where}: {error}")
+                continue
+            problems += [
+                f"{where}: {for_message(each)} is outside of the folder; move the image into it"
+                for each in listed
+                if not _is_inside(folder / each, allowed)
+            ]
+            if references is not None and listed:
+                references[name] = listed
     return rows, problems
 
 

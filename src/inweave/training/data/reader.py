@@ -19,39 +19,25 @@ captions without an image.
 
 from __future__ import annotations
 
-import functools
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, amount
-from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
-from inweave.training.config.dataset_toml import Subset, TableFolder, normalize_extension, read_tables
-from inweave.training.config.toml import parse_json, parse_toml, read_text_file
-from inweave.training.data.balance import balanced
-from inweave.training.data.captions import caption_file
+from inweave.files.paths import exists, is_file, is_folder, printable_path
+from inweave.training.config.dataset_toml import Subset, normalize_extension
+from inweave.training.config.toml import parse_json, read_text_file
 from inweave.training.data.images import ImageInfo, mask_orientation
-from inweave.training.data.metadata import LISTED, LISTS, is_list, is_listing, read_metadata, refuse_parquet
+from inweave.training.data.metadata import LISTED, LISTS, is_list, refuse_parquet
+from inweave.training.data.references import ReferenceImage
+from inweave.training.data.scanner import IMAGES, Scanner, split_folder
 from inweave.training.data.types import Dataset, Example, ReadReport
 from inweave.training.data.verdicts import OnFile, Verdicts
 from inweave.training.importers.folder_lists import tables_of_list
 
-IMAGES = (
-    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".tif", ".tiff", ".gif", ".heic", ".heif", ".hif", ".jfif",
-    ".jpe", ".apng",
-)  # fmt: skip
-UNSUPPORTED = (
-    ".jxl", ".psd", ".svg", ".jp2", ".j2k", ".tga", ".ico", ".ppm", ".pgm", ".exr", ".hdr", ".dng", ".cr2", ".cr3",
-    ".nef", ".arw", ".raf", ".xcf", ".kra",
-)  # fmt: skip
-MASK = "-masklabel.png"
 METADATA = LISTS[0]
-#: names of folders in a dataset whose images are not trained on, unless the folder is named or asked for
-OTHER_USES = ("masks", "model", "models", "log", "logs", "sample", "samples", "output", "reg")
 
 
 def read_dataset(
@@ -60,21 +46,24 @@ def read_dataset(
     caption: str | None = None,
     caption_extensions: Sequence[str] = (".txt", ".caption"),
     skip_unreadable: bool = False,
+    control: Sequence[str] = (),
     cache: Path | None = None,
     on_file: OnFile | None = None,
 ) -> Dataset:
     """Read and check a dataset; ``caption`` is for images without one, regularization images excepted.
 
-    ``path`` may be the tables of a dataset file; their paths start from the current folder. ``cache``: the folder of
+    ``path`` may be the tables of a dataset file; their paths start from the current folder. ``control``: folders of
+    reference images, where no table names its own. ``cache``: the folder of
     verdicts on files; ``on_file``: called with the number of files that are checked and of all.
     """
-    scanner, notes = _Scanner(), list[str]()
-    base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)))
+    scanner, notes = Scanner(), list[str]()
+    base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)), control=tuple(control))
     if isinstance(path, Mapping):
         tables, path = dict(path), Path()
         scanner.scan_tables(tables, path, base, "dataset")
     elif is_folder(path := Path(path)):
-        scanner.scan_tree(_split_folder(path, *scanner.entries(path)), base)
+        scanner.root = path
+        scanner.scan_tree(split_folder(path, *scanner.entries(path)), base)
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
     elif path.suffix.lower() == ".parquet":
@@ -93,7 +82,8 @@ def read_dataset(
         )
     scanner.note_unread_folders()
     masks = {each.mask for each in scanner.examples if isinstance(each.mask, Path)}
-    files = dict.fromkeys([*(each.path for each in scanner.examples), *sorted(masks)])
+    seen = [reference.path for each in scanner.examples for reference in each.references]
+    files = dict.fromkeys([*(each.path for each in scanner.examples), *sorted(masks), *seen])
     verdicts = Verdicts(cache)
     infos = verdicts.probe({file: file in masks for file in files}, on_file)
     unusable = dict(scanner.unreadable) | {file: info for file, info in infos.items() if isinstance(info, str)}
@@ -111,9 +101,13 @@ def read_dataset(
         info = infos[each.path]
         if isinstance(info, str) or each.path in mask_problems or each.mask in unusable:
             continue
+        if any(reference.path in unusable for reference in each.references):
+            continue
         mask = "alpha" if each.mask is None and info.has_alpha and each.subset.alpha_mask else each.mask
         captions = each.captions or ((caption,) if caption is not None and not each.regularization else ())
         example = replace(each, size=info.size, sha256=info.sha256, mask=mask, captions=captions)
+        if each.references:
+            example = replace(example, references=tuple(_probed(reference, infos) for reference in each.references))
         if mask == "alpha":
             example = replace(example, mask_is_black=info.black)
         elif mask is not None and isinstance(mask_info := infos[mask], ImageInfo):
@@ -147,6 +141,12 @@ def read_dataset(
     return Dataset(tuple(examples), report)
 
 
+def _probed(reference: ReferenceImage, infos: Mapping[Path, ImageInfo | str]) -> ReferenceImage:
+    info = infos[reference.path]
+    assert isinstance(info, ImageInfo)
+    return replace(reference, size=info.size, sha256=info.sha256)
+
+
 def _mask_problem(example: Example, infos: Mapping[Path, ImageInfo | str]) -> str | None:
     """Return what is wrong with the shape of an image's mask; unreadable files are reported elsewhere."""
     image, mask = infos[example.path], infos[example.mask] if isinstance(example.mask, Path) else ""
@@ -162,14 +162,14 @@ def _mask_problem(example: Example, infos: Mapping[Path, ImageInfo | str]) -> st
     )
 
 
-def _same_captions(scanner: _Scanner) -> tuple[tuple[Path, ...], ...]:
+def _same_captions(scanner: Scanner) -> tuple[tuple[Path, ...], ...]:
     """Group images with the same captions from different places."""
     shared = [set(users) for users in scanner.caption_users.values()]
     groups = [group for group in scanner.written.values() if len(group) > 1 and set(group) not in shared]
     return tuple(tuple(group) for group in groups)
 
 
-def _ensure_trainable(path: Path, scanner: _Scanner, examples: list[Example]) -> None:
+def _ensure_trainable(path: Path, scanner: Scanner, examples: list[Example]) -> None:
     subjects = [example for example in examples if not example.regularization]
     others = [*scanner.ignored, *scanner.unsupported_formats][:5]
     unread = f"; not read: {', '.join(map(printable_path, others))}" if others else ""
@@ -184,211 +184,3 @@ def _ensure_trainable(path: Path, scanner: _Scanner, examples: list[Example]) ->
             f'files next to {printable_path(subjects[0].path)} and the others, for "text" or "caption" in {METADATA}, '
             "and for words in folder names like '10_name'; write captions, or set `caption`, one for all images"
         )
-
-
-class _Scanner:
-    """Finds the files of a dataset, before any image is opened."""
-
-    def __init__(self) -> None:
-        self.examples: list[Example] = []
-        self.unreadable: list[tuple[Path, str]] = []
-        self.ignored: list[Path] = []
-        self.unsupported_formats: list[Path] = []
-        self.orphan_captions: list[Path] = []
-        self.other_files: list[Path] = []
-        self.encodings: dict[Path, str] = {}  # of caption files
-        self.caption_users: dict[Path, dict[Path, None]] = {}  # images by the file their captions are from
-        self.written: dict[tuple[str, ...], dict[Path, None]] = {}  # images by their own captions
-        self.folders: dict[Path, bool] = {}  # True if a metadata file lists its part of the dataset
-        self.entries = functools.cache(_entries)
-
-    def scan_tree(self, folder: Path, subset: Subset) -> None:
-        before, project, plain = len(self.examples), False, True
-        listed = self.scan_folder(folder, subset)
-        for sub in self.entries(folder)[1]:
-            numbered = _numbered(sub)
-            plain = plain and not numbered
-            if sub.name == "img" and not listed and any(map(_numbered, self.entries(sub)[1])):
-                project = True
-                self.scan_tree(sub, subset)
-            elif sub.name == "reg" and not subset.regularization:
-                self.scan_tree(sub, replace(subset, regularization=True))
-            elif listed:
-                continue  # the metadata file lists the images of subfolders too
-            elif numbered and int(numbered[1]):
-                self.scan_folder(sub, replace(subset, repeats=int(numbered[1]), class_tokens=numbered[2].strip()))
-        plain = plain and not (project or listed or subset.numbered or subset.regularization)
-        if plain and len(self.examples) + len(self.unreadable) == before:
-            self.scan_below(folder, subset, choose=True)
-        if project:
-            self.examples[before:], left_out = balanced(self.examples[before:])
-            self.ignored += [example.path for example in left_out]
-
-    def scan_below(self, folder: Path, subset: Subset, *, choose: bool = False) -> None:
-        """Add the images of all folders below one that was read, whatever other tables read of them.
-
-        A folder that links lead to is read once. With ``choose``, folders of another use are left out.
-        """
-        read = {folder.resolve(): False}  # True if a metadata file lists the images below
-        for here, folders, _ in os.walk(folder, onerror=lambda error: self.ignored.append(Path(error.filename))):
-            subs = sorted(
-                (Path(here, name) for name in folders if name[0] != "."), key=lambda sub: (sub.is_symlink(), sub)
-            )
-            folders.clear()
-            for sub in subs:
-                if choose and (_numbered(sub) or sub.name.lower() in OTHER_USES):
-                    continue
-                if (place := sub.resolve()) not in read:
-                    read[place] = self.scan_folder(sub, subset)
-                if not read[place]:
-                    folders.append(sub.name)
-
-    def scan_folder(self, folder: Path, subset: Subset, metadata: Path | None = None) -> bool:
-        """Add the images of one folder; returns whether a metadata file lists them."""
-        files, folder_name = self.entries(folder)[0], folder.resolve().name
-        names = {path.name.lower(): path for path in files} | {path.name: path for path in files}
-        rows: dict[Path, tuple[str, ...] | None] = {path: None for path in files if _is_image(path)}
-        masks = {path for path in files if path.name.lower().endswith(MASK)}
-        metadata = metadata or next((names[each] for each in LISTS if each in names and is_listing(names[each])), None)
-        listed = self.folders[folder] = metadata is not None
-        may_have_masks = listed or bool(masks)  # listed images may be in other folders
-        if metadata is not None:
-            entries, problems = read_metadata(metadata, self.encodings, folder)
-            self.unreadable += [(metadata, "; ".join(problems))] if problems else []
-            chosen = {folder / name: captions for name, captions in entries.items()}
-            self.ignored += [path for path in rows if path not in chosen]
-            rows = dict(chosen)
-        unsupported = [path for path in files if path.suffix.lower() in UNSUPPORTED and path not in rows]
-        self.unsupported_formats += unsupported
-        if not listed:
-            self.orphan_captions += _orphan_captions(files, [*rows, *unsupported], subset.caption_extensions)
-        read = {*rows, *masks, *unsupported, *self.orphan_captions, *self.ignored, metadata}
-        endings = () if listed else tuple(each.lower() for each in subset.caption_extensions)
-        self.other_files += [path for path in files if path not in read and not path.name.lower().endswith(endings)]
-        for path, row in rows.items():
-            try:
-                captions = self._sidecar(path, names, subset) if row is None else row
-            except FormatError as error:
-                self.unreadable.append((path, str(error)))
-                continue
-            if captions and not subset.regularization:
-                self.written.setdefault(captions, {})[path] = None
-            captions = captions or ((subset.class_tokens,) if subset.class_tokens else ())
-            mask = path.with_name(path.stem + MASK) if may_have_masks else None
-            masks -= {mask}
-            self.examples.append(
-                Example(
-                    path, captions, subset.repeats, (0, 0), mask if mask and is_file(mask) else None,
-                    subset.regularization, "", subset, folder_name,
-                )
-            )  # fmt: skip
-        self.ignored += sorted(masks)
-        return listed
-
-    def _sidecar(self, path: Path, names: Mapping[str, Path], subset: Subset) -> tuple[str, ...]:
-        captions, file, encoding = caption_file(path, names, subset.caption_extensions)
-        if file is not None:
-            self.encodings[file] = encoding
-            self.caption_users.setdefault(file, {})[path] = None
-        return captions
-
-    def note_unread_folders(self) -> None:
-        """List folders with images below those that were read: the topmost of each branch, by file names alone."""
-        known = {folder.resolve() for folder in self.folders}
-        below = [sub for folder, listed in self.folders.items() if not listed for sub in self.entries(folder)[1]]
-        for top in below:
-            walk = os.walk(top, onerror=lambda error: self.ignored.append(Path(error.filename)))
-            for here, folders, files in walk:
-                if Path(here).resolve() in known:
-                    folders.clear()
-                elif any(name[0] != "." and _is_image(Path(name), (*IMAGES, *UNSUPPORTED)) for name in files):
-                    self.ignored.append(Path(here))
-                    folders.clear()
-                folders[:] = sorted(name for name in folders if name[0] != ".")
-
-    def scan_toml(self, file: Path, base: Subset) -> None:
-        """Read a dataset file; inner tables override outer ones."""
-        try:
-            data = parse_toml(read_text_file(file), printable_path(file))
-        except ConfigError as error:
-            raise FormatError(f"{error} (not a readable TOML file)") from None
-        self.scan_tables(data, file.parent, base, printable_path(file))
-
-    def scan_tables(self, data: dict[str, Any], root: Path, base: Subset, where_from: str) -> None:
-        """Read the tables of a dataset file, whose paths start at ``root``."""
-        datasets, problems = read_tables(data, base)
-        for folders in datasets:
-            before = len(self.examples)
-            for each in folders:
-                self._scan_subset(root, each, problems)
-            if folders and folders[0].subset.balance:
-                self.examples[before:], left_out = balanced(self.examples[before:])
-                self.ignored += [example.path for example in left_out]
-        if problems:
-            raise ConfigError([f"{where_from}: {problem}" for problem in problems])
-
-    def _scan_subset(self, root: Path, entry: TableFolder, problems: list[str]) -> None:
-        folder, where, subset = root / expand_home(entry.image_dir), entry.where, entry.subset
-        if not is_folder(folder):
-            problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(entry.image_dir)}")
-            return
-        before = len(self.examples) + len(self.unreadable)
-        if subset.numbered:
-            self.scan_tree(folder, subset)
-        elif not self.scan_folder(folder, subset, self._listing(root, entry, problems)) and subset.subfolders:
-            self.scan_below(folder, subset)
-        if len(self.examples) + len(self.unreadable) == before:
-            subs = ", ".join(sub.name for sub in self.entries(folder)[1][:3])
-            hint = f"; it has subfolders ({subs}), and each needs a table of its own" if subs else ""
-            problems.append(f"{where}.image_dir: no {', '.join(IMAGES)} in {printable_path(folder)}{hint}")
-
-    def _listing(self, root: Path, entry: TableFolder, problems: list[str]) -> Path | None:
-        """Return the file that lists the images of a subset, if it names one."""
-        if not entry.subset.metadata:
-            return None
-        file = root / expand_home(entry.subset.metadata)
-        if file.suffix.lower() in LISTED and is_file(file):
-            return file
-        expected = f"expected the path of a {', '.join(LISTED)} file"
-        problems.append(f"{entry.where}.metadata_file: {expected}, got {for_message(entry.subset.metadata)}")
-        return None
-
-
-def _numbered(folder: Path) -> re.Match[str] | None:
-    """Return (repeats, words) of the name of a folder such as 10_name."""
-    return re.fullmatch(r"([0-9]{1,6})_(.*)", folder.name, re.DOTALL)
-
-
-def _split_folder(folder: Path, files: Sequence[Path], folders: Sequence[Path]) -> Path:
-    """Return the train/ of an imagefolder's root, which has no images itself; else the folder."""
-    plain = any(_is_image(path) or is_listing(path) for path in files)
-    known = {sub.name: sub for sub in folders}
-    numbered = any(re.fullmatch(r"[0-9]{1,6}_.*", name, re.DOTALL) for name in known)
-    return folder if plain or numbered else known.get("train", folder)
-
-
-def _is_image(path: Path, extensions: tuple[str, ...] = IMAGES) -> bool:
-    return path.suffix.lower() in extensions and not path.name.lower().endswith(MASK)
-
-
-def _orphan_captions(files: Iterable[Path], images: Iterable[Path], extensions: Sequence[str]) -> list[Path]:
-    """Return files with a caption's extension that belong to no image."""
-    endings = tuple(extension.lower() for extension in extensions)
-    expected = {(name + ending).lower() for path in images for name in (path.stem, path.name) for ending in endings}
-    return [path for path in files if path.name.lower().endswith(endings) and path.name.lower() not in expected]
-
-
-def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return (files, folders) ordered by name, without hidden ones; a broken link counts as a file."""
-    try:
-        with os.scandir(folder) as listing:  # which says what is a folder without another look at each
-            names = sorted(
-                (entry.name, is_folder(entry) if entry.is_symlink() else entry.is_dir())
-                for entry in listing if entry.name[0] != "."
-            )  # fmt: skip
-    except OSError as error:
-        raise FormatError(f"{printable_path(folder)}: the folder cannot be listed: {error.strerror}") from None
-    entries: tuple[list[Path], list[Path]] = ([], [])
-    for name, inside in names:
-        entries[inside].append(folder / name)
-    return entries

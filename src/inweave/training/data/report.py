@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class DatasetReport:
     regularization: int
     repeated: int  # per epoch, with repeats
     masks: int
+    references: dict[str, int]  # images by the number of their reference images; nothing without any
     captions: int  # texts
     several_captions: int
     buckets: dict[str, int]  # by size
@@ -63,6 +64,7 @@ class DatasetReport:
         first = f"{amount(self.images, 'image')}, {self.repeated} per epoch with repeats"
         first += f"; {self.regularization} of them for regularization" if self.regularization else ""
         first += f"; {self.masks} with masks" if self.masks else ""
+        first += "".join(f"; {count} with {number} of reference" for number, count in self.references.items())
         return [
             first,
             f"{amount(self.captions, 'caption')}; images with several: {self.several_captions}",
@@ -137,11 +139,12 @@ def check_dataset(
     masked_loss: bool | None = None,
     lengths: Sequence[int] = (),
     whole: bool = False,
+    shapes: Sequence[Hashable] = (),
     held_out: Callable[[list[BucketFit | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
     """Return the report on a dataset in a run of these settings; ``accumulation``: micro-batches of all processes.
 
-    Without ``masked_loss`` unused masks are not reported; ``lengths`` and ``whole``: see `arrange`.
+    Without ``masked_loss`` unused masks are not reported; ``lengths``, ``whole`` and ``shapes``: see `arrange`.
     """
     if accumulation < 1 or (epochs is None) == (steps is None) or (epochs or steps or 0) < 1:
         raise ConfigError(
@@ -149,7 +152,7 @@ def check_dataset(
             "either epochs or steps, of 1 or more"
         )
     examples = dataset.examples
-    placements, order = arrange(dataset, rules, batch_size=batch_size, lengths=lengths, whole=whole)
+    placements, order = arrange(dataset, rules, batch_size=batch_size, lengths=lengths, whole=whole, shapes=shapes)
     order = order.without(held_out(placements))
     pairs = [(example, place) for example, place in zip(examples, placements, strict=True) if place]
     cropped = [place.cropped_fraction for _, place in pairs]
@@ -161,6 +164,7 @@ def check_dataset(
         regularization=sum(example.regularization for example in examples),
         repeated=sum(order.repeats),
         masks=len(masked),
+        references=_reference_counts(examples),
         captions=sum(len(example.captions) for example in examples),
         several_captions=sum(len(example.captions) > 1 for example in examples),
         buckets={str(bucket): count for bucket, count in sorted(Counter(place.bucket for _, place in pairs).items())},
@@ -184,6 +188,11 @@ def check_dataset(
         encodings={printable_path(file): name for file, name in report.encodings},
         **{name: _names(getattr(report, name)) for name in _PATHS},
     )
+
+
+def _reference_counts(examples: Iterable[Example]) -> dict[str, int]:
+    counts = Counter(len(example.references) for example in examples)
+    return {str(number): count for number, count in sorted(counts.items())} if counts.keys() - {0} else {}
 
 
 def _names(paths: Iterable[Path]) -> list[str]:

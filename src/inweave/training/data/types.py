@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from inweave.training.config.dataset_toml import Subset
 from inweave.training.config.schema import TrainConfig
+from inweave.training.data.references import ReferenceImage
 
 
 def subset_defaults(config: TrainConfig) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
 def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a subset, with the run's filled in, for a fingerprint of the data."""
     fields = asdict(with_defaults(subset, defaults))
-    for name in ("numbered", "balance", "subfolders", "metadata"):
+    for name in ("numbered", "balance", "subfolders", "metadata", "control"):
         del fields[name]  # the place of images and their repeats, not their content
     return fields
 
@@ -48,6 +49,7 @@ class Example:
     folder: str  # the name under which its tags are counted
     mask_orientation: int = 1  # EXIF orientation that aligns the mask's file with the image
     mask_is_black: bool = False
+    references: tuple[ReferenceImage, ...] = ()  # of an edit model, in order
 
 
 @dataclass(frozen=True, slots=True)

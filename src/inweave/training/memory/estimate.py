@@ -83,6 +83,7 @@ class Measurements:
 
     ``side``: of the largest images, if the dataset overrides the resolution of the configuration.
     ``chunks``: the text encoder's chunks of the longest caption.
+    ``references``: sizes of the reference images of an example, those with the most pixels.
     ``device``: to plan for, in place of the one of the configuration.
     """
 
@@ -93,12 +94,13 @@ class Measurements:
         side: int | None = None,
         chunks: int = 1,
         device: torch.device | None = None,
+        references: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self.device = device or choose_device(config.device)
         self._language = model if isinstance(model, LanguageModelSpec) else None
         self.blueprint: Blueprint | None = model if isinstance(model, Blueprint) else getattr(model, "blueprint", None)
         self.own: torch.dtype = getattr(model, "dtype", None) or DTYPES.get(config.precision, torch.bfloat16)
-        self._config, self._side, self._chunks = config, side, chunks
+        self._config, self._side, self._chunks, self._references = config, side, chunks, references
         self._cache: dict[tuple[torch.dtype, str, str, bool], Measured] = {}
         self._stored: dict[tuple[str, torch.dtype], Measured] = {}
 
@@ -140,8 +142,9 @@ class Measurements:
         same = (dtype, config.quantize)
         known = next((each for key, each in self._cache.items() if (key[0], key[2]) == same), None)
         return measure(
-            self.blueprint, at_size, dtype, checkpoint, backward=backward, chunks=self._chunks, fused=fused, known=known
-        )
+            self.blueprint, at_size, dtype, checkpoint, backward=backward, chunks=self._chunks, fused=fused,
+            known=known, references=self._references,
+        )  # fmt: skip
 
 
 def moves_inputs(config: TrainConfig) -> bool:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from inweave.models import vae
 from inweave.models.blank import blank
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
+from inweave.models.families.references import reference_tensors
 from inweave.models.model import Model
 from inweave.models.quantization import quantize_layers, quantized_names
 from inweave.ops.quantized import QuantizedLayer
@@ -67,11 +69,12 @@ def measure(
     chunks: int = 1,
     fused: bool = False,
     known: Measured | None = None,
+    references: tuple[tuple[int, int], ...] = (),
 ) -> Measured:
     """Run one example forward; ``backward``: and backward, which adds memory only if activations are recomputed.
 
     ``chunks``: the text encoder's chunks of a caption. ``fused``: with the blocks that train on a GPU. ``known``: the
-    same with other checkpointing, whose operations and encoding are the same.
+    same with other checkpointing, whose operations and encoding are the same. ``references``: sizes of its references.
     """
     model, stored = _stored(blueprint, config.quantize, dtype)
     trained = trained_networks(model, config)
@@ -87,7 +90,8 @@ def measure(
     side = (config.side or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
     counter = WorkCounter() if known is None else None
-    activations = peak_bytes(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
+    step = partial(_step, model, config, (side, chunks), counter, backward=backward, references=references)
+    activations = peak_bytes(step, everything)
     if known is not None:
         return replace(
             known, weights=stored.weights, parameters=parameters, activations=activations, scratch=scratch,
@@ -213,13 +217,21 @@ def _encode(model: Model, side: int) -> None:
 
 
 def _step(
-    model: Model, config: TrainConfig, sizes: tuple[int, int], counter: WorkCounter | None, *, backward: bool
+    model: Model,
+    config: TrainConfig,
+    sizes: tuple[int, int],
+    counter: WorkCounter | None,
+    *,
+    backward: bool,
+    references: tuple[tuple[int, int], ...] = (),
 ) -> None:
     side, chunks = sizes
     family = model.family
     latents = torch.empty(model.latent_space.shape(side, side), dtype=model.dtype, device=_META)
     with torch.set_grad_enabled(config.train_text_encoders):
         text = family.encode(model, family.example_ids(model, chunks, _META), config.clip_skip)
+    shapes = (model.latent_space.shape(*size) for size in references)
+    text |= reference_tensors([torch.empty(shape, dtype=model.dtype, device=_META) for shape in shapes])
     inputs = family.batch_inputs(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
     with counter or nullcontext():
         prediction = family.denoise(model, latents, torch.empty(1, device=_META), inputs)

@@ -11,6 +11,7 @@ A prompt is its text followed by flags, as kohya's scripts read them, in any ord
 
     --n TEXT  negative prompt        --d SEED   0 or more              --s STEPS
     --w, --h  width and height       --l SCALE  of the guidance        --ss SAMPLER
+    --ci FILE  a reference image of an edit model; repeat it for more
 
 The text may be empty: such a sample shows the effect of the adapter by itself.
 
@@ -38,11 +39,12 @@ from inweave.training.config.toml import at_most, parse_json, parse_toml, read_t
 #: flag of a line -> field of a request
 FLAGS = {
     "n": "negative_prompt", "w": "width", "h": "height", "d": "seed", "l": "guidance", "s": "steps", "ss": "sampler",
+    "ci": "references",
 }  # fmt: skip
 #: the same for the keys of a table
 KEYS = {
     "prompt": "prompt", "negative_prompt": "negative_prompt", "width": "width", "height": "height", "seed": "seed",
-    "scale": "guidance", "sample_steps": "steps", "sample_sampler": "sampler",
+    "control_image_path": "references", "scale": "guidance", "sample_steps": "steps", "sample_sampler": "sampler",
 }  # fmt: skip
 FILES = (".txt", ".toml", ".json")
 _FLAG = re.compile(r"(?:^|\s+)--(?=[A-Za-z])")
@@ -91,7 +93,7 @@ def read_line(line: str) -> Fields:
         if field is None:
             known = ", ".join(f"--{flag} ({target})" for flag, target in FLAGS.items())
             problems.append(f"--{name}: unknown flag; known flags are {known}")
-        elif field in fields:
+        elif field in fields and field != "references":
             problems.append(f"--{name} ({field}): appears twice")
         else:
             _put(fields, field, f"--{name} ({field})", value.strip(), problems)
@@ -119,7 +121,11 @@ def _put(fields: Fields, field: str, label: str, value: Any, problems: list[str]
     expected = (
         "a whole number of 0 or more" if field in ("width", "height", "seed", "steps") else "a number of 0 or more"
     )
-    if field in ("prompt", "negative_prompt", "sampler"):
+    if field == "references":
+        value = value if isinstance(value, list) else [value]
+        expected, fits = "an image file, or a list of them", all(isinstance(each, str) and each for each in value)
+        value = (*fields.get(field, (label, ()))[1], *value)
+    elif field in ("prompt", "negative_prompt", "sampler"):
         expected, fits = "text", isinstance(value, str) and (bool(value) or field == "prompt")
     elif isinstance(value, str):
         pattern = r"[0-9]{1,30}" if "whole" in expected else r"[0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30}"

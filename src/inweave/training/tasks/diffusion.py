@@ -30,6 +30,7 @@ from inweave.errors import ConfigError
 from inweave.layers import disabled
 from inweave.models import vae
 from inweave.models.families.base import ENCODERS, Tensors, on_encoders
+from inweave.models.families.references import ReferenceFit, pop_references, reference_tensors
 from inweave.models.model import Model
 from inweave.models.offload import Offloader
 from inweave.ops.tensors.oom import oom_hint
@@ -41,10 +42,12 @@ from inweave.training.data.buckets import BucketFit
 from inweave.training.data.cache import TensorCache
 from inweave.training.data.captions import choose_caption, tag_frequency
 from inweave.training.data.digests import encoder_digests, network_digests
-from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
+from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, load_reference, mask_key, uses_mask
+from inweave.training.data.references import ReferenceImage
 from inweave.training.data.types import Dataset, fingerprint_fields, subset_defaults, with_defaults
 from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
 from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
+from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems
 from inweave.weights.streaming.stream import BlockStream
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
@@ -71,6 +74,10 @@ class DiffusionTask:
         self._lengths = caption_lengths.example_lengths(self.captions, self._chunks)
         self.chunks = max(self._lengths, default=1)
         self.batch_lengths = caption_lengths.batch_lengths(model, self._lengths)
+        if problems := reference_problems(model, config, self.examples):
+            raise ConfigError(problems)
+        self.reference_fits = reference_fits(model, config, self.examples)
+        self.batch_shapes = batch_shapes(model, config, self.examples)
         self.places, order = arrange(
             dataset,
             self.rules,
@@ -78,9 +85,10 @@ class DiffusionTask:
             seed=config.seed,
             lengths=self.batch_lengths,
             whole=config.drop_incomplete,
+            shapes=self.batch_shapes,
         )
         out = held_out(self.examples, self.places, config)
-        self.held_out = batches_of(sorted(out), self.places, self.batch_lengths, config.batch_size)
+        self.held_out = batches_of(sorted(out), self.places, self.batch_lengths, config.batch_size, self.batch_shapes)
         self.order = order.without(out)
         if problems := batch_problems(model, config, self.examples, self.places, self.order.repeats):
             raise ConfigError(problems)
@@ -114,6 +122,7 @@ class DiffusionTask:
             self.offloader.keep_only({"vae"})
         for number, (example, flip, crop) in enumerate(jobs):
             self._latents(example, flip, crop)
+            self._references(example, flip)
             if on_progress is not None:
                 on_progress("encoding images", number + 1, total)
         if staged and (texts or with_encoders):
@@ -131,11 +140,14 @@ class DiffusionTask:
         """Return latents, noise, times and text of a batch, on the host."""
         latents, noises, times, masks, texts, sizes, weights = [], [], [], [], [], [], []
         perturbations: list[torch.Tensor] = []
+        references: list[list[torch.Tensor]] = []
         for number, generator in zip(batch, generators, strict=True):
             example = self.examples[number]
             view, drop, pick = torch.rand(3, generator=generator).tolist()
             views = self._views(number)
-            encoded = self._latents(number, *views[min(int(view * len(views)), len(views) - 1)])
+            flip, crop = views[min(int(view * len(views)), len(views) - 1)]
+            encoded = self._latents(number, flip, crop)
+            references.append(self._references(number, flip))
             shape = (1, *encoded["mean"].shape)
             eps = torch.randn(encoded["mean"].shape, generator=generator)
             latents.append(encoded["mean"] + encoded["std"] * eps)
@@ -161,7 +173,10 @@ class DiffusionTask:
             inputs["prior"] = prior
         longest = max(self._lengths[number] for number in batch)
         rows = [self._text(text, longest) for text in texts]
-        return inputs | {f"text.{name}": value for name, value in self.model.family.join_text(rows).items()}
+        text = self.model.family.join_text(rows) | reference_tensors(
+            [torch.stack(each) for each in zip(*references, strict=True)]
+        )
+        return inputs | {f"text.{name}": value for name, value in text.items()}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
         """Return the loss of the denoiser's prediction against the objective's target, or the base's prediction."""
@@ -182,7 +197,8 @@ class DiffusionTask:
         model, family = self.model, self.model.family
         text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
         if self.trains_text:
-            text = family.encode(model, text, self.config.clip_skip)
+            references = reference_tensors(pop_references(text))
+            text = family.encode(model, text, self.config.clip_skip) | references
         conditioning = family.batch_inputs(model, text, inputs["sizes"], noisy.shape, self.config.guidance)
         return family.denoise(model, noisy.to(model.dtype), self.objective.timestep(inputs["times"]), conditioning)
 
@@ -217,6 +233,27 @@ class DiffusionTask:
             offset = place.resized[0] - left - width if flip else left  # in the image as the model sees it
             sizes = torch.tensor([example.size[1], example.size[0], top, offset, height, width], dtype=torch.float32)
             return {"mean": mean, "std": std, "mask": small, "sizes": sizes}
+
+        return self.cache.get(key, make) if self.config.cache_latents else make()
+
+    def _references(self, number: int, flip: bool) -> list[torch.Tensor]:
+        """Return the latents of the references of an example, mirrored with it."""
+        return [
+            self._reference(reference, fit, flip)["mean"]
+            for reference, fit in zip(self.examples[number].references, self.reference_fits[number], strict=True)
+        ]
+
+    def _reference(self, reference: ReferenceImage, fit: ReferenceFit, flip: bool) -> Tensors:
+        key = {
+            "reference": reference.sha256, "resized": fit.resized, "crop": fit.crop, "flip": flip,
+            "vae": self._identity["vae"],
+        }  # fmt: skip
+
+        def make() -> Tensors:
+            image = load_reference(reference.path, fit, flip=flip)
+            hint = oom_hint(f"encode {reference.path}", "lower `reference_resolution`")
+            with hint, torch.no_grad():
+                return {"mean": vae.encode(self.model.vae, image[None], None)[0].float().cpu()}
 
         return self.cache.get(key, make) if self.config.cache_latents else make()
 
@@ -306,6 +343,8 @@ class DiffusionTask:
             fit = [str(place.bucket), place.crop] if place else None
             fields = fingerprint_fields(e.subset, self._defaults)
             entries.append([e.sha256, e.captions, e.repeats, e.regularization, fields, mask, fit])
+            if e.references:
+                entries[-1].append([each.sha256 for each in e.references])
         return hashlib.sha256(json.dumps(entries, default=str).encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:

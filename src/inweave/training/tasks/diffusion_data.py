@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -77,11 +77,16 @@ def held_out(examples: Sequence[Example], places: Sequence[BucketFit | None], co
 
 
 def batches_of(
-    numbers: Sequence[int], places: Sequence[BucketFit | None], lengths: Sequence[int], size: int
+    numbers: Sequence[int],
+    places: Sequence[BucketFit | None],
+    lengths: Sequence[int],
+    size: int,
+    shapes: Sequence[Hashable] = (),
 ) -> list[tuple[int, ...]]:
-    """Return batches of these examples, each from one bucket and with captions of one length."""
+    """Return batches of these examples, each from one bucket and with captions of one length, and one of ``shapes``."""
     by_bucket: dict[object, list[int]] = {}
     for number in numbers:
         if (place := places[number]) is not None:
-            by_bucket.setdefault((place.bucket, *lengths[number : number + 1]), []).append(number)
+            alike = (*lengths[number : number + 1], *shapes[number : number + 1])
+            by_bucket.setdefault((place.bucket, *alike), []).append(number)
     return [tuple(row[i : i + size]) for row in by_bucket.values() for i in range(0, len(row), size)]

@@ -51,6 +51,7 @@ from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
 from inweave.training.tasks.offload import stream_network
+from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems
 from inweave.weights.hold import Quantized
 
 
@@ -78,7 +79,9 @@ class DiffusionSetup:
     @property
     def measurements(self) -> Measurements:
         side = largest_side(self.config, self._blueprint, self.dataset)
-        return Measurements(self._blueprint, self.config, side, chunks=max(self._captions[0]))
+        fits = reference_fits(self._blank(self.config), self.config, self.dataset.examples)
+        references = max((tuple(fit.size for fit in each) for each in fits), key=_pixels, default=())
+        return Measurements(self._blueprint, self.config, side, chunks=max(self._captions[0]), references=references)
 
     @property
     def example_count(self) -> int:
@@ -102,7 +105,10 @@ class DiffusionSetup:
         """Return the reasons to refuse this run: its dataset, or something the model or the device cannot do."""
         model, examples = self._blank(config), self.dataset.examples
         rules, size = bucket_rules(config, model), config.batch_size
-        places, order = arrange(self.dataset, rules, batch_size=size, whole=config.drop_incomplete)
+        if wrong := reference_problems(model, config, examples):
+            return wrong
+        shapes = batch_shapes(model, config, examples)
+        places, order = arrange(self.dataset, rules, batch_size=size, whole=config.drop_incomplete, shapes=shapes)
         validation = held_out(examples, places, config)
         repeats = order.without(validation).repeats
         missing = [no_validation(config)] if config.validation_split and not validation else []
@@ -265,7 +271,7 @@ def read(config: TrainConfig, on_progress: OnProgress | None = None) -> Dataset:
     extensions, skip = config.caption_extensions, config.skip_unreadable
     on_file = None if on_progress is None else partial(on_progress, "checking images")
     return read_dataset(
-        source, caption=config.caption, caption_extensions=extensions, skip_unreadable=skip,
+        source, caption=config.caption, caption_extensions=extensions, skip_unreadable=skip, control=config.control,
         cache=cache_folder(config), on_file=on_file,
     )  # fmt: skip
 
@@ -289,6 +295,10 @@ def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) ->
     return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
 
 
+def _pixels(sizes: Sequence[tuple[int, int]]) -> int:
+    return sum(width * height for width, height in sizes)
+
+
 def _report(
     config: TrainConfig, dataset: Dataset, model: Model, processes: int, lengths: Sequence[int]
 ) -> DatasetReport:
@@ -301,5 +311,5 @@ def _report(
         dataset, bucket_rules(config, model), batch_size=config.batch_size, masked_loss=config.masked_loss,
         accumulation=config.gradient_accumulation * processes, steps=config.steps,
         epochs=None if config.steps else config.epochs or 1, epoch_steps=config.epoch_steps, lengths=lengths,
-        held_out=validation, whole=config.drop_incomplete,
+        held_out=validation, whole=config.drop_incomplete, shapes=batch_shapes(model, config, dataset.examples),
     )  # fmt: skip

@@ -205,7 +205,7 @@ def test_a_copy_remembers_what_the_user_set() -> None:
 
 def test_settings_carry_their_own_facts() -> None:
     assert names_where(private=True) == {"output", "cache_dir", "resume", "device", "assistant"}
-    assert names_where(resume="content") == {"assistant", "model", "parts", "dataset"}
+    assert names_where(resume="content") == {"assistant", "model", "parts", "dataset", "control"}
     assert {"rank", "seed", "batch_size", "steps"} <= names_where(resume="same")
     assert {"vram", "shard", "log_every"} <= names_where(resume="free", task="both")
     assert {"resolution", "objective", "caption"} <= names_where(task="image")

@@ -79,6 +79,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
     "clip_skip": st.one_of(st.none(), st.integers(1, 12)),
     "max_length": st.integers(2, 4096),
     "min_bucket": st.integers(8, 64),
+    "reference_resolution": st.integers(8, 2048),
     "max_bucket": st.one_of(st.none(), st.integers(256, 4096)),
     "bucket_step": st.integers(8, 128),
 }  # fmt: skip

@@ -104,6 +104,13 @@ def test_a_prompt_may_be_empty_wherever_it_is_written(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_reference_images_of_a_prompt_are_in_order(tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.json"
+    lines.write_text('["a cat --ci b.png --w 64 --ci a.png", {"prompt": "", "control_image_path": ["c.png", "a.png"]}]')
+    requests = [request for _, request in sample_requests(config(tmp_path, sample_prompts=(str(lines),)))]
+    assert [request.references for request in requests] == [("b.png", "a.png"), ("c.png", "a.png")]
+
+
 def test_every_problem_of_a_file_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(
@@ -111,6 +118,7 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_line(tmp_path: Pat
     )
     problems = [problem.removeprefix(f"sample_prompts: {file}:") for problem in refused(tmp_path, str(file))]
     known = "--n (negative_prompt), --w (width), --h (height), --d (seed), --l (guidance), --s (steps), --ss (sampler)"
+    known += ", --ci (references)"
     assert problems == [
         f"3: --q: unknown flag; known flags are {known}",
         "3: --w (width): expected a whole number of 0 or more, got 'wide'",

@@ -30,7 +30,7 @@ _FIELDS: dict[str, Any] = {
     name: (field.annotation, field)
     for model in (ImageRequest, GenerateConfig)
     for name, field in model.model_fields.items()
-    if name not in ("settings", "init", "mask", "loras")
+    if name not in ("settings", "init", "mask", "loras") and (model is ImageRequest or name != "references")
 }
 ImageJob = create_model(
     "ImageJob",

@@ -1,7 +1,8 @@
 """Images in answers, or in a stream of events.
 
 POST /v1/images/generations   JSON; extra fields are ours: loras, negative_prompt, seed, steps, guidance, sampler, ...
-POST /v1/images/edits         multipart; transparent parts of the mask are repainted
+POST /v1/images/edits         multipart; transparent parts of the mask are repainted; an edit model sees every image as
+                              a reference, but for the one that a mask belongs to
 
 A caller that hangs up cancels its job, because no other caller could fetch the result.
 """
@@ -62,14 +63,26 @@ async def edits(request: Request) -> Response:
     async with request.form(max_files=20, max_fields=500, max_part_size=service.settings.body_bytes) as form:
         fields = await form_fields(form)
     operation: Operation = "image_inpaint" if "mask_image" in fields else "image_transform"
-    if "image" not in fields:
+    images = fields.pop("images", [fields["image"]] if "image" in fields else [])
+    if not images:
         raise ConfigError(Problem("image", "is required"))
-    if not isinstance(fields["image"], str):
+    if not all(isinstance(image, str) for image in images):
         raise ConfigError(Problem("image", "expected a file"))
+    model = service.models.name(_model_name(fields).partition("+")[0] or None)
+    if await service.models.references(model):
+        fields.pop("image", None)
+        if operation == "image_transform":
+            operation = "image_generation"
+        else:
+            fields["image"], *images = images
+        fields["references"] = images
+    elif len(images) > 1:
+        raise ConfigError(Problem("image", f"{model} is not an edit model: one image is expected, got {len(images)}"))
     if "mask_image" in fields:
         fields["mask_image"] = await _white_where_transparent(service, fields["mask_image"])
-    await _resize(service, fields)
-    return await _run(request, fields, operation)
+    if "image" in fields:
+        await _resize(service, fields)
+    return await _run(request, fields, operation, edits=True)
 
 
 async def _white_where_transparent(service: Service, text: str) -> str:
@@ -104,7 +117,7 @@ async def _resize(service: Service, fields: dict[str, Any]) -> None:
         fields[name] = base64.b64encode(resized).decode()
 
 
-async def _run(request: Request, body: dict[str, Any], operation: Operation) -> Response:
+async def _run(request: Request, body: dict[str, Any], operation: Operation, *, edits: bool = False) -> Response:
     service = service_of(request)
     mark = fingerprint([operation, body])
     stream, output = body.pop("stream", None) or False, Output.take(body)
@@ -124,7 +137,7 @@ async def _run(request: Request, body: dict[str, Any], operation: Operation) -> 
     except ConfigError as error:
         raise error.renamed(field_names(body)) from None
     if stream:
-        return EventSourceResponse(_stream(service, job, output, operation, partial), ping=HEARTBEAT)
+        return EventSourceResponse(_stream(service, job, output, edits, partial), ping=HEARTBEAT)
     ended = await wait_or_cancel(request, service, job, keep=key is not None)
     if ended.state == "cancelled":
         raise CancelledError("the job was cancelled")
@@ -148,17 +161,22 @@ async def _answer(request: Request, job: Job, output: Output, warnings: list[str
 
 async def _default_steps(service: Service, body: Mapping[str, Any]) -> int:
     """Return the steps of a request that states none, estimated before it runs."""
-    if not isinstance(name := body.get("model") or "", str):
-        raise ConfigError(Problem("model", "expected the name of a model"))
-    defaults = (await service.models.facts(service.models.name(name.partition("+")[0] or None)))["defaults"]
+    name = _model_name(body).partition("+")[0]
+    defaults = (await service.models.facts(service.models.name(name or None)))["defaults"]
     return int(defaults["steps"]) if defaults else 20
 
 
+def _model_name(body: Mapping[str, Any]) -> str:
+    if not isinstance(name := body.get("model") or "", str):
+        raise ConfigError(Problem("model", "expected the name of a model"))
+    return name
+
+
 async def _stream(
-    service: Service, job: Job, output: Output, operation: Operation, most: int | None
+    service: Service, job: Job, output: Output, edits: bool, most: int | None
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield partial images, at most ``most`` of them if the request says so, and the results."""
-    prefix = "image_edit" if operation != "image_generation" else "image_generation"
+    prefix = "image_edit" if edits else "image_generation"
     common = {"created_at": int(job.created), "quality": "auto", "background": "opaque", "output_format": output.format}
     partial, ended = 0, False
     try:

@@ -59,7 +59,10 @@ class ImagesGeneration(BaseModel):
 
 
 class ImagesEdit(ImagesGeneration):
-    """A request for changed images; transparent parts of the mask are repainted."""
+    """A request for changed images; transparent parts of the mask are repainted.
+
+    An edit model sees all images as references; with a mask, the first one is repainted and the others are references.
+    """
 
     image: bytes
     mask: bytes | None = None
@@ -93,8 +96,8 @@ async def form_fields(form: FormData) -> dict[str, Any]:
         else:
             fields[name] = value
     if len(images) > 1:
-        raise ConfigError(Problem("image", f"one image is expected, got {len(images)}"))
-    if images:
+        fields["images"] = [base64.b64encode(await image.read()).decode() for image in images]
+    elif images:
         fields["image"] = base64.b64encode(await images[0].read()).decode()
     if pairs:
         fields["loras"] = _paired(pairs)
@@ -154,7 +157,9 @@ def dimensions(size: object) -> tuple[int, int] | None:
 
 def field_names(body: Mapping[str, Any]) -> dict[str, str]:
     """Return OpenAI's names for fields of an image request."""
-    return {"count": "n", "mask_image": "mask"} | ({"width": "size", "height": "size"} if "size" in body else {})
+    return {"count": "n", "mask_image": "mask", "references": "image"} | (
+        {"width": "size", "height": "size"} if "size" in body else {}
+    )
 
 
 def partial_images(body: Mapping[str, Any]) -> int | None:

@@ -137,9 +137,9 @@ class Fit:
     def save(self) -> None:
         tensors: dict[str, Tensor] = {}
         for i, (parameter, average) in enumerate(zip(self.parameters, self.average, strict=True)):
-            kept = self.optimizer.state.get(parameter, {})
+            kept_rows = self.optimizer.state.get(parameter, {})
             tensors |= {f"{i}.weight": parameter.detach(), f"{i}.average": average}
-            tensors |= {f"{i}.{name}": value for name, value in kept.items() if isinstance(value, Tensor)}
+            tensors |= {f"{i}.{name}": value for name, value in kept_rows.items() if isinstance(value, Tensor)}
         self.state.parent.mkdir(parents=True, exist_ok=True)
         partial = self.state.with_suffix(".partial")
         facts = {"steps": self.steps, "seconds": self.spent}

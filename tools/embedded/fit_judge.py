@@ -49,21 +49,23 @@ def drawings(work: Path, name: str) -> list[Drawing]:
     ]
 
 
-def variants(colors: Floats, drawn: Floats) -> Iterator[tuple[Floats, Floats]]:
-    yield colors, drawn
-    yield colors[:, ::-1, [1, 2, 0]], drawn[:, ::-1]
+def variants(colors: Floats, cover: Floats) -> Iterator[tuple[Floats, Floats]]:
+    yield colors, cover
+    yield colors[:, ::-1, [1, 2, 0]], cover[:, ::-1]
     down, right = np.gradient(colors, axis=(0, 1))
     lines = 1 - np.clip(np.hypot(down, right).max(-1, keepdims=True) * 3, 0, 1)
-    yield np.repeat(lines, 3, -1).astype(np.float32), drawn
+    yield np.repeat(lines, 3, -1).astype(np.float32), cover
 
 
 def discriminant(rows: Floats, labels: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return the mean and the matrix whose products have the covariance 1 within labels."""
     count = labels.max() + 1
     means = np.stack([rows[labels == label].mean(0) for label in range(count)])
-    within = np.cov((rows - means[labels]).T)
-    within = (1 - SHRINKAGE) * within + SHRINKAGE * np.trace(within) / len(within) * np.eye(len(within))
-    values, vectors = np.linalg.eigh(within)
+    within_value = np.cov((rows - means[labels]).T)
+    within_value = (1 - SHRINKAGE) * within_value + SHRINKAGE * np.trace(within_value) / len(within_value) * np.eye(
+        len(within_value)
+    )
+    values, vectors = np.linalg.eigh(within_value)
     whitening = vectors / np.sqrt(values)
     mean = means.mean(0)
     *_, axes = np.linalg.svd((means - mean) @ whitening, full_matrices=False)
@@ -85,8 +87,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FILE)
     options = parser.parse_args()
     sets = {name: drawings(options.work, name) for name in TRAINED}
-    shown = Counter(emoji.code for own in sets.values() for emoji, _ in own)
-    names = {emoji.code: emoji.name for own in sets.values() for emoji, _ in own if shown[emoji.code] >= SETS_EACH}
+    visible = Counter(emoji.code for own in sets.values() for emoji, _ in own)
+    names = {emoji.code: emoji.name for own in sets.values() for emoji, _ in own if visible[emoji.code] >= SETS_EACH}
     codes = sorted(names, key=names.__getitem__)
     number = {code: i for i, code in enumerate(codes)}
     rows, labels, own_rows = [], [], []

@@ -169,9 +169,9 @@ def run_stages(run: Run) -> bool:
     """Run the stages that are left; return whether all are done."""
     work: Path = run.options.work
     for stage in STAGES:
-        train, kept = _TRAINED_BY[stage]
-        if all(weights_file(work, name).exists() for name in kept):
-            for name in kept:
+        train, kept_rows = _TRAINED_BY[stage]
+        if all(weights_file(work, name).exists() for name in kept_rows):
+            for name in kept_rows:
                 take_weights(run.networks[name.removesuffix("_adapted")], work, name)
             run.facts["stages"].setdefault(stage, {"done": True})
             continue
@@ -188,14 +188,14 @@ def restart(run: Run, folder: Path) -> None:
     work: Path = run.options.work
     for name, state in networks.items():
         run.networks[name].load_state_dict(state)
-    for stage, (_, kept) in _TRAINED_BY.items():
+    for stage, (_, kept_rows) in _TRAINED_BY.items():
         known = facts["stages"].get(stage, {})
-        if (work / "state" / f"{stage}.safetensors").exists() or any(weights_file(work, n).exists() for n in kept):
+        if (work / "state" / f"{stage}.safetensors").exists() or any(weights_file(work, n).exists() for n in kept_rows):
             continue
         if known:
             run.facts["stages"][stage] = known
         if known.get("done"):
-            for name in kept:
+            for name in kept_rows:
                 keep_weights(run.networks[name.removesuffix("_adapted")], work, name)
 
 

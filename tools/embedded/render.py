@@ -71,8 +71,8 @@ def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
     def find(emoji: Emoji) -> str | None:
         icon = characters.get(emoji.code) or characters.get(_bare(emoji.code)) or _slug(emoji.name)
         spelled = (icon, _unicode_name(emoji), re.sub(r"[^a-z0-9]", "", emoji.name))
-        found = (aliases[each]["parent"] if each in aliases else each for each in spelled)
-        return next((each for each in found if each in icons), None)
+        answers = (aliases[each]["parent"] if each in aliases else each for each in spelled)
+        return next((each for each in answers if each in icons), None)
 
     def draw(icon: str) -> Image.Image:
         row = icons[icon]

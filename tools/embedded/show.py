@@ -69,8 +69,8 @@ def show(
         [nn.functional.interpolate(mask, size=(side, side)), encode(vae, true * (mask < 0.5))], 1
     )
     painted = draw(list(REPAINTED), extra=extra)
-    shown = [to_images(true), to_images(painted), to_images(torch.where(mask > 0, painted, true))]
-    triples = [each for triple in zip(*shown, strict=True) for each in triple]
+    visible = [to_images(true), to_images(painted), to_images(torch.where(mask > 0, painted, true))]
+    triples = [each for triple in zip(*visible, strict=True) for each in triple]
     heads = ("before", "as made", "put together")
     sheets.append(sheet(triples, 6, labels=[f"{name}, {head}" for name in REPAINTED for head in heads]))
     joined = Image.new("RGB", (max(each.width for each in sheets), sum(each.height for each in sheets)), "white")
@@ -85,10 +85,10 @@ def show(
 def _scores(draw: Any, names: int) -> dict[str, Any]:
     if not FILE.exists():
         return {}
-    judge = load_judge()
-    known: list[str] = judge.facts["sure"]
+    referee = load_judge()
+    known: list[str] = referee.facts["sure"]
     chosen = known[:: max(1, len(known) // names)][:names]
     trials = {
         f"guidance {guidance:g}, {steps} steps": draw(chosen, guidance, steps, 100) for guidance, steps in _TRIALS
     }
-    return {label: round(judge.right(to_images(images), chosen), 4) for label, images in trials.items()}
+    return {label: round(referee.right(to_images(images), chosen), 4) for label, images in trials.items()}

@@ -43,8 +43,8 @@ def blur(planes: Tensor, size: int) -> Tensor:
 
 
 def outline(sprites: Tensor, draw: torch.Generator) -> Tensor:
-    shown = torch.cat([sprites[:, :3] + 1 - sprites[:, 3:], sprites[:, 3:]], 1)
-    slope = functional.max_pool2d(shown, 3, 1, 1) + functional.max_pool2d(-shown, 3, 1, 1)
+    visible = torch.cat([sprites[:, :3] + 1 - sprites[:, 3:], sprites[:, 3:]], 1)
+    slope = functional.max_pool2d(visible, 3, 1, 1) + functional.max_pool2d(-visible, 3, 1, 1)
     lines = ((blur(slope.amax(1, keepdim=True), 3) - 0.12) * 6).clamp(0, 1)
     inside = ((sprites[:, 3:] - 0.5) * 8 + 0.5).clamp(0, 1)
     alpha = torch.maximum(inside, lines)

@@ -65,28 +65,30 @@ def captioned_images(folder: Path) -> tuple[list[str], list[Image.Image]]:
     return [path.with_suffix(".txt").read_text().strip() for path in paths], images
 
 
-def unseen_subjects(judge: Judge, captions: Sequence[str], count: int, held_out: str) -> list[str]:
+def unseen_subjects(referee: Judge, captions: Sequence[str], count: int, held_out: str) -> list[str]:
     """Return subjects that no caption names, and that the judge knows in the drawings of the held-out set."""
-    known: list[str] = judge.facts.get(f"right_in_{held_out}", sure_subjects(judge))
-    sure = {*sure_subjects(judge)}
+    known: list[str] = referee.facts.get(f"right_in_{held_out}", sure_subjects(referee))
+    sure = {*sure_subjects(referee)}
     return spread_over([name for name in known if name in sure and name not in captions], count)
 
 
-def style(draw: Draw, judge: Judge, lora: str, folder: Path, count: int = 48, strength: float = 1.0) -> list[Bar]:
+def style(draw: Draw, referee: Judge, lora: str, folder: Path, count: int = 48, strength: float = 1.0) -> list[Bar]:
     """Measure an adapter that was trained on the images of ``folder``."""
     captions, images = captioned_images(folder)
-    names = unseen_subjects(judge, captions, count, folder.name)
+    names = unseen_subjects(referee, captions, count, folder.name)
     base = draw(names, range(len(names)))
     styled = draw(names, range(len(names)), loras=[f"{lora}:{strength:g}"])
-    right, five = judge.right(styled, names), judge.right(styled, names, 5)
+    right, five = referee.right(styled, names), referee.right(styled, names, 5)
     without = closer_to_style(base, images, base)["to_style"]
     distance = closer_to_style(styled, images, base)["to_style"]
     floor = closer_to_style(images[::2], images[1::2], base)["to_style"]
-    shown = [image for pair in zip(base, styled, strict=True) for image in pair]
-    labels = [label for name, seen in zip(names, judge.nearest(styled), strict=True) for label in (name, f"as {seen}")]
+    visible = [image for pair in zip(base, styled, strict=True) for image in pair]
+    labels = [
+        label for name, seen in zip(names, referee.nearest(styled), strict=True) for label in (name, f"as {seen}")
+    ]
     at = f"strength {strength:g}, {len(names)} subjects"
     return [
-        Bar("style subjects", right, 0.8, detail=f"{at} ({five:.3f})", images=shown, labels=labels),
+        Bar("style subjects", right, 0.8, detail=f"{at} ({five:.3f})", images=visible, labels=labels),
         Bar(
             "style distance",
             1 - distance / without,
@@ -96,20 +98,20 @@ def style(draw: Draw, judge: Judge, lora: str, folder: Path, count: int = 48, st
     ]
 
 
-def identity(draw: Draw, judge: Judge, lora: str, count: int = 10) -> list[Bar]:
+def identity(draw: Draw, referee: Judge, lora: str, count: int = 10) -> list[Bar]:
     """Measure an adapter that was trained on the creature's drawings."""
-    known = unit(judge.looks([image for image, _ in drawings()]).mean(0, keepdims=True))[0]
+    known = unit(referee.looks([image for image, _ in drawings()]).mean(0, keepdims=True))[0]
     contexts = CONTEXTS[:count]
     made = draw(contexts, range(len(contexts)), loras=[lora])
-    found = [_has_creature(judge, known, image) for image in made]
-    without = [_has_creature(judge, known, image) for image in draw(contexts, range(len(contexts)))]
-    names = spread_over(sure_subjects(judge), 2 * count)
+    answers = [_has_creature(referee, known, image) for image in made]
+    without = [_has_creature(referee, known, image) for image in draw(contexts, range(len(contexts)))]
+    names = spread_over(sure_subjects(referee), 2 * count)
     base = draw(names, range(len(names)))
     changed = draw(names, range(len(names)), loras=[lora])
     drift = float(np.mean([difference(*pair) for pair in zip(base, changed, strict=True)]))
     apart = float(np.mean([difference(*pair) for pair in zip(base, base[1:] + base[:1], strict=True)]))
     return [
-        Bar("identity", float(np.mean(found)), 0.8, images=made, labels=contexts,
+        Bar("identity", float(np.mean(answers)), 0.8, images=made, labels=contexts,
             detail=f"{len(contexts)} contexts of {TRIGGER!r}; without the adapter {np.mean(without):.2f}"),
         Bar("drift", drift / apart, 0.1, True, f"{len(names)} subjects: {drift:.2f} of 255; two subjects: {apart:.2f}",
             images=changed, labels=names),
@@ -125,18 +127,18 @@ def write_creature(folder: Path) -> Path:
     return folder
 
 
-def stack(draw: Draw, judge: Judge, loras: Sequence[str], count: int = 24, strength: float = 0.7) -> Bar:
-    names = spread_over(sure_subjects(judge), count)
+def stack(draw: Draw, referee: Judge, loras: Sequence[str], count: int = 24, strength: float = 0.7) -> Bar:
+    names = spread_over(sure_subjects(referee), count)
     images = draw(names, range(len(names)), loras=[f"{lora}:{strength:g}" for lora in loras])
-    five = judge.right(images, names, 5)
+    five = referee.right(images, names, 5)
     detail = f"{' + '.join(Path(lora).stem for lora in loras)} at {strength:g}, {len(names)} subjects ({five:.3f})"
-    return Bar("stack", judge.right(images, names), 0.8, detail=detail, images=images, labels=names)
+    return Bar("stack", referee.right(images, names), 0.8, detail=detail, images=images, labels=names)
 
 
-def _has_creature(judge: Judge, known: Floats, image: Image.Image) -> bool:
+def _has_creature(referee: Judge, known: Floats, image: Image.Image) -> bool:
     width, height = image.size
     left, top = width // 2, height // 2
     boxes = ((0, 0, width, height), (0, 0, left, height), (left, 0, width, height), (0, 0, width, top),
              (0, top, width, height))  # fmt: skip
-    looks = judge.looks([image.crop(box) for box in boxes])
-    return bool((looks @ known > (looks @ judge.directions.T).max(1)).any())
+    looks = referee.looks([image.crop(box) for box in boxes])
+    return bool((looks @ known > (looks @ referee.directions.T).max(1)).any())

@@ -64,27 +64,27 @@ def spread_over(names: Sequence[str], count: int) -> list[str]:
     return [names[int(i)] for i in np.linspace(0, len(names) - 1, min(count, len(names)))]
 
 
-def sure_subjects(judge: Judge) -> list[str]:
+def sure_subjects(referee: Judge) -> list[str]:
     """Return the subjects that the judge knows in every set it was trained on."""
-    names: list[str] = judge.facts["sure"]
+    names: list[str] = referee.facts["sure"]
     return names
 
 
-def subjects(draw: Draw, judge: Judge, count: int = 512) -> Bar:
-    names = spread_over(sure_subjects(judge), count)
+def subjects(draw: Draw, referee: Judge, count: int = 512) -> Bar:
+    names = spread_over(sure_subjects(referee), count)
     images = draw(names, range(len(names)))
-    found = judge.nearest(images)
-    value = sum(map(str.__eq__, found, names)) / len(names)
-    five = judge.right(images, names, 5)
-    labels = [name if name == seen else f"{name} (as {seen})" for name, seen in zip(names, found, strict=True)]
+    answers = referee.nearest(images)
+    value = sum(map(str.__eq__, answers, names)) / len(names)
+    five = referee.right(images, names, 5)
+    labels = [name if name == seen else f"{name} (as {seen})" for name, seen in zip(names, answers, strict=True)]
     wrong = sorted(range(len(names)), key=lambda i: labels[i] == names[i])
-    detail = f"{len(names)} captions, among {len(judge.subjects)} subjects; {five:.3f} in five"
-    shown, words = [images[i] for i in wrong], [labels[i] for i in wrong]
-    return Bar("subjects", value, 0.97, detail=detail, images=shown, labels=words)
+    detail = f"{len(names)} captions, among {len(referee.subjects)} subjects; {five:.3f} in five"
+    visible, words = [images[i] for i in wrong], [labels[i] for i in wrong]
+    return Bar("subjects", value, 0.97, detail=detail, images=visible, labels=words)
 
 
-def seeds(draw: Draw, judge: Judge, count: int = 64, each: int = 4) -> Bar:
-    names = spread_over(sure_subjects(judge), count)
+def seeds(draw: Draw, referee: Judge, count: int = 64, each: int = 4) -> Bar:
+    names = spread_over(sure_subjects(referee), count)
     prompts = [name for name in names for _ in range(each)]
     images = draw(prompts, [number % each + 1000 for number in range(len(prompts))])
     apart = [
@@ -93,7 +93,7 @@ def seeds(draw: Draw, judge: Judge, count: int = 64, each: int = 4) -> Bar:
         for a in range(each)
         for b in range(a)
     ]
-    drawings = float(judge.facts["drawings_differ"])
+    drawings = float(referee.facts["drawings_differ"])
     mean = float(np.mean(apart))
     detail = f"{len(names)} captions, {each} seeds: {mean:.2f} of 255; drawings of two sets: {drawings:.2f}"
     return Bar("seeds", mean / drawings, 0.5, detail=detail, images=images, labels=prompts)
@@ -112,15 +112,15 @@ _PLAIN = ("fox", "elephant", "octopus", "hamburger", "rocket", "house", "guitar"
           "automobile", "mushroom", "t-shirt", "penguin", "key", "balloon")  # fmt: skip
 
 
-def colors(draw: Draw, judge: Judge, count: int = 48) -> Bar:
-    known = [name for name in _PLAIN if name in judge.subjects]
-    wanted = [(color, name) for name in known for color in _HUES][:: max(1, 6 * len(known) // count)][:count]
-    prompts = [f"a {color} {name}" for color, name in wanted]
+def colors(draw: Draw, referee: Judge, count: int = 48) -> Bar:
+    known = [name for name in _PLAIN if name in referee.subjects]
+    requests = [(color, name) for name in known for color in _HUES][:: max(1, 6 * len(known) // count)][:count]
+    prompts = [f"a {color} {name}" for color, name in requests]
     images = draw(prompts, range(len(prompts)))
-    hues = [strongest_hue(image) == color for image, (color, _) in zip(images, wanted, strict=True)]
-    shown = judge.each_right(images, [name for _, name in wanted], 5)
-    both = [hue and right for hue, right in zip(hues, shown, strict=True)]
-    detail = f"{len(prompts)} captions: color {np.mean(hues):.3f}, subject {np.mean(shown):.3f}"
+    hues = [strongest_hue(image) == color for image, (color, _) in zip(images, requests, strict=True)]
+    visible = referee.each_right(images, [name for _, name in requests], 5)
+    both = [hue and right for hue, right in zip(hues, visible, strict=True)]
+    detail = f"{len(prompts)} captions: color {np.mean(hues):.3f}, subject {np.mean(visible):.3f}"
     return Bar("colors", float(np.mean(both)), 0.9, detail=detail, images=images, labels=prompts)
 
 
@@ -145,9 +145,9 @@ _COMPACT = {"mushroom": "mushrooms", "penguin": "penguins", "pizza": "pizzas", "
 def counts(draw: Draw, count: int = 24) -> Bar:
     prompts = [f"{number} {plural}" for plural in _COMPACT.values() for number in _NUMBERS][:count]
     images = draw(prompts, range(len(prompts)))
-    found = [shapes(image) for image in images]
-    right = [number == _NUMBERS[prompt.split()[0]] for number, prompt in zip(found, prompts, strict=True)]
-    labels = [f"{prompt}: {number}" for prompt, number in zip(prompts, found, strict=True)]
+    answers = [shapes(image) for image in images]
+    right = [number == _NUMBERS[prompt.split()[0]] for number, prompt in zip(answers, prompts, strict=True)]
+    labels = [f"{prompt}: {number}" for prompt, number in zip(prompts, answers, strict=True)]
     return Bar("counts", float(np.mean(right)), 0.9, detail=f"{len(prompts)} captions", images=images, labels=labels)
 
 
@@ -170,14 +170,14 @@ def shapes(image: Image.Image) -> int:
     return sum(size * 3 >= max(sizes) for size in sizes) if sizes else 0
 
 
-def pairs(draw: Draw, judge: Judge, count: int = 24) -> Bar:
-    known = [name for name in _PLAIN if name in judge.subjects]
-    wanted = [(known[i % len(known)], known[(i * 5 + 3) % len(known)]) for i in range(2 * count)]
-    wanted = [pair for pair in wanted if pair[0] != pair[1]][:count]
-    prompts = [f"{one} and {two}" for one, two in wanted]
+def pairs(draw: Draw, referee: Judge, count: int = 24) -> Bar:
+    known = [name for name in _PLAIN if name in referee.subjects]
+    requests = [(known[i % len(known)], known[(i * 5 + 3) % len(known)]) for i in range(2 * count)]
+    requests = [pair for pair in requests if pair[0] != pair[1]][:count]
+    prompts = [f"{one} and {two}" for one, two in requests]
     images = draw(prompts, range(len(prompts)))
     halves = [image.crop((x, 0, x + image.width // 2, image.height)) for image in images for x in (0, image.width // 2)]
-    right = judge.each_right(halves, [name for pair in wanted for name in pair], 5)
+    right = referee.each_right(halves, [name for pair in requests for name in pair], 5)
     both = [all(right[i : i + 2]) for i in range(0, len(right), 2)]
     detail = f"{len(prompts)} captions: halves {np.mean(right):.3f}"
     return Bar("pairs", float(np.mean(both)), 0.9, detail=detail, images=images, labels=prompts)
@@ -227,14 +227,14 @@ def seam_ratio(image: Image.Image, mask: Image.Image, reach: int = 12) -> float:
     values = np.asarray(image.convert("RGB"), np.float64)
     inside = np.asarray(mask, np.int64) > 127
     near = _grown(inside, reach) & _grown(~inside, reach)
-    across, beside = [], []
+    across, nearby = [], []
     for axis in (0, 1):
         steps = np.abs(np.diff(values, axis=axis)).mean(-1)
         first, second = (np.take(inside, range(start, inside.shape[axis] - 1 + start), axis) for start in (0, 1))
         close = np.take(near, range(inside.shape[axis] - 1), axis)
         across.append(steps[first != second])
-        beside.append(steps[(first == second) & close])
-    return float(np.concatenate(across).mean() / max(np.concatenate(beside).mean(), 0.5))
+        nearby.append(steps[(first == second) & close])
+    return float(np.concatenate(across).mean() / max(np.concatenate(nearby).mean(), 0.5))
 
 
 def _grown(region: NDArray[np.bool_], reach: int) -> NDArray[np.bool_]:

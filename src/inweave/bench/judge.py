@@ -89,17 +89,17 @@ def trimmed(image: Image.Image, side: int = SIDE) -> tuple[Floats, Floats]:
     """Return the drawing in the middle of white (side, side, 3) in 0..1, and how much of each pixel is drawn."""
     values = np.asarray(image.convert("RGB"), np.float32) / 255
     ground = np.median(np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]]), axis=0)
-    drawn = np.clip(np.abs(values - ground).max(-1) / _GROUND - 1, 0, 1)
-    shown = np.argwhere(drawn > 0.5)
-    if not len(shown):
+    cover_now = np.clip(np.abs(values - ground).max(-1) / _GROUND - 1, 0, 1)
+    visible = np.argwhere(cover_now > 0.5)
+    if not len(visible):
         return np.ones((side, side, 3), np.float32), np.zeros((side, side), np.float32)
-    (top, left), (bottom, right) = shown.min(0), shown.max(0) + 1
+    (top, left), (bottom, right) = visible.min(0), visible.max(0) + 1
     length = max(int(bottom - top), int(right - left))
     place = (length - int(bottom - top)) // 2, (length - int(right - left)) // 2
     canvas = np.ones((length, length, 4), np.float32)
     canvas[..., 3] = 0
     inner = canvas[place[0] : place[0] + bottom - top, place[1] : place[1] + right - left]
-    cover = drawn[top:bottom, left:right, None]
+    cover = cover_now[top:bottom, left:right, None]
     inner[..., :3] = values[top:bottom, left:right] * cover + 1 - cover
     inner[..., 3:] = cover
     planes = [
@@ -111,12 +111,12 @@ def trimmed(image: Image.Image, side: int = SIDE) -> tuple[Floats, Floats]:
 
 def descriptor(image: Image.Image) -> Floats:
     """Return the edges, colors and shape of an image's drawing."""
-    colors, drawn = trimmed(image)
-    return describe(colors, drawn)
+    colors, cover_now = trimmed(image)
+    return describe(colors, cover_now)
 
 
-def describe(colors: Floats, drawn: Floats) -> Floats:
-    down, right = np.gradient(np.concatenate([colors, drawn[..., None]], -1), axis=(0, 1))
+def describe(colors: Floats, cover_now: Floats) -> Floats:
+    down, right = np.gradient(np.concatenate([colors, cover_now[..., None]], -1), axis=(0, 1))
     strength = np.hypot(down, right)
     steepest = strength.argmax(-1)[..., None]
     strength = np.take_along_axis(strength, steepest, -1)[..., 0]
@@ -136,7 +136,7 @@ def describe(colors: Floats, drawn: Floats) -> Floats:
     edges = edges / np.sqrt(energy + 1e-3)
     light = colors.mean(-1)
     opponents = np.stack([light, colors[..., 0] - colors[..., 1], colors[..., 2] - colors[..., :2].mean(-1)], -1)
-    shape = _means(drawn[..., None], _SHAPE)
+    shape = _means(cover_now[..., None], _SHAPE)
     parts = (edges.ravel() * 1.5, _means(opponents, _CELLS).ravel(), shape.ravel() * 0.5)
     return np.concatenate(parts).astype(np.float32)
 

@@ -83,7 +83,7 @@ def measure_bars(
         raise ConfigError(
             "the bar 'style' needs --held-out FOLDER: 24 captioned images of a set that is in no training"
         )
-    judge, given = load_judge(), loras or {}
+    referee, given_loras = load_judge(), loras or {}
     draw = PipelineDraw(pipe, settings or {}, progress)
 
     def some(whole: int) -> int:
@@ -96,30 +96,30 @@ def measure_bars(
         for name in names:
             draw.activity = name
             if name == "subjects":
-                rows = [bars.subjects(draw, judge, some(512))]
+                rows = [bars.subjects(draw, referee, some(512))]
             elif name == "seeds":
-                rows = [bars.seeds(draw, judge, some(64))]
+                rows = [bars.seeds(draw, referee, some(64))]
             elif name == "colors":
-                rows = [bars.colors(draw, judge, some(48))]
+                rows = [bars.colors(draw, referee, some(48))]
             elif name == "counts":
                 rows = [bars.counts(draw, some(24))]
             elif name == "pairs":
-                rows = [bars.pairs(draw, judge, some(24))]
+                rows = [bars.pairs(draw, referee, some(24))]
             elif name == "seams":
                 rows = [bars.seams(draw, some(16))]
             elif name == "style":
                 assert held_out is not None
-                lora = given.get("style") or str(train("style", held_out))
-                rows = adapter_bars.style(draw, judge, lora, held_out, some(48))
+                lora = given_loras.get("style") or str(train("style", held_out))
+                rows = adapter_bars.style(draw, referee, lora, held_out, some(48))
             elif name == "identity":
-                drawn = adapter_bars.write_creature(Path(place) / "creature")
-                lora = given.get("identity") or str(train("identity", drawn))
-                rows = adapter_bars.identity(draw, judge, lora, some(10))
+                cover = adapter_bars.write_creature(Path(place) / "creature")
+                lora = given_loras.get("identity") or str(train("identity", cover))
+                rows = adapter_bars.identity(draw, referee, lora, some(10))
             else:
                 styles = embedded.styles()[:2]
                 if model != embedded.NAME:  # the shipped adapters belong to the shipped weights
                     styles = tuple(str(train(style, embedded.style_folder(style))) for style in styles)
-                rows = [adapter_bars.stack(draw, judge, styles, some(24))]
+                rows = [adapter_bars.stack(draw, referee, styles, some(24))]
             measured += rows
             if sheets is not None:
                 _write_sheets(rows, sheets)

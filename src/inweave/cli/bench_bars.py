@@ -34,14 +34,14 @@ def report(
         facts = load_judge().facts
         seconds = round(time.perf_counter() - started, 1)
     is_met = all(row.is_met for row in rows)
-    judged = {name: facts[name] for name in ("right", "right_in_five")}
+    shares = {name: facts[name] for name in ("right", "right_in_five")}
     if as_json:
         bars = [row.as_dict() for row in rows]
-        print_json({"ok": is_met, "model": model, "bars": bars, "judge": judged, "seconds": seconds})
+        print_json({"ok": is_met, "model": model, "bars": bars, "judge": shares, "seconds": seconds})
     else:
         lines = [(row.name, f"{row.value:.3f} ({_compared(row)}); {row.detail}") for row in rows]
         unseen = ", ".join(
-            f"{share:.0%} of {name}" for name, share in judged["right"].items() if name not in facts["sets"]
+            f"{share:.0%} of {name}" for name, share in shares["right"].items() if name not in facts["sets"]
         )
         lines += [("judge", f"right for {unseen}, which it has not seen"), ("time", f"{seconds} s")]
         print_facts(model, lines)

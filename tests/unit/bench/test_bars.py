@@ -19,7 +19,7 @@ from inweave.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
+def referee() -> Judge:
     return load_judge()
 
 
@@ -70,18 +70,18 @@ def test_a_descriptor_does_not_depend_on_place_size_and_ground() -> None:
     assert np.isfinite(descriptor(Image.new("RGB", (16, 16), "white"))).all()
 
 
-def test_the_judge_knows_the_drawings_of_the_reference_sheet(judge: Judge) -> None:
-    known = [(name, image) for name, image in zip(*reference(), strict=True) if name in judge.subjects]
+def test_the_judge_knows_the_drawings_of_the_reference_sheet(referee: Judge) -> None:
+    known = [(name, image) for name, image in zip(*reference(), strict=True) if name in referee.subjects]
     names, images = [name for name, _ in known], [image for _, image in known]
-    assert len(known) > 100 and judge.right(images, names, 5) > 0.8  # thumbnails of 32 pixels
-    assert judge.right(images[::-1], names, 5) < 0.1
-    assert all(judge.facts["right"][name] > 0.3 for name in ("openmoji", "emojione"))
+    assert len(known) > 100 and referee.right(images, names, 5) > 0.8  # thumbnails of 32 pixels
+    assert referee.right(images[::-1], names, 5) < 0.1
+    assert all(referee.facts["right"][name] > 0.3 for name in ("openmoji", "emojione"))
     with pytest.raises(ConfigError, match="does not know 'nobody'"):
-        judge.number("nobody")
+        referee.number("nobody")
 
 
-def test_unseen_subjects_are_none_of_the_captions(judge: Judge) -> None:
-    names = unseen_subjects(judge, ["fox"], 48, "openmoji")
+def test_unseen_subjects_are_none_of_the_captions(referee: Judge) -> None:
+    names = unseen_subjects(referee, ["fox"], 48, "openmoji")
     assert len({*names}) == 48 and "fox" not in names
 
 
@@ -99,15 +99,15 @@ class PerfectDraw:
         ]
 
 
-def test_identity_finds_the_creature_and_drift_its_absence(judge: Judge) -> None:
-    found, drift = identity(PerfectDraw(), judge, "any")
-    assert found.value == 1 and found.is_met and "without the adapter 0.00" in found.detail
+def test_identity_finds_the_creature_and_drift_its_absence(referee: Judge) -> None:
+    answers, drift = identity(PerfectDraw(), referee, "any")
+    assert answers.value == 1 and answers.is_met and "without the adapter 0.00" in answers.detail
     assert drift.value == 0 and drift.is_met
     assert len(CONTEXTS) == 10 and not {*CONTEXTS} & {caption for _, caption in drawings()}
 
 
-def test_seeds_that_change_nothing_miss_the_bar(judge: Judge) -> None:
-    row = bars.seeds(PerfectDraw(), judge, 4)
+def test_seeds_that_change_nothing_miss_the_bar(referee: Judge) -> None:
+    row = bars.seeds(PerfectDraw(), referee, 4)
     assert row.value == 0 and not row.is_met and row.as_dict()["met"] is False
 
 

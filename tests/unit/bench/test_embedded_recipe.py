@@ -85,8 +85,8 @@ def test_packed_images_come_back_nearly_as_they_were(packed: Path) -> None:
     images, emojis = unpack(packed_file(packed, "noto"))
     assert [emoji.name for emoji in emojis] == list(NAMES) and images.shape == (3, 128, 128, 4)
     true = sprite(1, 2 * TRAINED.index("noto"))
-    shown = true[..., 3] > 0
-    assert np.abs(images[1].astype(int) - true)[shown].mean() < 4
+    visible = true[..., 3] > 0
+    assert np.abs(images[1].astype(int) - true)[visible].mean() < 4
     assert np.abs(images[1][..., 3].astype(int) - true[..., 3]).mean() < 2
 
 

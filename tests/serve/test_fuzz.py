@@ -112,7 +112,7 @@ def as_before(worker: Worker) -> Iterator[None]:
 @pytest.mark.parametrize("route", json_routes())
 def test_no_value_of_any_field_is_an_internal_error(worker: Worker, route: str) -> None:
     method, fields = json_routes()[route]
-    path = route.format(job_id="job-0", dataset="demo", name="x.png", album="album-0")
+    path = route.format(job_id="job-0", dataset="demo", name="x.png", album="album-0", reference="pixel")
     before, base = len(worker.log()), BASE.get(route, {})
     dice = random.Random(7)
     bodies: list[Any] = [{**base, name: dice.choice(ODD)} for name in fields for _ in range(sized(2, 12))]

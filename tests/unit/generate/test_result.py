@@ -36,6 +36,6 @@ def test_a_notebook_shows_the_images_with_their_seeds(count: int) -> None:
 
 def test_keywords_of_a_pipeline_are_the_fields_of_a_request() -> None:
     # the last two are what a prompt with choices was resolved to
-    fields = set(GenerateConfig.model_fields) - {"prompt", "init", "mask", "template", "image_prompts"}
+    fields = set(GenerateConfig.model_fields) - {"prompt", "init", "mask", "references", "template", "image_prompts"}
     assert set(get_type_hints(RequestSettings)) == fields | {"guidance_scale"}
     assert get_args(DialectName) == WRITTEN

@@ -76,8 +76,8 @@ def open_upscaler(path: Path, device: torch.device | str = "cpu") -> Upscaler:
     label = printable_path(path)
     if path.suffix.lower() in (".pth", ".pt", ".ckpt", ".bin"):
         raise FormatError(
-            f"{label}: a pickle, which can run code and is not read; save its tensors as .safetensors "
-            "(safetensors.torch.save_file(torch.load(path, weights_only=True), ...))"
+            f"{label}: a pickle, which can run code and is not read; pass the upscaler as .safetensors "
+            "(convert files that you trust with spandrel, on a machine that may run their code)"
         )
     source = FileSource(path)
     if sum(4 * math.prod(source.spec(name).shape) for name in source.names()) > MAX_BYTES:

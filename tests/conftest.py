@@ -23,8 +23,8 @@ from tests.support import FULL
 # read once in a process; other users of this machine can reach the ports of Ray: without the token they get no answer
 os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
 
-# otherwise products are rounded by where their operands begin in memory, which differs between a mapped file and a copy;
-# MKL does so on some processors only, and reads this once
+# otherwise products are rounded by where their operands begin in memory, which a mapped file and a copy of it do not
+# share; MKL does so on some processors only, and reads this once
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 #: what a terminal, a CI service or a cluster may have set, and what would change output or start a run among several

@@ -94,7 +94,10 @@ def plain_loop(
         pipe.unload_lora_weights()
 
 
-@pytest.mark.parametrize(("variant", "count"), [(KONTEXT, 1), (DEV, 1), (KLEIN_BASE, 2)])
+# Kontext encodes a reference of a megapixel
+@pytest.mark.parametrize(
+    ("variant", "count"), [pytest.param(KONTEXT, 1, marks=pytest.mark.full), (DEV, 1), (KLEIN_BASE, 2)]
+)
 def test_three_steps_are_those_of_a_loop_over_the_pipelines_call(variant: str, count: int, tmp_path: Path) -> None:
     start = tmp_path / "start.safetensors"
     both = load_file(tiny.lora(tmp_path / "both.safetensors", variant, dialect="diffusers"))

@@ -17,11 +17,12 @@ from inweave.errors import amount
 from inweave.files.paths import is_folder, printable
 
 if TYPE_CHECKING:
+    from inweave.generate.axes import Axis
     from inweave.generate.config import GenerateConfig
     from inweave.generate.denoise import Progress
     from inweave.generate.pipeline import Pipeline
     from inweave.generate.source import ImageSettings
-    from inweave.generate.sweep import Axis, OpenModel
+    from inweave.generate.sweep import OpenModel
 
 
 def memory_line(memory: dict[str, Any] | None) -> str:
@@ -222,7 +223,7 @@ def write_images(
 def axes_of(grid: list[str], comparing: bool) -> list[Axis]:
     """Parse the axes of --grid, before anything is loaded."""
     from inweave.errors import ConfigError
-    from inweave.generate.sweep import Axis
+    from inweave.generate.axes import Axis
 
     if grid and comparing:
         raise ConfigError("--grid and --compare each make a grid of their own; choose one")

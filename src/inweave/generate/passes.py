@@ -16,7 +16,8 @@ from inweave.generate.denoise import Callbacks, Progress
 from inweave.generate.drawing import OnImage
 from inweave.generate.prepared import PreparedRequest, record_of
 from inweave.generate.result import Result
-from inweave.generate.upscale import SecondPass, UpscalerFinder
+from inweave.generate.upscale import SecondPass
+from inweave.generate.upscaler_files import UpscalerFinder
 from inweave.models.model import Model
 
 #: makes the images of requests in one pass, each with `on_image` if there is one

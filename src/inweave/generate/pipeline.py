@@ -45,7 +45,8 @@ from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
 from inweave.generate.running import RunningBatch
 from inweave.generate.templates import PromptSources, configs_of
-from inweave.generate.upscale import UpscalerFinder, complete_pass
+from inweave.generate.upscale import complete_pass
+from inweave.generate.upscaler_files import UpscalerFinder
 from inweave.models.acceleration import Graph
 from inweave.models.model import Model, Quantize
 from inweave.models.open import open_model

@@ -13,12 +13,13 @@ from PIL import Image
 
 from inweave.errors import CancelledError, ConfigError, RequestError
 from inweave.generate import drawing
+from inweave.generate.axes import Axis
 from inweave.generate.batches import check_batch, largest_batch, split
 from inweave.generate.config import GenerateConfig
 from inweave.generate.denoise import Progress, denoise
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.prepared import tasks_of
-from inweave.generate.sweep import Axis, sweep
+from inweave.generate.sweep import sweep
 
 SMALL: dict[str, Any] = {"width": 64, "height": 64, "steps": 4, "seed": 1}
 

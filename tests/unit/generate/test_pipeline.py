@@ -12,10 +12,11 @@ import torch
 from PIL import Image, ImageDraw
 
 from inweave.errors import CancelledError, ConfigError, InweaveError
+from inweave.generate.axes import Axis
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.pipeline import Pipeline, pipeline
-from inweave.generate.sweep import Axis, compare, sweep
+from inweave.generate.sweep import compare, sweep
 from inweave.models import embedded
 from inweave.models.samplers import SAMPLERS, offered_samplers, offered_schedules, problems
 from tests.support import sized

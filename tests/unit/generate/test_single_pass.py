@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from inweave.cli.app import app
 from inweave.generate import prompt as prompts
+from inweave.generate.axes import Axis
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.find import LoraFinder
 from inweave.generate.pipeline import Pipeline, pipeline
-from inweave.generate.sweep import Axis, sweep
+from inweave.generate.sweep import sweep
 
 PROMPT = "a cat face <lora:ink:0.4>"
 SETTINGS: dict[str, Any] = {"negative_prompt": "a dog", "steps": 1, "seed": 7, "width": 64, "height": 64}

@@ -19,7 +19,8 @@ from inweave.generate.denoise import Progress
 from inweave.generate.enlarge import UpscalePass, made_steps, steps_for
 from inweave.generate.infotext import infotext, parse_infotext
 from inweave.generate.pipeline import Pipeline, pipeline
-from inweave.generate.upscale import Tiles, UpscalerFinder
+from inweave.generate.upscale import Tiles
+from inweave.generate.upscaler_files import UpscalerFinder
 from inweave.models.upscalers import CONTEXT, open_upscaler
 from tests.unit.generate.upscaler_files import compact, esrgan
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from PIL import Image
 
+from inweave.generate.axes import Cell
 from inweave.generate.config import GenerateConfig
 from inweave.generate.denoise import Progress
 from inweave.generate.find import LoraFinder
 from inweave.generate.pipeline import Pipeline
 from inweave.generate.result import Result
-from inweave.generate.sweep import Cell, run
+from inweave.generate.sweep import run
 
 
 def make_sheet(

@@ -10,7 +10,7 @@ from inweave.errors import InweaveError, MissingError
 from inweave.generate.enlarge import LATENT_MODES, PIXEL_MODES, upscaler_label
 from inweave.generate.styles import Style
 from inweave.generate.templates import PromptSources
-from inweave.generate.upscale import UpscalerFinder
+from inweave.generate.upscaler_files import UpscalerFinder
 from inweave.serve.settings import ServeSettings
 
 

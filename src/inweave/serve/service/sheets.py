@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from inweave.errors import ConfigError, Problem
+from inweave.generate.axes import Axis, Cell, cells_of
 from inweave.generate.config import GenerateConfig
-from inweave.generate.sweep import Axis, Cell, cells_of
 from inweave.generate.templates import PromptSources
 from inweave.serve.service.models import Models
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from inweave.formats.dialects import written_dialects
-from inweave.generate.sweep import AXES
+from inweave.generate.axes import AXES
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api.context import service_of
 from inweave.serve.api.errors import RETRY_AFTER

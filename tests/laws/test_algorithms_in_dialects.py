@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import random, scalar_tensor, tensor
 
 from inweave.adapter import (
     ALGORITHMS,
@@ -39,6 +38,7 @@ from inweave.ops.delta.reference import change
 from inweave.targets.bases import known_index
 from inweave.targets.index import ModelIndex, index_from_names
 from inweave.targets.resolve import resolve
+from tests.support import random, scalar_tensor, tensor
 
 N = 12
 LINEAR, CONV, TABLE, NORM = "layers.0.proj", "layers.0.conv", "embed_tokens", "layers.0.norm"

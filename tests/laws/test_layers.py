@@ -22,7 +22,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, injected, layer_of, product_of
 from torch import nn
 from torch.nn import functional
 
@@ -46,6 +45,7 @@ from inweave.ops.delta import change
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource
 from inweave.weights.source import DictSource
+from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, injected, layer_of, product_of
 
 RELAXED = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 SIZES = st.integers(1, 17)

@@ -8,7 +8,6 @@ import random as stdlib_random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support import random, sized, tensor
 
 from inweave.adapter import Tensor
 from inweave.exchange.convert import rewrite
@@ -17,6 +16,7 @@ from inweave.formats.read import read
 from inweave.targets.bases import known_index
 from inweave.targets.index import Component, module_of
 from inweave.targets.resolve import resolve
+from tests.support import random, sized, tensor
 
 BASES = (
     "sd1.5",

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.training.tiny import tiny
 from torch import nn
 
 from inweave.training.config.schema import TrainConfig
@@ -24,6 +23,7 @@ from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.session import check, prepare
 from inweave.training.tasks.losses import image_loss
 from inweave.training.tasks.objective import Objective
+from tests.unit.training.tiny import tiny
 
 TOTAL = 60
 #: our settings -> the schedule of diffusers and transformers, and its arguments

@@ -15,7 +15,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tests.support import random, sized, tensor
 from torch import nn
 
 from inweave.adapter import Adapter, Tensor
@@ -30,6 +29,7 @@ from inweave.weights.source import DictSource, FileSource
 from inweave.weights.stack import Strength
 from inweave.weights.weaver import Weaver
 from inweave.weights.writer import Writer
+from tests.support import random, sized, tensor
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

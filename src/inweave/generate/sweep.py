@@ -1,8 +1,8 @@
 """The same request many times, with one or two settings changed: sweeps and comparisons.
 
-The settings of a table are in `inweave.generate.axes`. One axis gives a row, two give a table. A comparison has a column
-without LoRAs, one for each LoRA alone, and, where there are several, one for all of them together, always from the same
-seed.
+The settings of a table are in `inweave.generate.axes`. One axis gives a row, two give a table. A comparison has a
+column without LoRAs, one for each LoRA alone, and, where there are several, one for all of them together, always from
+the same seed.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support import stopwatch
 
 from inweave.errors import ConfigError, FormatError, RequestError
 from inweave.files.documents import MAX_DEPTH, MAX_DIGITS, parse_json, read_json
 from inweave.files.paths import as_path, expand_home, is_file, is_folder, printable, printable_path
 from inweave.files.reading import open_regular, read_bytes, read_text
+from tests.support import stopwatch
 
 
 def special_file(folder: Path, which: str) -> Path:

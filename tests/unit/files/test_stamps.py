@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.support import lora_pair, write
 
 from inweave.files.stamps import ABSENT, path_stamp
+from tests.support import lora_pair, write
 
 
 def rewrite(path: Path, seed: int) -> None:

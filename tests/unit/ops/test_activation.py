@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
-from tests.unit.ops.saving import saved_tensors
-from tests.unit.ops.test_group_norm import assert_as_exact
 from torch.nn import functional
 
 from inweave.ops.activation import geglu, reference, tanh_gelu
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.saving import saved_tensors
+from tests.unit.ops.test_group_norm import assert_as_exact
 
 SHAPES = [(3, 2), (5, 34), (2, 2560)]
 #: (rows, width, columns on the left)
@@ -244,9 +244,8 @@ def test_the_meta_device_allocates_what_the_kernels_do() -> None:
 @pytest.mark.parametrize(("width", "columns"), [(12288, 3072), (9728, 0)], ids=["flux", "sd3.5-large"])
 def test_gelu_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(width: int, columns: int) -> None:
     """Machine code for a Hopper GPU: the interpreter lets a name have two types, a compiler does not."""
-    from tests.unit.ops.compiling import compiled_code
-
     from inweave.ops.activation import triton as kernel
+    from tests.unit.ops.compiling import compiled_code
 
     left, blocks = kernel._blocks(columns, width)
     sizes = {"BLOCKS": blocks, "LEFT_BLOCKS": left, "BLOCK": kernel._GELU_BLOCK}
@@ -263,9 +262,8 @@ def test_gelu_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(width: int, co
 
 
 def test_kernels_compile_for_a_gpu() -> None:
-    from tests.unit.ops.compiling import compiled_size
-
     from inweave.ops.activation import triton as kernel
+    from tests.unit.ops.compiling import compiled_size
 
     assert compiled_size(kernel._geglu_kernel, {"BLOCK": 128}) > 1000
     assert compiled_size(kernel._geglu_gradient_kernel, {"BLOCK": 128}) > 1000

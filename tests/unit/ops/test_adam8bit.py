@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
 
 from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, quantize, reference, step
+from tests.unit.ops.interpreter import run_interpreted
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps

@@ -10,10 +10,10 @@ import torch
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
-from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
 import inweave.ops  # noqa: E402
 from inweave.ops.common.exponential import exact_exp  # noqa: E402
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-from tests.unit.ops.interpreter import run_interpreted
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +24,7 @@ from inweave.ops.fp8.reference import quantize_rows as reference
 from inweave.ops.quantized import fp8
 from inweave.ops.quantized.fp8 import Fp8Linear, Fp8Weight
 from inweave.training.memory import checkpointing
+from tests.unit.ops.interpreter import run_interpreted
 
 HALF_STEP = 2.0**-4  # of four significant bits
 EPS = 2.0**-24

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.attention import FeedForward
-from tests.unit.models.test_fused_joint import Operations, gradients, network
-from tests.unit.ops.interpreter import run_interpreted
-from tests.unit.ops.test_fp8 import Graphs, numbers
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
@@ -22,6 +19,9 @@ from inweave.ops.activation import tanh_gelu
 from inweave.ops.fp8 import frozen_feed_forward, select
 from inweave.ops.quantized.fp8 import Fp8Linear
 from inweave.training.memory import checkpointing
+from tests.unit.models.test_fused_joint import Operations, gradients, network
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.test_fp8 import Graphs, numbers
 
 OPERATORS = ("fp8_product", "fp8_gradient", "fp8_linear", "gelu_rows", "gelu_gradient_rows", "tanh_gelu")
 INPUTS, WIDTH, COLUMNS, OUTPUTS = 32, 64, 16, 48
@@ -283,10 +283,9 @@ def test_kernels_agree_with_one_after_the_other_in_the_interpreter() -> None:
 
 @pytest.mark.parametrize(("width", "columns"), [(12288, 3072), (9728, 0)], ids=["flux", "sd3.5-large"])
 def test_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(width: int, columns: int) -> None:
-    from tests.unit.ops.compiling import compiled_code
-
     from inweave.ops.fp8 import triton as kernel
     from inweave.ops.fp8.reference import LARGEST, SMALLEST
+    from tests.unit.ops.compiling import compiled_code
 
     common = {"SMALL": SMALLEST, "LARGE": LARGEST, **kernel._parts(width, columns)}
     assert common["FIRST"] == 8192 and common["REST"] == (4096 if width == 12288 else 2048)

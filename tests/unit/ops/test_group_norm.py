@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
-from tests.unit.ops.saving import saved_tensors
 from torch.nn import functional
 
 from inweave.ops.common.layout import as_rows
 from inweave.ops.group_norm import group_norm, group_norm_and_input, reference
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.saving import saved_tensors
 
 #: (batch, channels, height, width, groups): groups not of powers of two, several blocks, chunks that do not divide
 IMAGES = [(1, 40, 9, 7, 4), (2, 8, 4, 4, 4), (1, 320, 3, 5, 32), (1, 270, 5, 5, 3), (2, 6, 1, 1, 1), (1, 24, 18, 17, 2)]
@@ -305,10 +305,9 @@ def test_the_outline_allocates_what_the_kernels_do() -> None:
 
 def test_kernels_compile_for_a_gpu() -> None:
     """In bfloat16, which the interpreter has not, and with the machine code that a Hopper GPU loads."""
-    from tests.unit.ops.compiling import compiled_size
-
     from inweave.ops.group_norm import triton as images
     from inweave.ops.row_norm import triton as rows
+    from tests.unit.ops.compiling import compiled_size
 
     tiling = images._Tiling(torch.Size((1, 64, 40)), 4)
     switches = {"SHIFT": True, "SILU": True}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from inweave.ops.linear import Rounded, lora_backward, lora_linear, reference
 from inweave.training.memory.checkpointing import _contexts
+from tests.unit.ops.interpreter import run_interpreted
 
 SHAPES = [(1, 1, 1, 1), (5, 8, 6, 3), (77, 64, 48, 16), (33, 40, 72, 64)]  # M, K, N, r
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -290,9 +290,8 @@ def test_kernels_agree_with_float64_in_the_interpreter() -> None:
 def test_kernels_compile_for_a_gpu(rank: int) -> None:
     """The interpreter lets a name have two types, and a compiler does not."""
     pytest.importorskip("triton")
-    from tests.unit.ops.compiling import compiled_size
-
     from inweave.ops.linear import triton as kernel
+    from tests.unit.ops.compiling import compiled_size
 
     sizes = kernel.tile_sizes(1024, 1280, 1280, rank)
     common = {"RANK": sizes.rank, "PRECISION": "tf32"}

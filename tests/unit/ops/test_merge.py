@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
 
 from inweave.ops.merge import Product, WeightUpdate, merge_products
+from tests.unit.ops.interpreter import run_interpreted
 
 SHAPES = [(1, 1), (7, 3), (64, 64), (130, 70), (33, 200)]
 RANKS = [(), (1,), (16,), (5, 33), (70, 2, 3)]

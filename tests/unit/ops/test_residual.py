@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
-from tests.unit.ops.test_group_norm import assert_as_exact, channels_last, values
 
 from inweave.ops.residual import reference, residual_sum
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.test_group_norm import assert_as_exact, channels_last, values
 
 SHAPES = [(1, 1, 3), (2, 35, 6), (3, 49, 320)]  # batch, positions, channels
 
@@ -76,9 +76,8 @@ def test_of_two_dtypes_the_result_has_the_wider_one() -> None:
 
 
 def test_the_kernel_compiles_for_a_gpu() -> None:
-    from tests.unit.ops.compiling import compiled_size
-
     from inweave.ops.residual import triton as kernel
+    from tests.unit.ops.compiling import compiled_size
 
     for count in (1, 2):
         assert compiled_size(kernel._residual_sum_kernel, {"CHANNELS": 320, "BIASES": count, "BLOCK": 2048}) > 1000

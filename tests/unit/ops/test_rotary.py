@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
-from tests.unit.ops.saving import saved_tensors
 from torch.nn import functional
 
 from inweave.ops.rotary import join_heads, join_projections, reference
+from tests.unit.ops.interpreter import run_interpreted
+from tests.unit.ops.saving import saved_tensors
 
 EPS = 1e-6
 
@@ -259,9 +259,8 @@ def test_the_meta_device_allocates_what_the_kernels_do() -> None:
 @pytest.mark.parametrize("shape", [(24, 128, True), (38, 64, False)], ids=["flux", "sd3.5"])
 def test_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(shape: tuple[int, int, bool]) -> None:
     """In bfloat16, which the interpreter has not, and with the machine code that a Hopper GPU loads."""
-    from tests.unit.ops.compiling import compiled_code
-
     from inweave.ops.rotary import triton as kernels
+    from tests.unit.ops.compiling import compiled_code
 
     heads, size, rotary = shape
     tiling = kernels._tiling(heads, size)

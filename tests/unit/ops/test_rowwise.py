@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ops.interpreter import run_interpreted
 from torch import Tensor
 from torch.nn import functional
 
 from inweave.ops.rowwise import RowTable, SlotFactors, add_products, meta, reference
+from tests.unit.ops.interpreter import run_interpreted
 
 RANKS = (4, 0, 128, 33, 16)
 #: (inputs, outputs, tokens)

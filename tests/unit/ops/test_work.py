@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.peers import tiny_models as tiny
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +17,7 @@ from inweave.ops.tensors.peak import MetaAttention
 from inweave.ops.tensors.work import WorkCounter
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.meta import _step
+from tests.peers import tiny_models as tiny
 
 
 def _empty(*shape: int) -> torch.Tensor:

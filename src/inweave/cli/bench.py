@@ -53,6 +53,7 @@ def embedded(
         typer.Option(
             "--bars",
             metavar="NAMES",
+            show_default="none",
             help="Measure what a model for adapters must reach, instead: all, or some of subjects, seeds, colors, "
             "counts, pairs, seams, style, identity, stack, with commas between.",
         ),

@@ -73,6 +73,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
     "vram": st.sampled_from(["auto", "12GiB"]),
     "ram": st.sampled_from(["24GiB", "auto"]),
     "offload": st.sampled_from(["off", "auto"]),  # "blocks" excludes others
+    "offload_activations": st.sampled_from(["off", "auto"]),  # "on" needs gradient checkpointing
     "network": st.sampled_from(NETWORKS), "dialect": st.sampled_from(OUTPUT_DIALECTS),
     "warmup": st.one_of(st.integers(1, 1000), st.floats(0, 0.9)),
     "resolution": st.one_of(st.none(), st.integers(16, 8192)),

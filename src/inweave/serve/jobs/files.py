@@ -17,6 +17,7 @@ from inweave.serve.jobs.blobs import BlobStore
 
 INPUT = "input-"
 _RESULT = re.compile(r"[0-9][\w.-]*", re.ASCII)
+_INPUT = re.compile(rf"{INPUT}[\w.-]+", re.ASCII)
 
 
 class JobFiles:
@@ -41,12 +42,12 @@ class JobFiles:
         return {name.removeprefix(INPUT): self._read(job, name) for name in names}
 
     def read(self, job: str, name: str) -> bytes:
-        """Return a file of a job's result; raise MissingError if it does not exist."""
-        return self._read(job, _result_name(job, name))
+        """Return a file of a job's result, or one of its inputs; raise MissingError if it does not exist."""
+        return self._read(job, _file_name(job, name))
 
     def path(self, job: str, name: str) -> Path | None:
-        """Return the path of a file of a job's result, if it is a file of this machine."""
-        return self._blobs.path(f"{job}/{_result_name(job, name)}")
+        """Return the path of such a file, if it is a file of this machine."""
+        return self._blobs.path(f"{job}/{_file_name(job, name)}")
 
     def _read(self, job: str, name: str) -> bytes:
         content = self._blobs.read(f"{job}/{name}")
@@ -71,6 +72,11 @@ class JobFiles:
         for job, age in self._blobs.ages().items():
             if job not in jobs and age >= older_than:
                 self._blobs.remove(job)
+
+
+def _file_name(job: str, name: str) -> str:
+    """Return the name of a result or an input; raise MissingError for a name that neither has."""
+    return name if _INPUT.fullmatch(name) else _result_name(job, name)
 
 
 def _result_name(job: str, name: str) -> str:

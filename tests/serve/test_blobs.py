@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inweave.errors import ConfigError, ConflictError
+from inweave.errors import ConfigError, ConflictError, MissingError
 from inweave.serve.jobs import s3
 from inweave.serve.jobs.blobs import BlobStore, FolderBlobs
 from inweave.serve.jobs.errors import BlobsLost, StorageError
@@ -96,13 +96,21 @@ def test_jobs_and_uploads_leave_nothing_behind(blobs: BlobStore, tmp_path: Path)
     assert blobs.part("files").ages() == blobs.part("uploads").ages() == {}
 
 
-@pytest.mark.parametrize("name", ["../0.png", "input-init.png", "", ".hidden", "0/../../x", "0.png\n"])
+@pytest.mark.parametrize("name", ["../0.png", "input-", "input-/../x", "", ".hidden", "0/../../x", "0.png\n"])
 def test_a_name_that_no_result_has_reads_nothing(blobs: BlobStore, name: str) -> None:
     files = JobFiles(blobs)
     files.write("job-1", "input-init.png", b"private")
     for ask in (files.read, files.path, files.remove_result):
         with pytest.raises(Exception, match="job job-1 has no file"):
             ask("job-1", name)
+
+
+def test_inputs_of_a_job_are_read_and_not_removed_one_by_one(blobs: BlobStore) -> None:
+    files = JobFiles(blobs)
+    files.write_inputs("job-1", {"init.png": b"an image"})
+    assert files.read("job-1", "input-init.png") == b"an image"
+    with pytest.raises(MissingError, match="job job-1 has no file"):
+        files.remove_result("job-1", "input-init.png")
 
 
 def test_a_bucket_belongs_to_one_queue(bucket: str, tmp_path: Path) -> None:

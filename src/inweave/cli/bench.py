@@ -63,10 +63,13 @@ def embedded(
     ] = 1.0,
     held_out: Annotated[
         Path | None,
-        typer.Option("--held-out", metavar="FOLDER", help="Of --bars: captioned images of an unknown style."),
+        typer.Option(
+            "--held-out", metavar="FOLDER", help="Of --bars: captioned images of an unknown style.", show_default="none"
+        ),
     ] = None,
     sheets: Annotated[
-        Path | None, typer.Option("--sheets", metavar="FOLDER", help="Of --bars: write the images as sheets.")
+        Path | None,
+        typer.Option("--sheets", metavar="FOLDER", help="Of --bars: write the images as sheets.", show_default="none"),
     ] = None,
     model: Annotated[
         str, typer.Option("--model", "-m", help="Of --bars: another version of the model, as a folder.")

@@ -158,7 +158,7 @@ def generate(
         "--offload", help="Memory: blocks keeps the weights in host memory and copies them to the GPU block by block; "
         "auto: only if the model would not fit; off.", rich_help_panel=MODELS)] = "off",
     quantized_cache_gb: Annotated[float, typer.Option(
-        "--quantized-cache-gb", help="Disk space for quantized denoisers, so that the next start maps a file; 0: none.",
+        "--quantized-cache-gb", help="Disk space for quantized denoisers, so that the next start reads them; 0: none.",
         rich_help_panel=MODELS)] = 32.0,
     graph: Annotated[str, typer.Option(
         "--graph", help="Steps recorded in CUDA graphs, on an NVIDIA GPU: auto or off.",

@@ -64,7 +64,8 @@ def open_binary(
         _check_mode(path, status.st_mode, error)
         if limit is not None and status.st_size > limit:
             raise error(f"{printable_path(path)}: {status.st_size:,} bytes, more than the {limit:,} that are accepted")
-        return os.fdopen(descriptor, "rb", buffering)
+        # by its path, which errors of later reads name
+        return open(path, "rb", buffering, opener=lambda *_: descriptor)  # type: ignore[return-value]
     except BaseException:
         os.close(descriptor)
         raise

@@ -1,6 +1,6 @@
 """Loading a model for generating: where its weights are (`--offload`), and the cache of quantized bases.
 
-A denoiser that is quantized here is written to ~/.cache/inweave/quantized, and mapped from there the next time.
+A denoiser that is quantized here is written to ~/.cache/inweave/quantized, and read from there the next time.
 """
 
 from __future__ import annotations
@@ -78,6 +78,6 @@ def load_for_images(
     if recorded:
         record_calls(model)
     if cached is not None:
-        notes.append("mapped from the cache")
+        notes.append("read from the cache")
     model.quantizing = "; ".join(filter(None, [model.quantizing, *notes]))
     return model

@@ -365,7 +365,7 @@ def pipeline(
             "off" unpacks it; "int8", "int8-hadamard", "nf4", "nf4-hadamard" or "fp8" quantizes the denoiser.
         offload: "blocks" leaves the weights in host memory and copies them to the device block by block while it
             computes; "auto" does so if the model would not fit on the GPU; "off".
-        quantized_cache_gb: disk space for quantized denoisers, so that the next start maps a file; 0: none.
+        quantized_cache_gb: disk space for quantized denoisers, so that the next start reads them; 0: none.
         batch: how many images of a request are made together, at most: a number, or "auto".
         graph: "auto" records steps in CUDA graphs on an NVIDIA GPU, "off" runs them eagerly.
         lora_cache_gb: memory for LoRAs that were read; beyond it, the least recently used one is dropped.

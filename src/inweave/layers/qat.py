@@ -24,6 +24,7 @@ from inweave.layers.fused import is_unchanged
 from inweave.layers.layer import LoraLayer
 from inweave.ops.common.gradients import first_derivative_only
 from inweave.ops.common.precision import without_autocast
+from inweave.ops.common.transient import transient
 from inweave.ops.kinds import LayerKind, LinearKind
 from inweave.ops.quantized import FORMATS, QuantizedLayer
 from inweave.ops.tensors.subclasses import whole
@@ -102,6 +103,7 @@ class QuantizationAware:
 
     @torch.no_grad()
     @without_autocast
+    @transient()
     def weight(self, acting: Acting, dtype: torch.dtype) -> Tensor:
         """Return Q(V)."""
         layer, kind = self.layer, FORMATS[self.format].weights

@@ -12,9 +12,7 @@ configuration asks for it (`force_upcast`: SDXL's) stays in float32.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -45,12 +43,14 @@ from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.hold import held_summary, memory_summary, stored_quantized
-from inweave.weights.merged import MergedSource, Stack
+from inweave.weights.merged import MergedSource
 from inweave.weights.pristine import Keep
-from inweave.weights.resolved import ResolvedItem, resolve_item
+from inweave.weights.resolved import plans_of, resolve_all
 from inweave.weights.row_adapters import RowAdapters
+from inweave.weights.scratch import trim_heap
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import StackItem
+from inweave.weights.views import refuse_rewritten
 from inweave.weights.weaver import Weaver
 
 #: how a denoiser is loaded: unpacked, as its file stores it, or in a format
@@ -156,11 +156,19 @@ class Model:
 
     def predict(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return the denoiser's prediction for noisy latents at time ``t``, recorded where it can be."""
+        refuse_rewritten(self.blueprint.denoiser.source)
         graph = None if "row_adapters" in vars(self) and self.row_adapters.active else self.recorded
         return self.family.denoise(self, latents, t, inputs) if graph is None else graph(latents, t, inputs)
 
     def using(self, *folders: str) -> AbstractContextManager[None]:
-        """Have these networks on the device inside the block; they are always there unless they are offloaded."""
+        """Have these networks on the device inside the block; they are always there unless they are offloaded.
+
+        Raises:
+            FormatError: their weights are views of a file that was written to.
+        """
+        for folder in folders:
+            if folder in self.blueprint.parts:
+                refuse_rewritten(self.blueprint.parts[folder].source)
         return nullcontext() if self.offloader is None else self.offloader.using(*folders)
 
     def swap(self, stack: Iterable[StackItem]) -> int:
@@ -230,8 +238,8 @@ def load_model(
     as "int8", quantizes the denoiser layer by layer before it moves to the device, and adapters are merged into that
     (`Model.quantization` says what is quantized).
 
-    ``offload``: all weights stay in host memory; networks move to the device while they compute, blocks one by one
-    (`Model.using`), and adapters are merged on the host.
+    ``offload``: all weights stay in host memory, in which no file is mapped; networks move to the device while they
+    compute, blocks one by one (`Model.using`), and adapters are merged on the host.
 
     ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
     ``arrived``: see `build`, with the folder and the network before the name; then there is no weaver.
@@ -257,8 +265,8 @@ def load_model(
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
         index = _index(sources, blueprint)
         layers = list(loras)
-        stack = _resolve(layers, index)
-        plans = _plans_of(stack)
+        stack = resolve_all(layers, index)
+        plans = plans_of(stack)
         note, loaded = "", 0
         total = sum(stored_bytes(source, name) for source in sources.values() for name in source.names())
         for folder, network in networks.items():
@@ -284,7 +292,7 @@ def load_model(
                 on_arrival = partial(arrived, folder, network)
             build(
                 network, source, device=place, dtype=part_dtype, quantized=form,  # type: ignore[arg-type]
-                progress=count, arrived=on_arrival,
+                progress=count, arrived=on_arrival, mapped=not offload and folder != own,
             )  # fmt: skip
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
                 blueprint.family.complete(folder, network)
@@ -293,6 +301,7 @@ def load_model(
             if quantizer is not None or known is not None:
                 network.to(home)
                 join_groups(network)
+                trim_heap()
                 text = quantizer.note() if quantizer is not None else known.note if known is not None else ""
                 note = f"{text}: {memory_summary({folder: network})}"
                 if known is not None:
@@ -328,36 +337,6 @@ def _offloader(blueprint: Blueprint, networks: Mapping[str, nn.Module], device: 
     family = blueprint.family
     blocks = {folder: family.blocks(network) for folder, network in networks.items() if folder != "vae"}
     return Offloader(networks, device, blocks, advice="quantize the denoiser, or make smaller images")
-
-
-def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:
-    """Resolve the stack in another thread while weights are copied, which releases the GIL."""
-    stack: Future[list[ResolvedItem]] = Future()
-
-    def work() -> None:
-        try:
-            stack.set_result([resolve_item(adapter, strength, index) for adapter, strength in layers])
-        except BaseException as error:
-            stack.set_exception(error)
-
-    if layers:
-        threading.Thread(target=work, name="inweave-resolve", daemon=True).start()
-    else:
-        stack.set_result([])
-    return stack
-
-
-def _plans_of(stack: Future[list[ResolvedItem]]) -> Future[Stack]:
-    plans: Future[Stack] = Future()
-
-    def hand_on(done: Future[list[ResolvedItem]]) -> None:
-        if (error := done.exception()) is not None:
-            plans.set_exception(error)
-        else:
-            plans.set_result([(each.plan, each.strength) for each in done.result()])
-
-    stack.add_done_callback(hand_on)
-    return plans
 
 
 def file_index(model: Model) -> ModelIndex:

@@ -27,6 +27,7 @@ from inweave.ops.quantized import QuantizedWeight
 from inweave.targets.plan import Rows
 from inweave.weights.held import quantized_weight
 from inweave.weights.source import TensorSpec, WeightSource, stamps_of
+from inweave.weights.views import viewed_in
 
 #: tensors of files that no module has, and that change nothing
 IDLE = re.compile(
@@ -48,7 +49,7 @@ class Mapped:
 
     def __init__(self, source: WeightSource, ours: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._source = source
-        self.stamps = stamps_of(source)
+        self.stamps, self.viewed = stamps_of(source), viewed_in(source)
         self._ours = ours
         self._shapes = shapes
 

@@ -145,7 +145,7 @@ def join_groups(denoiser: nn.Module) -> None:
             kind: Any = type(group[0])
             whole = kind.weights(*map(torch.cat, zip(*(layer.quantized for layer in group), strict=True)))
             for layer, part in zip(group, whole.split(len(group)), strict=True):
-                layer._buffers.update(part._asdict())
+                layer.put(part)
 
 
 def _candidates(denoiser: nn.Module, format: type[QuantizedLinear]) -> dict[str, nn.Linear | nn.Conv2d]:

@@ -1,4 +1,4 @@
-"""Quantized denoisers on disk, so that a second start maps a file instead of reading and quantizing the base again.
+"""Quantized denoisers on disk, so that a second start reads one file instead of the base, and quantizes nothing.
 
     <folder>/<name>.safetensors     name = SHA-256 of the key
     key         version, format, dtype, kind of device that quantized, class and configuration of the denoiser, and the
@@ -8,7 +8,7 @@
 
 A file is flushed to disk and then renamed, so one that exists is whole; its checksums are verified before it is used,
 and a file that is damaged is made again. After a file was written, files whose base is gone or has changed are removed,
-then those that were used longest ago, until all of them are within the budget. A mapped file may be removed.
+then those that were used longest ago, until all of them are within the budget..
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Overlaid:
             return None
         kind = format_of(self._cached.format).weights
         weight: QuantizedWeight = kind(
-            *(self._cached.file.get(f"{layer}:{field}", device=device) for field in kind._fields)
+            *(self._cached.file.get(f"{layer}:{field}", device=device, owned=True) for field in kind._fields)
         )
         return weight
 
@@ -121,6 +121,8 @@ class QuantizedCache:
         place = self._place(key)
         if not key or not place.exists():
             return None
+        with suppress(OSError):
+            os.utime(place)  # when it was used last
         try:
             file = FileSource(place)
             facts = json.loads(file.metadata["facts"])
@@ -131,8 +133,6 @@ class QuantizedCache:
         except (FormatError, ValueError, KeyError, TypeError) as error:
             self.problem = f"the quantized base is made again, since its file cannot be used: {error}"
             return None
-        with suppress(OSError):
-            os.utime(place)  # when it was used last
         return cached
 
     def store(self, key: str, network: nn.Module, note: str, extra: Mapping[str, Any]) -> str:
@@ -158,7 +158,7 @@ class QuantizedCache:
             return f"the quantized base is not kept: {error}"
         removed = self._clean(place)
         more = f"; {len(removed)} older ones were removed" if removed else ""
-        return f"the next start maps the quantized base from {printable_path(place)} ({_gib(size)}){more}"
+        return f"the next start reads the quantized base from {printable_path(place)} ({_gib(size)}){more}"
 
     def _place(self, key: str) -> Path:
         return self._folder / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
@@ -202,9 +202,9 @@ def _verify(file: FileSource, checksums: Mapping[str, int]) -> None:
         raise FormatError(f"{file.path}: has other tensors than it should")
 
     def checksum(name: str) -> int:
-        return zlib.crc32(file.get(name).flatten().view(torch.uint8).numpy().data)
+        return zlib.crc32(file.get(name, owned=True).flatten().view(torch.uint8).numpy().data)
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for name, actual in zip(checksums, pool.map(checksum, checksums), strict=True):
             if actual != checksums[name]:
                 raise FormatError(f"{file.path}: {name} is damaged")

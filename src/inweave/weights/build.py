@@ -26,6 +26,7 @@ from inweave.weights.hold import Quantized, hold_weights
 from inweave.weights.merged import MergedSource
 from inweave.weights.networks import Slot
 from inweave.weights.networks import slots as network_slots
+from inweave.weights.scratch import trim_heap
 from inweave.weights.source import WeightSource, streamed
 
 
@@ -39,6 +40,7 @@ def build(
     quantized: Quantized = "off",
     progress: Callable[[int], object] | None = None,
     arrived: Callable[[str], object] | None = None,
+    mapped: bool = True,
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
 
@@ -55,6 +57,8 @@ def build(
         progress: Called with the stored bytes of each tensor when it is in place.
         arrived: Called with the name of each tensor when it is in place, on the host. It may replace the tensor, whose
             memory is free then: tensors are read into memory of their own, and never mapped.
+        mapped: Whether tensors on the host may be views of mapped files, whose pages are read when they are used. A
+            file that is cut meanwhile would end the process then.
 
     Returns:
         The model itself.
@@ -79,6 +83,7 @@ def build(
     done: dict[int, torch.Tensor] = {}  # those of several names: no other tensor is kept by this function
     places = Counter(id(slot.tensor) for slot in slots.values())
     later: dict[str, torch.Tensor] = {}
+    owned = arrived is not None or not mapped
     with torch.no_grad(), collector_waits():
         if quantized == "keep":
             _check(slots, source, ignore)
@@ -104,7 +109,7 @@ def build(
                 elif known in early and not (isinstance(source, MergedSource) and source.changes(known)):
                     new = early[known]
                 else:
-                    new = source.get(known, dtype=target_dtype, device=device, owned=arrived is not None)
+                    new = source.get(known, dtype=target_dtype, device=device, owned=owned)
                 if isinstance(old, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=False)
                 if places[id(old)] > 1:
@@ -115,14 +120,19 @@ def build(
                 owner._parameters[leaf] = new
             else:
                 owner._buffers[leaf] = new
+            size = new.nbytes
             del new
             if arrived is not None:
                 arrived(name)
+            if owned:
+                trim_heap(size)
         if isinstance(source, MergedSource):
             if later:
                 source.weave(later)
             source.release()
         constructed.put(model, target)
+        if owned:
+            trim_heap()
     return model
 
 

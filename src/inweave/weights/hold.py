@@ -19,6 +19,7 @@ from inweave.ops.kinds.wrappers import named_modules
 from inweave.ops.quantized import QuantizedLayer, format_of, matrix_of
 from inweave.weights.held import quantized_weight
 from inweave.weights.networks import quantized_layers, slots
+from inweave.weights.scratch import trim_heap
 from inweave.weights.source import WeightSource
 
 #: what happens to weights that a file stores quantized: "off" unpacks them to the model's dtype
@@ -55,6 +56,7 @@ def hold_weights(
         if weight is not None:
             format_of(weight.format()).layer_for(owner).hold(owner, weight, dtype or tensor.dtype)
             done.append(name)
+            trim_heap(weight[0].nbytes)
             if progress is not None:
                 progress(name)
     return done

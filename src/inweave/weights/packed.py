@@ -36,6 +36,7 @@ from inweave.targets.plan import Rows
 from inweave.weights.held import quantized_weight, stored_weight
 from inweave.weights.source import FileSource, TensorSpec, WeightSource, stamps_of
 from inweave.weights.transfer import read_bytes
+from inweave.weights.views import viewed_in
 
 _WIDE = torch.float32
 
@@ -106,7 +107,7 @@ class PackedSource:
     def __init__(self, source: WeightSource, packing: Packing, dtype: torch.dtype | None = None) -> None:
         self._source, self._packed, self._dtype = source, packing.weights, dtype
         self.metadata: Mapping[str, str] = getattr(source, "metadata", {})
-        self.stamps = stamps_of(source)
+        self.stamps, self.viewed = stamps_of(source), viewed_in(source)
         self._names = {name: None for name in source.names() if name not in packing.companions}
         self.kinds = Counter(each.kind for each in packing.weights.values())
 

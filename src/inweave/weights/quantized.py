@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from inweave.ops.quantized import QuantizedLayer, QuantizedWeight, has_encoder, requantized
+from inweave.weights.scratch import trim_heap
 from inweave.weights.streaming.arena import ALIGNMENT, owns
 
 
@@ -41,7 +42,8 @@ def packed_memory(layer: QuantizedLayer) -> torch.Tensor:
     views = weight_in(layer, memory)
     for view, tensor in zip(views, tensors, strict=True):
         view.copy_(tensor)
-    layer._buffers.update(zip(layer.weights._fields, views, strict=True))
+    layer.put(views)
+    trim_heap(size)
     return memory
 
 

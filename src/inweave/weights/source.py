@@ -144,6 +144,7 @@ class FileSource:
         self._places = container.places
         self.metadata = container.metadata
         self.stamps = {file: stamp_of(file.stat()) for file in self.files}
+        self.viewed: set[Path] = set()  # of which tensors are views
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -176,6 +177,8 @@ class FileSource:
             return raw.view(stored).view(tensor.shape).to(dtype or stored)
         if owned or dtype not in (None, stored):  # the result is a copy, so the map is not touched
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
+        else:
+            self.viewed.add(self._places[name][0])
         return decode(tensor, dtype=dtype or stored, device=device)
 
     def quantized(self, name: str, device: torch.device | str, rows: Rows | None = None) -> QuantizedWeight | None:
@@ -261,7 +264,7 @@ class Renamed:
     def __init__(self, source: WeightSource, component: Component) -> None:
         self._source = source
         self._component = component
-        self.stamps = stamps_of(source)
+        self.stamps, self.viewed = stamps_of(source), getattr(source, "viewed", ())
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""

@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from inweave.errors import FormatError
+from inweave.errors import FormatError, MemoryBudgetError
 from inweave.weights.scratch import host_buffer
 
 BUFFER = 64 * 1024**2
@@ -183,7 +183,13 @@ def _read_into(file: BinaryIO, target: np.ndarray, offset: int, readers: ThreadP
 
 def read_bytes(file: BinaryIO, offset: int, length: int) -> memoryview:
     """Return bytes of a file in new host memory, by plain reads."""
-    buffer = host_buffer(length).numpy()
+    try:
+        buffer = host_buffer(length).numpy()
+    except (OSError, MemoryError, RuntimeError) as error:
+        raise MemoryBudgetError(
+            f"{file.name}: not enough host memory to read {length / 2**20:,.0f} MiB of it ({error}); quantize the "
+            "base, close other programs, or use a smaller model"
+        ) from None
     _fill(file, buffer, offset)
     return buffer.data
 

@@ -273,6 +273,7 @@ def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:
 
 def as_memory_error(error: BaseException) -> BaseException:
     """Return a `MemoryBudgetError` for an out-of-memory error, and any other error unchanged."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return MemoryBudgetError(f"no device memory for this stack; the base was restored: {error}")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        where = "host" if isinstance(error, MemoryError) else "device"
+        return MemoryBudgetError(f"no {where} memory for this stack; the base was restored: {error}")
     return error

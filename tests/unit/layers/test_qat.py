@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +15,13 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from inweave.errors import ConfigError
 from inweave.layers import LoraLayer, inject, lora_layers, merge
 from inweave.layers.qat import fake_quantize
 from inweave.ops.quantized import FORMATS, QuantizedLinear
+from inweave.training.memory.checkpointing import _contexts
 
 SCHEMES = ["int8", "int8-hadamard", "nf4"]
 KINDS: list[dict[str, Any]] = [{}, {"dora": True}, {"network": "loha"}, {"network": "lokr", "factor": 8}]
@@ -110,6 +115,26 @@ def test_memory_of_a_step_holds_no_rounded_weight() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model[0](x)
     assert sum(sizes) < 128 * 96
+
+
+@pytest.mark.parametrize("format", SCHEMES)
+def test_selective_checkpointing_stores_products_and_no_weight(format: str) -> None:
+    """The sum of weight and adapter is computed by products too, which are as large as the weight."""
+    model = adapted(rank=2)
+    fake_quantize([layer_of(model)], format)
+    x = torch.randn(2, 128, requires_grad=True)
+    contexts = partial(_contexts, "selective", nullcontext)
+
+    def of_the_size_of_the_weight() -> int:
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        return sum(each.numel() == 128 * 96 for each in tensors)
+
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    before = of_the_size_of_the_weight()
+    y = checkpoint(model, x, use_reentrant=False, context_fn=contexts)
+    assert of_the_size_of_the_weight() == before
+    (gradient,) = torch.autograd.grad(y.square().sum(), x)
+    assert torch.equal(gradient, expected)
 
 
 def test_convolutions_compute_by_their_kind(monkeypatch: pytest.MonkeyPatch) -> None:

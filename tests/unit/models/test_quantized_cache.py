@@ -1,4 +1,4 @@
-"""A second start maps the quantized base: the same bits, and never those of a damaged file or of another base."""
+"""A second start reads the quantized base: the same bits, and never those of a damaged file or of another base."""
 
 from __future__ import annotations
 
@@ -63,16 +63,14 @@ def test_the_second_start_has_the_same_bits_and_quantizes_nothing(
 ) -> None:
     first = loaded(base, format)
     (file,) = files(tmp_path / "cache")
-    assert f"the next start maps the quantized base from {file}" in first.model.quantization
+    assert f"the next start reads the quantized base from {file}" in first.model.quantization
     expected = weights_of(first)
     settings: dict[str, Any] = {"seed": 7, "steps": 1, "width": 64, "height": 64, "loras": ["pixel:1.0"]}
     image = np.asarray(first("a red apple", **settings).images[0])
     monkeypatch.delattr(quantization.Quantizer, "arrived")
     second = loaded(base, format)
     assert_same(weights_of(second), expected)
-    assert (
-        "mapped from the cache" in second.model.quantization and f"are stored in {format}" in second.model.quantization
-    )
+    assert "read from the cache" in second.model.quantization and f"are stored in {format}" in second.model.quantization
     assert np.array_equal(np.asarray(second("a red apple", **settings).images[0]), image)
     if format == "int8":
         streamed = loaded(base, format, offload="blocks")
@@ -137,7 +135,7 @@ def test_a_damaged_file_is_reported_and_made_again(damage: str, base: Path, tmp_
     again = loaded(base, "int8")
     assert "the quantized base is made again, since its file cannot be used" in again.model.quantization
     assert_same(weights_of(again), expected)
-    assert "mapped from the cache" in loaded(base, "int8").model.quantization
+    assert "read from the cache" in loaded(base, "int8").model.quantization
 
 
 def test_files_that_were_used_longest_ago_make_room(base: Path, tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_files_that_were_used_longest_ago_make_room(base: Path, tmp_path: Path) 
     denoiser = loaded(base, "int8", quantized_cache_gb=0).model.denoiser
     keys = [cache.key(part, "int8", dtype, CPU) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
     for age, key in zip((30, 20), keys, strict=False):
-        assert "the next start maps" in cache.store(key, denoiser, "", {})
+        assert "the next start reads" in cache.store(key, denoiser, "", {})
         path = max(files(tmp_path / "cache"), key=lambda path: path.stat().st_mtime)
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     size = path.stat().st_size

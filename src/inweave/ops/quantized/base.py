@@ -29,6 +29,8 @@ from inweave.errors import TargetError
 Rows = tuple[Tensor, Tensor]
 #: a row whose numbers are all smaller becomes zero: its scale would not be a normal float32 number
 SMALLEST = 2.0**-100
+#: numbers of a matrix that are quantized at a time: few in host memory, many for a GPU, which is idle between two
+PIECE, GPU_PIECE = 1 << 20, 1 << 24
 
 
 class QuantizedWeight(Protocol):
@@ -145,8 +147,7 @@ class QuantizedLayer(nn.Module):
         del layer._parameters["weight"]
         layer.__class__ = cls
         layer.dtype = dtype  # type: ignore[assignment]
-        for name, tensor in tensors._asdict().items():
-            layer.register_buffer(name, tensor)
+        layer.put(tensors)  # type: ignore[operator]
 
     @property
     def weight(self) -> Tensor:
@@ -175,6 +176,14 @@ class QuantizedLayer(nn.Module):
         if names[0] in self._buffers:
             return self._buffers, names
         return self._parameters, [f"weight_{name}" for name in names]
+
+    def put(self, weight: QuantizedWeight) -> None:
+        """Let the layer have the tensors of a weight of its format, in place of its own.
+
+        Detached: a view keeps the tensor that it is a view of, even after its `data` was replaced (streaming).
+        """
+        for name, tensor in zip(self.weights._fields, weight, strict=True):
+            self.register_buffer(name, tensor.detach())
 
     def become_parameters(self) -> None:
         """Hold the tensors of the weight as frozen parameters: FSDP shards those, and no buffers.
@@ -251,9 +260,7 @@ class QuantizedLinear(QuantizedLayer, nn.Linear):  # type: ignore[override]
         if parts[0].is_meta and place.type == "meta":
             whole, error = _blank_weight(cls.weights, sum(map(len, parts)), parts[0].shape[1], parts[0].dtype), 0.0
         else:
-            whole = cls.weights.of(torch.cat(parts))
-            error = relative_error(parts[0], whole.split(len(layers))[0])
-            whole = cls.weights(*(tensor.to(place) for tensor in whole))
+            whole, error = _quantized_in_pieces(cls.weights, parts, place)
         for layer, quantized in zip(layers, whole.split(len(layers)), strict=True):
             cls.layer_for(layer).hold(layer, quantized, layer.weight.dtype)
         return error
@@ -273,6 +280,31 @@ PACKED_FORMATS: dict[str, type[QuantizedLinear]] = {}
 def format_of(name: str) -> type[QuantizedLinear]:
     """Return the layer of a format by name."""
     return FORMATS[name] if name in FORMATS else PACKED_FORMATS[name]
+
+
+def _quantized_in_pieces(weights: Any, parts: Sequence[Tensor], place: torch.device) -> tuple[Any, float]:
+    """Quantize matrices of one shape as one, some rows at a time: the numbers in between never exist for all of it.
+
+    Returns:
+        The weight on ``place``, and the relative error of the first matrix.
+    """
+    (rows, columns), at = parts[0].shape, 0
+    count = max(1, (PIECE if parts[0].device.type == "cpu" else GPU_PIECE) // max(columns, 1))
+    whole: list[Tensor] = []
+    squares, sizes = 0.0, 0.0
+    for number, part in enumerate(parts):
+        for start in range(0, rows, count):
+            piece = part[start : start + count]
+            quantized = weights.of(piece)
+            if not whole:
+                whole = [torch.empty(rows * len(parts), t.shape[1], dtype=t.dtype, device=place) for t in quantized]
+            for target, tensor in zip(whole, quantized, strict=True):
+                target[at : at + len(piece)] = tensor
+            at += len(piece)
+            if number == 0:
+                error, size = _norms(piece, quantized)
+                squares, sizes = squares + error**2, sizes + size**2
+    return weights(*whole), math.sqrt(squares / sizes) if sizes else 0.0
 
 
 def _blank_weight(weights: Any, rows: int, columns: int, dtype: torch.dtype) -> Any:
@@ -345,7 +377,14 @@ def coarse(scales: Tensor) -> Tensor:
 
 def relative_error(original: Tensor, weight: QuantizedWeight) -> float:
     """Return |W - W'| / |W| in Frobenius norms, of float32 as some devices have no float64."""
+    error, size = _norms(original, weight)
+    return error / size if size else 0.0
+
+
+def _norms(original: Tensor, weight: QuantizedWeight) -> tuple[float, float]:
+    """Return |W - W'| and |W|."""
     wide = original.float()
     largest = wide.abs().amax().clamp_min(SMALLEST)  # 1 after the division, so that squares neither overflow nor vanish
-    error, size = ((each / largest).norm() for each in (wide - weight.dequantized(torch.float32), wide))
-    return float(error / size.clamp_min(SMALLEST))
+    rest = wide - weight.dequantized(torch.float32)
+    error, size = (float((each / largest).norm()) * float(largest) for each in (rest, wide))
+    return error, size

@@ -283,7 +283,7 @@ class TrainSettings(CheckedModel):
     cache_text: bool = _memory(True, "encode captions once and cache the embeddings; off if text encoders are trained")
     cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
     quantized_cache_gb: NonNegativeFloat = _memory(
-        32.0, "disk space in the cache for quantized bases, so that the next run maps a file; those used longest "
+        32.0, "disk space in the cache for quantized bases, so that the next run reads them; those used longest "
         "ago make room; 0: none",
         task="image",
     )  # fmt: skip

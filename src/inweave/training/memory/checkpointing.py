@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from inweave.ops.common.transient import is_transient
 from inweave.weights.streaming.activations import HostActivations
 
 #: operation that selective checkpointing stores -> the index of its weight, if it has one
@@ -122,6 +123,8 @@ def _layer_checkpoint(layer: nn.Module, recompute: Callable[..., Any]) -> Callab
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    if is_transient():
+        return CheckpointPolicy.PREFER_RECOMPUTE
     name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
     weight = _STORED.get(name)
     # a trainable weight is of low rank: its product is cheap, and as large as the sum it is part of

@@ -131,7 +131,8 @@ class DiffusionSetup:
         blueprint = self._blueprint
         # a base is known by the weights of its file, not by those that it is quantized to here
         quantizes = config.quantize not in ("off", "keep")
-        own = config.quantize == "off" and config.offload == "blocks"  # in memory of its own, and not mapped
+        # in memory of its own, which no change of a file affects; processes that shard it share the mapped file
+        own = not config.shard and (staged or self.device.type == "cpu")
         blank = self._blank(config)
         cache, key = QuantizedCache(cache_folder(config) / "quantized", config.quantized_cache_gb), ""
         if quantizes and not config.assistant:  # whose weights are merged in before they are quantized
@@ -151,7 +152,7 @@ class DiffusionSetup:
             model.release_weaver()
         quantized = arrivals.note() if quantizes else model.quantization if keep == "keep" else ""
         if cached is not None:
-            quantized += "; mapped from the cache"
+            quantized += "; read from the cache"
         elif key and world.first:
             stored = cache.store(key, model.denoiser, quantized, arrivals.extra)
             quantized = "; ".join(filter(None, [quantized, cache.problem, stored]))

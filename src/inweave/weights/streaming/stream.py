@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.weights.scratch import trim_heap
 from inweave.weights.streaming.arena import divide, host_memory
 from inweave.weights.streaming.copies import Copies, copies_to, lock_pages
 from inweave.weights.streaming.ring import Ring
@@ -60,6 +61,7 @@ class BlockStream:
         self._memories, self._rest = divide(network, self._blocks, fixed=fixed, aliases=aliases)
         for number, memory in enumerate(self._memories):  # block by block: the old memory of each is free then
             memory.gather(host_memory(memory.size, f"block {number + 1} of {len(blocks)} of {type(network).__name__}"))
+            trim_heap()
         for memory in self._memories:
             weakref.finalize(self, lock_pages(memory.host, device))
         self._ring: Ring | None = None

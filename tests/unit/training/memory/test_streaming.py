@@ -21,7 +21,6 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.execution.compilation import compile_problems
 from inweave.training.loop import Run
 from inweave.training.session import prepare
-from inweave.training.tasks import diffusion_setup
 from inweave.training.tasks.arrivals import usable
 from inweave.weights.streaming import activations
 from inweave.weights.streaming.copies import HostCopies
@@ -67,18 +66,6 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DequantizingLinear, "SMALLEST_SIDE", 8)
 
 
-@pytest.fixture
-def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resident weights are in memory of their own too: in a mapped file they begin anywhere, and MKL rounds by that."""
-    load: Any = diffusion_setup.load_model  # type: ignore[attr-defined]
-
-    def own(*arguments: Any, **options: Any) -> Any:
-        return load(*arguments, **{**options, "arrived": options.get("arrived") or (lambda *_: None)})
-
-    monkeypatch.setattr(diffusion_setup, "load_model", own)
-
-
-@pytest.mark.usefixtures("aligned")
 @pytest.mark.parametrize(
     ("variant", "more"),
     [
@@ -186,7 +173,7 @@ def test_text_encoders_are_streamed_while_they_encode(tmp_path: Path, monkeypatc
     assert all(stream._ring is None for stream in copied._streams.values()), "stopped"
 
 
-def test_a_run_that_maps_the_quantized_base_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_reads_the_quantized_base_is_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that is resumed: it is known by the weights that the cached ones were made from."""
     monkeypatch.setattr(quantized_cache, "SMALLEST", 0)
     more: dict[str, Any] = {"quantize": "int8", "gradient_checkpointing": "full", "steps": 2}
@@ -194,10 +181,10 @@ def test_a_run_that_maps_the_quantized_base_is_the_same_run(tmp_path: Path, monk
     assert not (tmp_path / "plain" / "cache" / "quantized").exists()
     first = outcome(settings(tmp_path / "runs", "flux1-dev", **more | {"steps": 1}))
     notes = [str(record.get("text")) for record in first[3]]
-    assert any("the next start maps the quantized base" in note for note in notes), notes
+    assert any("the next start reads the quantized base" in note for note in notes), notes
     monkeypatch.delattr(Quantizer, "arrived")
     resumed = outcome(settings(tmp_path / "runs", "flux1-dev", resume="auto", **more))
-    assert any("mapped from the cache" in str(record.get("text")) for record in resumed[3])
+    assert any("read from the cache" in str(record.get("text")) for record in resumed[3])
     assert resumed[1] == plain[1]
     output = {"output": str(tmp_path / "streamed"), "offload": "blocks"}
     streamed = outcome(settings(tmp_path / "runs", "flux1-dev", **more, **output), poison=True)

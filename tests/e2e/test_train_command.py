@@ -259,6 +259,7 @@ def not_finite(adapter_file: Any) -> None:
     adapter_file.tensors[name] = Tensor(tensor.dtype, tensor.shape, b"\xff" * len(tensor.data))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
 def test_a_file_that_is_not_what_was_trained_is_detected(
     damage: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch

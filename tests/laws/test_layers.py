@@ -233,6 +233,7 @@ def ratio(case: Case) -> tuple[float, float]:
         return unmerged / allowed, error(case.model["layer"](case.x), exact) / allowed
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["linear", "conv1D", "embedding", "conv1", "conv2"])
 def test_merged_is_unmerged(kind: str, dtype: str) -> None:

@@ -228,6 +228,7 @@ def test_a_non_square_image(variant: str) -> None:
     assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("variant", "dialect"),
     [
@@ -305,6 +306,7 @@ def test_inpainting(variant: str, strength: float) -> None:
     assert_other(actual, ours(variant)(PROMPT, init=picture(1), mask=hole(), keep_unmasked=False, **mine).images[0])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("sampler", samplers.offered_samplers())
 def test_samplers(sampler: str) -> None:
     mine, other = requests("sd1.5", steps=5)

@@ -86,6 +86,7 @@ def compare(variant: str, each: list[GenerateConfig], **options: Any) -> list[Re
     return together
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stacks_of_their_own(variant: str, loras: list[str]) -> None:
     each = configs(variant, loras)

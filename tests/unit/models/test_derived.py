@@ -139,6 +139,7 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
     torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sampled(tiny.DERIVED, ("BriaFibo", "Chroma")))
 def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
     folder = tiny.folder(name)

@@ -172,6 +172,7 @@ def test_recomputed_blocks_share_the_products_of_one_block() -> None:
             assert float((one - other).norm() / other.norm()) < 1e-6
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "change",
     [

@@ -128,6 +128,7 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_checkpointing(variant: str, tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
@@ -217,6 +218,7 @@ def test_a_model_without_weights_has_their_sizes() -> None:
     assert next(model.vae.parameters()).dtype == torch.float32, "SDXL's autoencoder overflows in less"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
     """On a GPU a step stores less, and the plan knows; on the CPU it is planned as ever."""
@@ -466,6 +468,7 @@ def test_limits() -> None:
     assert limit_for(config(), cpu) is None and limit_for(config(vram="auto"), cpu) is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("network", ["lora", "locon", "dora", "loha", "lokr"])
 def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     model = fresh_model()

@@ -355,6 +355,7 @@ def test_off_a_terminal_there_is_a_line_per_log_every(
     assert [int(step) for step in re.findall(r"^(\d+)/7  loss \d", output, re.MULTILINE)] == steps, output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_saves_and_says_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
     running = process(tmp_path)

@@ -81,6 +81,7 @@ def test_image_to_image(variant: str, calls: list[Tensor]) -> None:
     compare(variant, calls, init=picture(), strength=0.6, steps=4)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("variant", ["sd1.5", "sd1.5-inpaint", "sdxl-inpaint", "flux1-dev"])
 def test_inpainting(variant: str, strength: float, calls: list[Tensor]) -> None:
@@ -98,6 +99,7 @@ def test_flow_samplers(sampler: str, calls: list[Tensor]) -> None:
     compare("sd3-medium", calls, sampler=sampler, steps=5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "qwen-image"])
 @pytest.mark.parametrize("prompt", ["[a cat:a green pear on a table:0.4]", "a cat AND a dog :0.6", "[cat|dog]"])
 def test_prompts_that_change_or_are_composed(variant: str, prompt: str, calls: list[Tensor]) -> None:

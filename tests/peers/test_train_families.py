@@ -61,6 +61,7 @@ def drawn_by_diffusers(variant: str, file: Path) -> Any:
         pipe.unload_lora_weights()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("variant", "text"), [(v, v in ("sd1.5", "sdxl", "sd3-medium", "flux1-dev")) for v in VARIANTS], ids=VARIANTS
 )

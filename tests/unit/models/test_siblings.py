@@ -87,6 +87,7 @@ def products(net: Net, context: Any, monkeypatch: pytest.MonkeyPatch) -> list[in
     return counts
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [True, False])
 def test_outputs_and_gradients_stay(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()

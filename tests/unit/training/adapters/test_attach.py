@@ -397,6 +397,7 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
     assert not lora_layers(model.denoiser)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "settings"),
     [

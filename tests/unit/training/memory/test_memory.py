@@ -281,6 +281,7 @@ def test_sdxl_with_gradient_checkpointing_takes_what_is_published() -> None:
     assert staged_estimate["activation_bytes"] < 0.2 * without["activation_bytes"]
 
 
+@pytest.mark.full
 def test_flux_needs_more_than_24_gb() -> None:
     plan = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB, ARITHMETIC)
     assert plan.staged and plan.changes == {}, "with T5 on the device 34 would be needed"
@@ -478,6 +479,7 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     assert breakdown["trained_parameters"] == sum(parameter.numel() for parameter in parameters.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev", "z-image-turbo"])
 def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
@@ -493,6 +495,7 @@ def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_
     assert float(loss) > 0 and estimated == pytest.approx(alive, rel=0.25)
 
 
+@pytest.mark.full
 def test_selective_checkpointing_of_sdxl_stores_little_more_than_half() -> None:
     """Of what the blocks that train on a GPU store: the widening product of a feed-forward part is recomputed."""
     stored = {}

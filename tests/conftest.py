@@ -75,29 +75,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--full"):
-        kept = sample_of([item for item in items if not item.get_closest_marker("full")])
-        if left_out := [item for item in items if item not in kept]:
+        sample = sample_of([item for item in items if not item.get_closest_marker("full")])
+        if left_out := [item for item in items if item not in sample]:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item in kept]
+            items[:] = [item for item in items if item in sample]
     if hasattr(config, "workerinput"):
         items[:] = long_first(items)
 
 
 def sample_of(items: list[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without ``--full``: of those marked with `sample(n)`, n variants."""
-    kept, variants = set[pytest.Item](), defaultdict[str, list[pytest.Item]](list)
+    sample, variants = set[pytest.Item](), defaultdict[str, list[pytest.Item]](list)
     for item in items:
         if item.get_closest_marker("sample"):
             variants[item.nodeid.partition("[")[0]].append(item)
         else:
-            kept.add(item)
+            sample.add(item)
     for each in variants.values():
         mark = each[0].get_closest_marker("sample")
         assert mark is not None
         (size,) = mark.args
         steps = max(1, size - 1)
-        kept |= {each[number * (len(each) - 1) // steps] for number in range(min(size, len(each)))}
-    return kept
+        sample |= {each[number * (len(each) - 1) // steps] for number in range(min(size, len(each)))}
+    return sample
 
 
 def long_first(items: list[pytest.Item]) -> list[pytest.Item]:

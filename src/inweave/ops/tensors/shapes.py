@@ -3,7 +3,7 @@
     (operation, shapes, strides and types of tensors, other arguments) -> shapes, strides and types of the results
 
 An operation is remembered if its results are new tensors without gaps that share nothing with each other and with its
-arguments; one that changes an argument or returns a view of it never is. Numbers among results are remembered with them.
+arguments; one that changes an argument or returns a view of it never is. Results may be numbers too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _remembered(operation: Any, result: Any, arguments: object) -> _Results | No
     used = {leaf.untyped_storage()._cdata for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
     try:
         if isinstance(result, torch.Tensor):
-            return _described(result, used)
+            described: _New = _described(result, used)
+            return described
         if type(result) is tuple and result:
             return tuple(_described(each, used) for each in result)
     except _Unknown:

@@ -165,6 +165,7 @@ def check(table: dict[str, Any], path: Path, without: tuple[str, ...] = ()) -> b
     return True
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", WHOLE)
 def test_mutations_never_end_in_a_traceback(kind: str, tmp_path: Path) -> None:
     rng = random.Random(f"import {kind}")

@@ -105,6 +105,7 @@ def plain_loop(
 
 
 # Kontext encodes a reference of a megapixel
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "count"),
     [

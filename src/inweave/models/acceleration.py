@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from inweave.models.recorded import RecordedDenoiser
+from inweave.ops.tensors.graphs import GraphPool
 
 #: whether calls of the denoiser are recorded in CUDA graphs
 Graph = Literal["auto", "off"]
@@ -39,4 +40,5 @@ def record_calls(model: Any) -> None:
         prediction: Tensor = own.family.denoise(own, latents, t, inputs)
         return prediction
 
-    model.recorded = RecordedDenoiser(denoise, model.denoiser, model.device)
+    pool = GraphPool(model.device, errors="thread_local")
+    model.recorded = RecordedDenoiser(denoise, model.denoiser, pool)

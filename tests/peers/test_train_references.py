@@ -95,6 +95,7 @@ def plain_loop(
 
 
 # Kontext encodes a reference of a megapixel
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "count"), [pytest.param(KONTEXT, 1, marks=pytest.mark.full), (DEV, 1), (KLEIN_BASE, 2)]
 )

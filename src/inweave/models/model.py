@@ -156,12 +156,8 @@ class Model:
 
     def predict(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return the denoiser's prediction for noisy latents at time ``t``, recorded where it can be."""
-        if self.recorded is None:
-            return self.family.denoise(self, latents, t, inputs)
-        added = None
-        if "row_adapters" in vars(self):
-            added = self.row_adapters.layout(FOLDERS[self.blueprint.denoiser.folder], latents)
-        return self.recorded(latents, t, inputs, added)
+        graph = self.recorded
+        return self.family.denoise(self, latents, t, inputs) if graph is None else graph(latents, t, inputs)
 
     def using(self, *folders: str) -> AbstractContextManager[None]:
         """Have these networks on the device inside the block; they are always there unless they are offloaded."""

@@ -42,6 +42,8 @@ _PLAIN = frozenset(vars(nn.Module()))  # attributes of every module
 Key = tuple[Hashable, Hashable]
 #: (latents, time, other arguments) -> prediction
 Denoise = Callable[[Tensor, Tensor, Mapping[str, Any]], Tensor]
+#: latents -> what a recorded call relies on besides the network
+Layout = Callable[[Tensor], Hashable]
 
 
 class _Graph(NamedTuple):
@@ -77,13 +79,14 @@ class RecordedDenoiser:
         denoise: what is recorded; it must not change anything but its result.
         network: what it computes with.
         pool: records on an NVIDIA GPU.
+        layout: of the adapters that are added to the rows of latents now; None: there are none.
     """
 
-    def __init__(self, denoise: Denoise, network: nn.Module, pool: Pool) -> None:
+    def __init__(self, denoise: Denoise, network: nn.Module, pool: Pool, layout: Layout = lambda latents: None) -> None:
         self.problem = ""  # why nothing is recorded
         self._reported = ""
         self.seconds = 0.0  # spent on recording
-        self._denoise, self._network, self._pool = denoise, network, pool
+        self._denoise, self._network, self._pool, self._layout = denoise, network, pool, layout
         self._graphs: OrderedDict[Key, _Graph] = OrderedDict()
         self._seen: dict[Key, tuple[torch.Size, torch.dtype]] = {}  # of the result
         self._too_large: set[Key] = set()
@@ -93,11 +96,12 @@ class RecordedDenoiser:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def __call__(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any], added: Hashable = None) -> Tensor:
-        """Return the denoiser's prediction; ``added``: the layout of adapters that are added to rows."""
+    def __call__(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the denoiser's prediction."""
         device = self._pool.device
         if self.problem or torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
             return self._denoise(latents, t, inputs)
+        added = self._layout(latents)
         self._follow(added)
         t = t.to(device)
         arguments: dict[str, Any] = {**inputs, _LATENTS: latents, _TIME: t}
@@ -188,10 +192,8 @@ class RecordedDenoiser:
         recorded = _Graph(graph, inputs, output, {})
         if len(self._graphs) >= MOST:
             self._graphs.popitem(last=False)
-        if (
-            self._graphs and self.bytes > SHARE * self._pool.device_bytes
-        ):  # their memory is one: it returns when all are gone
-            self._graphs.clear()
+        if self._graphs and self.bytes > SHARE * self._pool.device_bytes:
+            self._graphs.clear()  # their memory is one: it returns when all are gone
             del graph, recorded
             self._pool.release()
             return self._record(key, arguments)

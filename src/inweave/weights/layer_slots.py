@@ -6,9 +6,9 @@ An adapter that changes several runs of rows of the weight has the sum of their 
 differ are relative to the largest one, as c up underflows in half precision where c is small.
 
 Slots are written in place. The memory of factors only moves when it is too small, and then at least doubles; `most`,
-by which launches are shaped, only grows. Both, and a table that moves, are counted in `RowCount.moves`: what was recorded
-with another count reads other addresses. A layer's hook has one number for good, so that a layer that adds again is as
-it was when its call was recorded.
+by which launches are shaped, only grows. Both, and a table that moves, are counted in `RowCount.moves`: what was
+recorded with another count reads other addresses. A layer's hook has one number for good, so that a layer that adds
+again is as it was when its call was recorded.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ weight is read without a call.
 
 Adapters stay in memory, at most `MOST_SLOTS` of them; then the least recently used one makes room for another.
 
-Which adapters rows have, and at which strengths, is in device memory, and so are the factors, which are written in place:
-a recorded call of a network stays valid while `layout` is the same, whatever the rows are filled with.
+Which adapters rows have, and at which strengths, is in device memory, and so are the factors, which are written in
+place: a recorded call of a network stays valid while `layout` is the same, whatever the rows are filled with.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ def built(variant: str, folder: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("variant", "folder", "listed"), networks(), ids=lambda text: str(text))
 def test_configurations_build_the_published_networks(variant: str, folder: str, listed: str) -> None:
     names = built(variant, folder)

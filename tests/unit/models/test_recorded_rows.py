@@ -18,6 +18,7 @@ from inweave.errors import InweaveError
 from inweave.generate.config import GenerateConfig
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.running import Member
+from inweave.models.acceleration import record_calls
 from inweave.models.recorded import RecordedDenoiser
 from inweave.ops.rowwise import RowTable, SlotFactors
 from inweave.weights import layer_slots
@@ -54,11 +55,13 @@ class Recording:
         self.weaver = Weaver({"unet": self.network})
         self.adapters = RowAdapters(self.weaver)
         self.pool = TapePool()
-        self.recorded = RecordedDenoiser(lambda x, t, more: self.network(x, more["time"]), self.network, self.pool)
+        self.recorded = RecordedDenoiser(
+            lambda x, t, more: self.network(x, more["time"]), self.network, self.pool,
+            lambda x: self.adapters.layout("unet", x),
+        )  # fmt: skip
 
     def predict(self, x: Tensor, time: Tensor) -> Tensor:
-        added = self.adapters.layout("unet", x)
-        return self.recorded(x, torch.tensor(1.0), {"time": time}, added)
+        return self.recorded(x, torch.tensor(1.0), {"time": time})
 
     @torch.no_grad()
     def batch(self, rows: Any, seed: int = 0) -> bool:
@@ -187,9 +190,7 @@ def test_images_of_mixed_batches_are_those_of_eager_steps(pipe: Pipeline) -> Non
         return [np.asarray(image) for each in members for image in each.result.images]
 
     eager = [images(number) for number in range(2)]
-    model.recorded = RecordedDenoiser(
-        lambda latents, t, more: model.family.denoise(model, latents, t, more), model.denoiser, pool
-    )
+    record_calls(model, pool)
     try:
         recorded = [images(number) for number in range(2)]
     finally:

@@ -3,7 +3,7 @@
     slots[i, m], strengths[i, m]       the m-th adapter of row i; slot -1: none
 
 The tables keep their addresses while they are large enough, so what was recorded with them stays valid when they are
-filled anew, which waits for nothing on the device. `runs` says the same on the host: neighboring rows with the same slot
+filled anew, and that waits for nothing on the device. `runs` says the same on the host: neighboring rows with one slot
 in the same column are one product.
 """
 

@@ -38,6 +38,10 @@ SIMPLE_TUNER: Final = {
     "sd1x": "sd", "sd2x": "sd", "legacy": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2",
     "qwenimage": "qwen_image", "zimage": "z_image", "zimageturbo": "z_image",
 }  # fmt: skip
+#: diffusion-pipe's model types
+DIFFUSION_PIPE: Final = {
+    "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "qwen_image": "qwen_image", "z_image": "z_image",
+}  # fmt: skip
 #: network modules and scripts of kohya's repositories, without their common prefix
 KOHYA: Final = {
     "": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "qwenimage": "qwen_image",
@@ -50,6 +54,10 @@ _NAMES: Final = {
     "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack",
     "flux2img2img": "FLUX.2 with reference images", "flux2kleinimg2img": "FLUX.2 klein with reference images",
     "fluxkontext": "FLUX.1 Kontext", "chroma": "Chroma", "hunyuan": "HunyuanVideo", "kandinsky5": "Kandinsky 5",
+    "hunyuanvideo": "HunyuanVideo", "hunyuanvideo15": "HunyuanVideo 1.5", "ltxvideo": "LTX-Video", "ltx2": "LTX 2",
+    "cosmos": "Cosmos", "cosmospredict2": "Cosmos-Predict2", "hidream": "HiDream", "omnigen2": "OmniGen2",
+    "auraflow": "AuraFlow", "ernieimage": "ERNIE-Image", "ideogram4": "Ideogram 4", "krea2": "Krea 2",
+    "minimaxh3": "MiniMax H3",
 }  # fmt: skip
 
 
@@ -76,13 +84,18 @@ def refuse_script(script: str) -> ConfigError:
     )
 
 
-def ensure_plain_base(name: Any, where: str) -> None:
-    """Refuse inpainting, depth and editing models by the names that their publishers give them."""
+def ensure_plain_base(name: Any, where: str, *, editing: bool = False) -> None:
+    """Refuse inpainting, depth and editing models by the names that their publishers give them.
+
+    With ``editing`` Kontext is accepted, whose references the file names.
+    """
     text = str(name).lower()
     for word, kind in (("inpaint", "an inpainting model"), ("kontext", "FLUX.1 Kontext, an editing model"),
                        ("-fill", "an inpainting model"), ("image-edit", "an editing model"), ("chroma", "Chroma"),
                        ("refiner", "the refiner of SDXL"),
                        ("depth", "a depth model")):  # fmt: skip
+        if editing and word == "kontext":
+            continue
         if word in re.split(r"[/\\]", text)[-1].replace("image_edit", "image-edit") and not (
             word == "depth" and "dev" in text
         ):

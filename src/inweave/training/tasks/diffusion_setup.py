@@ -63,6 +63,7 @@ class DiffusionSetup:
             raise ConfigError([f"{name}: only applies to language models; leave it out" for name in others])
         self.dataset = read(config, on_progress)
         self.device = device
+        self._blanks: dict[tuple[str, bool], Model] = {}
         blueprint = open_model(
             config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
         )
@@ -178,7 +179,11 @@ class DiffusionSetup:
         return caption_lengths.example_lengths(captions, known.chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
-        return blank(self._blueprint, DTYPES[config.precision], quantized=config.quantize == "keep")
+        """Return the model without weights, which callers only read."""
+        key = config.precision, config.quantize == "keep"
+        if key not in self._blanks:
+            self._blanks[key] = blank(self._blueprint, DTYPES[config.precision], quantized=key[1])
+        return self._blanks[key]
 
 
 @dataclass(frozen=True, slots=True)

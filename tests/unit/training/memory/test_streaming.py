@@ -79,6 +79,7 @@ def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("aligned")
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("variant", "more"),
     [

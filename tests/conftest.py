@@ -2,7 +2,8 @@
 
 `pytest` runs a sample of long tests: fewer fuzzed files, fewer generated examples, one of several variants. `pytest
 --full` (`make test-all`) runs all of them. `@pytest.mark.full` (also on one `pytest.param`) marks tests that run with
-`--full` only, and `tests.support.sized(sample, full)` chooses numbers.
+`--full` only, `@pytest.mark.sample(3)` runs three variants of a test without it, the first, the last and those that lie
+evenly between them, and `tests.support.sized(sample, full)` chooses numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import secrets
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Generator
 
 import pytest
@@ -44,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full size")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: a fifth of the time of the suite is spent waiting for other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         os.environ[FULL] = "1"  # read while modules are collected, and by processes that tests start
@@ -72,12 +79,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [] if config.getoption("--full") else [item for item in items if item.get_closest_marker("full")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    if not config.getoption("--full"):
+        sample = sample_of([item for item in items if not item.get_closest_marker("full")])
+        if left_out := [item for item in items if item not in sample]:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item in sample]
     if hasattr(config, "workerinput"):
         items[:] = long_first(items)
+
+
+def sample_of(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that run without ``--full``: of those marked with `sample(n)`, n variants."""
+    sample, variants = set[pytest.Item](), defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            variants[item.nodeid.partition("[")[0]].append(item)
+        else:
+            sample.add(item)
+    for each in variants.values():
+        mark = each[0].get_closest_marker("sample")
+        assert mark is not None
+        (size,) = mark.args
+        steps = max(1, size - 1)
+        sample |= {each[number * (len(each) - 1) // steps] for number in range(min(size, len(each)))}
+    return sample
 
 
 def long_first(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -75,9 +75,13 @@ class ForkedProcess:
 
 
 def fork_program(
-    program: str, *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None
-) -> ForkedProcess:
-    """Start a program with these arguments in a folder; ``environment``: in place of this process's."""
+    program: str, *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None,
+    packages: tuple[Path, ...] = (),
+) -> ForkedProcess:  # fmt: skip
+    """Start a program with these arguments in a folder; ``environment``: in place of this process's.
+
+    ``packages``: folders whose packages are installed there.
+    """
     ours, theirs = socket.socketpair()
     (stdout, stdout_end), (stderr, stderr_end) = os.pipe(), os.pipe()
     request = {"program": program, "arguments": arguments, "folder": str(folder),
@@ -85,7 +89,7 @@ def fork_program(
     content = json.dumps(request).encode()
     with theirs:
         ends = [theirs.fileno(), stdout_end, stderr_end]
-        server, _ = _server()
+        server, _ = _server(packages)
         socket.send_fds(server, [len(content).to_bytes(4)], ends)
         server.sendall(content)
     os.close(stdout_end)
@@ -96,19 +100,19 @@ def fork_program(
 
 def run_forked(
     program: str, *arguments: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None,
-    timeout: float = 600,
+    timeout: float = 600, packages: tuple[Path, ...] = (),
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run a program to its end."""
-    process = fork_program(program, *arguments, folder=folder, environment=environment)
+    process = fork_program(program, *arguments, folder=folder, environment=environment, packages=packages)
     output, errors = process.communicate(timeout)
     return subprocess.CompletedProcess([program, *arguments], process.returncode or 0, output, errors)
 
 
 @cache
-def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _server(packages: tuple[Path, ...]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Return the process that forks, and the connection to it; it ends when this one does."""
     ours, theirs = socket.socketpair()
-    path = [str(ROOT), *filter(None, sys.path)]
+    path = [*map(str, packages), str(ROOT), *filter(None, sys.path)]
     process = subprocess.Popen(
         [sys.executable, "-c", f"from tests.forked import serve; serve({theirs.fileno()})"], cwd=ROOT,
         pass_fds=[theirs.fileno()],

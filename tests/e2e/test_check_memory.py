@@ -47,6 +47,7 @@ def torch_peak() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("checkpointing", ["off", "full"])
 def test_a_check_of_the_embedded_model_takes_little_more_than_torch(
     checkpointing: str, torch_peak: int, tmp_path: Path

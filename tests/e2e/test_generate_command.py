@@ -351,6 +351,7 @@ def test_an_output_that_is_there_is_refused_before_work_starts(tmp_path: Path, m
     assert pixels(tmp_path / "a.png") and (tmp_path / "b-2.png").read_bytes() == b"mine"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
 def test_folders_are_made_and_every_format_repeats(ending: str, tmp_path: Path) -> None:
     """From a JPEG or WebP too: the settings are exact, although its pixels are not."""

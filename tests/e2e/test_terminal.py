@@ -48,6 +48,7 @@ def at_a_terminal(arguments: list[str], folder: Path, **variables: str) -> tuple
     return process.wait(), text.decode("utf-8", "replace"), times
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -259,6 +259,7 @@ def not_finite(adapter_file: Any) -> None:
     adapter_file.tensors[name] = Tensor(tensor.dtype, tensor.shape, b"\xff" * len(tensor.data))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
 def test_a_file_that_is_not_what_was_trained_is_detected(
     damage: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +355,7 @@ def test_off_a_terminal_there_is_a_line_per_log_every(
     assert [int(step) for step in re.findall(r"^(\d+)/7  loss \d", output, re.MULTILINE)] == steps, output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_saves_and_says_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
     running = process(tmp_path)

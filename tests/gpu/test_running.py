@@ -80,6 +80,64 @@ def test_loras_swapped_and_added_between_recorded_steps_are_those_of_their_image
             assert_alone(each, eager)
 
 
+@pytest.mark.parametrize("variant", ["sdxl", "flux1-dev"])
+def test_batches_with_a_lora_for_each_image_replay_one_graph(variant: str, tmp_path: Path) -> None:
+    """The graph follows rows, strengths and adapters that are written into slots, and waits for nothing."""
+    pipe, eager = pipe_of(variant), pipe_of(variant, "off")
+    files = [
+        str(tiny_models.lora(tmp_path / f"{seed}.safetensors", variant, dialect="diffusers", seed=seed))
+        for seed in range(6)
+    ]
+
+    def members(own: Pipeline, turn: int) -> list[Member]:
+        batch = own.running_batch()
+        stacks = [[f"{files[(turn + number) % 6]}:{0.4 + 0.1 * turn}"] for number in range(3)]
+        joined = [join(batch, own, seed=number, steps=6, loras=stack) for number, stack in enumerate([*stacks, []])]
+        for _ in range(3):  # one eager, one recorded, one replayed
+            batch.step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            batch.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        run(batch)
+        assert joined[0].result.added
+        return joined
+
+    recorded = pipe.model.recorded
+    assert recorded is not None
+    seconds = 0.0
+    for turn in range(5):
+        for one, two in zip(members(pipe, turn), members(eager, turn), strict=True):
+            assert one.error is None and two.error is None
+            assert np.array_equal(np.asarray(one.result.images[0]), np.asarray(two.result.images[0])), turn
+        if turn == 3:  # all six adapters have their memory now
+            seconds = recorded.seconds
+    assert recorded.problem == "" and recorded.seconds == seconds > 0
+
+
+def test_merged_and_added_loras_take_turns_and_keep_their_graphs(tmp_path: Path) -> None:
+    pipe = pipe_of("sdxl")
+    files = [
+        str(tiny_models.lora(tmp_path / f"{seed}.safetensors", "sdxl", dialect="diffusers", seed=seed))
+        for seed in (1, 2)
+    ]
+    recorded = pipe.model.recorded
+    assert recorded is not None
+    graphs, seconds = list[int](), list[float]()
+    for _ in range(3):
+        merged = pipe.running_batch()
+        join(merged, pipe, seed=1, loras=[f"{files[0]}:0.7"])
+        run(merged)
+        mixed = pipe.running_batch()
+        for seed, file in enumerate(files):
+            join(mixed, pipe, seed=seed, loras=[f"{file}:0.7"])
+        run(mixed)
+        graphs.append(len(recorded))
+        seconds.append(recorded.seconds)
+    assert graphs == [2, 2, 2] and seconds[0] == seconds[1] == seconds[2]
+
+
 def test_graphs_that_are_dropped_while_they_run_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used graph leaves at once, with a replay of it still in the queue of the device."""
     monkeypatch.setattr(recording, "MOST", 1)

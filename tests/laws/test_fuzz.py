@@ -18,7 +18,7 @@ from tests.fuzz.adapters import ADAPTER_READERS
 from tests.support import sized
 
 READERS = (*ADAPTER_READERS, *readers.READERS)
-TOTAL = sized(8_000, 200_000)
+TOTAL = sized(4_000, 200_000)
 PARTS = sized(1, 4)  # of a reader, so that several processes can share its inputs
 SHARE = TOTAL / sum(reader.share for reader in READERS)
 
@@ -41,7 +41,7 @@ def test_an_input_depends_on_its_number_alone() -> None:
         labels = [(reader, f"{reader.name}/{number}") for reader in readers for number in numbers]
         return {label: repr(reader.make(random.Random(label))) for reader, label in labels}
 
-    values, count = repr(mutate.VALUES), sized(50, 1000)
+    values, count = repr(mutate.VALUES), sized(30, 1000)
     assert inputs(range(count), READERS) == inputs(range(count)[::-1], READERS[::-1])
     assert repr(mutate.VALUES) == values
 

@@ -45,9 +45,10 @@ from inweave.ops.delta import change
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource
 from inweave.weights.source import DictSource
+from tests.support import sized
 from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, injected, layer_of, product_of
 
-RELAXED = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+RELAXED = settings(deadline=None, max_examples=sized(25, 80), suppress_health_check=list(HealthCheck))
 SIZES = st.integers(1, 17)
 WEIGHTS = st.sampled_from([1.0, 0.3, -1.5, 2.0])
 
@@ -233,10 +234,11 @@ def ratio(case: Case) -> tuple[float, float]:
         return unmerged / allowed, error(case.model["layer"](case.x), exact) / allowed
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["linear", "conv1D", "embedding", "conv1", "conv2"])
 def test_merged_is_unmerged(kind: str, dtype: str) -> None:
-    @settings(RELAXED, max_examples=40)
+    @settings(RELAXED, max_examples=sized(15, 40))
     @given(cases(kind, DTYPES[dtype]))
     def law(case: Case) -> None:
         unmerged, merged = ratio(case)

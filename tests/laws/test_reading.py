@@ -111,6 +111,7 @@ def _factors(kind: str, shape: tuple[int, ...], rank: int, seed: int, dtype: str
     return tensors_by_key
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dialect", WRITTEN)
 @RELAXED
 @given(sample=adapters())

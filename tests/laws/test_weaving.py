@@ -136,6 +136,7 @@ def test_untouched_tensors_are_not_even_copied(tmp_path: Path) -> None:
     assert merged.get("first.weight").data_ptr() != base.get("first.weight").data_ptr()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_thousand_steps_and_the_base_is_back(dtype: torch.dtype) -> None:
     net = Net(dtype)

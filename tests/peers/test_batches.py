@@ -69,6 +69,7 @@ def compare(variant: str, calls: list[Tensor], prompt: str = PROMPT, count: int 
     assert_other(images[0], images[1])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("variant", tiny.VARIANTS)
 def test_text_to_image(variant: str, calls: list[Tensor]) -> None:
     """Three in every family, of which one has neighbors on both sides; two show what is left, options of sampling."""
@@ -80,12 +81,14 @@ def test_image_to_image(variant: str, calls: list[Tensor]) -> None:
     compare(variant, calls, init=picture(), strength=0.6, steps=4)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("variant", ["sd1.5", "sd1.5-inpaint", "sdxl-inpaint", "flux1-dev"])
 def test_inpainting(variant: str, strength: float, calls: list[Tensor]) -> None:
     compare(variant, calls, init=picture(), mask=hole(), keep_unmasked=False, strength=strength, steps=4)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("sampler", samplers.offered_samplers())
 def test_samplers(sampler: str, calls: list[Tensor]) -> None:
     compare("sd1.5", calls, sampler=sampler, steps=5)
@@ -96,6 +99,7 @@ def test_flow_samplers(sampler: str, calls: list[Tensor]) -> None:
     compare("sd3-medium", calls, sampler=sampler, steps=5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "qwen-image"])
 @pytest.mark.parametrize("prompt", ["[a cat:a green pear on a table:0.4]", "a cat AND a dog :0.6", "[cat|dog]"])
 def test_prompts_that_change_or_are_composed(variant: str, prompt: str, calls: list[Tensor]) -> None:
@@ -105,6 +109,7 @@ def test_prompts_that_change_or_are_composed(variant: str, prompt: str, calls: l
 LONG = ", ".join(["a red apple on a wooden table"] * 14)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "variant",
     ["sd1.5", "sdxl", "sd3-medium", "flux1-dev", "flux2-klein-base-4b", "z-image-turbo", "z-image", "qwen-image"],

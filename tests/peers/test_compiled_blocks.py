@@ -28,6 +28,7 @@ INPUTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("variant", "kinds", "checkpointing"), [("flux1-dev", 2, "off"), ("sdxl", 2, "full")])
 def test_blocks_are_traced_whole_and_shared(variant: str, kinds: int, checkpointing: str) -> None:
     """``kinds``: classes of blocks, or their widths."""

@@ -228,6 +228,7 @@ def test_a_non_square_image(variant: str) -> None:
     assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("variant", "dialect"),
     [
@@ -256,6 +257,7 @@ def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
     assert ours(variant)(PROMPT, **mine).images[0].tobytes() == plain.tobytes()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("variant", "strength"), [(variant, 0.6) for variant in TEXT_TO_IMAGE] + [("sd1.5", 1.0), ("flux1-dev", 1.0)]
 )
@@ -286,6 +288,7 @@ def test_hires_fix_is_their_two_pipelines_one_after_the_other(variant: str, upsc
     assert_same(actual, theirs(variant, "Img2Img")(PROMPT, image=large, **second).images[0])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize(
     "variant", ["sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image", *INPAINTING]
@@ -305,6 +308,7 @@ def test_inpainting(variant: str, strength: float) -> None:
     assert_other(actual, ours(variant)(PROMPT, init=picture(1), mask=hole(), keep_unmasked=False, **mine).images[0])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("sampler", samplers.offered_samplers())
 def test_samplers(sampler: str) -> None:
     mine, other = requests("sd1.5", steps=5)
@@ -320,6 +324,7 @@ def test_the_beta_schedule() -> None:
     assert_other(actual, ours("sd1.5")(PROMPT, sampler="euler", **mine).images[0])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("variant", "sampler"),
     [

@@ -234,6 +234,7 @@ def plain_loop(variant: str, file: Path, inputs: dict[str, torch.Tensor], rate: 
 CAPTIONS = ("a red apple, table, still life", "a blue boat, sea, sail, sky")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", [DEV, KLEIN_BASE])
 def test_three_steps_of_training_are_those_of_a_plain_loop(variant: str, tmp_path: Path) -> None:
     """From one file with PEFT's layers in diffusers' own pipeline; what is written loads there."""

@@ -86,6 +86,7 @@ def compare(variant: str, each: list[GenerateConfig], **options: Any) -> list[Re
     return together
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stacks_of_their_own(variant: str, loras: list[str]) -> None:
     each = configs(variant, loras)
@@ -97,6 +98,7 @@ def test_stacks_of_their_own(variant: str, loras: list[str]) -> None:
         assert_other(mine.images[0], other.images[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "flux1-dev"])
 def test_input_images(variant: str, loras: list[str]) -> None:
     more = {"strength": 0.6, "steps": 4, "keep_unmasked": False}

@@ -37,6 +37,7 @@ def aware_layers(run: Any) -> list[LoraLayer]:
     return [layer for layer in layers if isinstance(layer.operation, QuantizationAware)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("quantize", ["off", "int8"])
 def test_a_run_trains_what_merging_will_store_and_resumes_bit_for_bit(quantize: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"qat": "int8", "quantize": quantize, "save_every": 1, "keep_last": 0}

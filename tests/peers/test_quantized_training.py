@@ -136,6 +136,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return needs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format", ["int8", "int8-hadamard", "nf4"])
 def test_a_format_that_only_stores_trains_on_any_device(format: str, plain: dict[str, Any], tmp_path: Path) -> None:
     """The bundled model, checkpointed; its weights take the bytes that the plan predicts, and fewer than in 16 bits."""

@@ -67,6 +67,7 @@ def expected(variant: str, images: list[Image.Image], size: tuple[int, int] | No
     return image
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("variant", "count"), [(KONTEXT, 0), (KONTEXT, 1), (DEV, 1), (DEV, 2), (KLEIN_BASE, 4)])
 def test_images_with_references_are_those_of_the_pipeline(variant: str, count: int) -> None:
     images = references(count)

@@ -61,6 +61,7 @@ def drawn_by_diffusers(variant: str, file: Path) -> Any:
         pipe.unload_lora_weights()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("variant", "text"), [(v, v in ("sd1.5", "sdxl", "sd3-medium", "flux1-dev")) for v in VARIANTS], ids=VARIANTS
 )
@@ -111,6 +112,7 @@ def test_kohya_keys_are_those_other_programs_look_for(variant: str, roots: set[s
     assert check(file, file_index(shared_model(variant))).ok
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", ["sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_kohya_files_of_transformers_give_the_same_image(variant: str, tmp_path: Path) -> None:
     """Fused in the file, apart in the model: the same image as from diffusers' dialect."""

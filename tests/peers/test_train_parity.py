@@ -31,7 +31,7 @@ from inweave.training.loop import Run  # noqa: E402
 from inweave.training.tasks.diffusion import DiffusionTask  # noqa: E402
 from tests.support import sized  # noqa: E402
 
-STEPS = sized(20, 100)
+STEPS = sized(10, 100)
 RATE, DECAY, RANK, CLIP = 2e-3, 0.01, 4, 1.0
 PICTURES = 6
 SIDE = 64  # half of the model's own resolution: a hundred steps of both take half a minute on one core

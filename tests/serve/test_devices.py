@@ -41,7 +41,7 @@ def test_two_devices_share_a_queue_and_one_that_dies_takes_nothing_with_it(pair:
     pair.http.delete(f"/v1/jobs/{long}")
     pair.ended(long)
 
-    running = [pair.submit(steps=60, width=128, height=128, seed=seed) for seed in range(2)]
+    running = [pair.submit(steps=30, width=128, height=128, seed=seed) for seed in range(2)]
     for each in running:
         pair.running(each)
     os.kill(pids[0], signal.SIGKILL)

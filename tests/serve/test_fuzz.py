@@ -109,6 +109,7 @@ def as_before(worker: Worker) -> Iterator[None]:
         worker.http.delete(f"/v1/jobs/{job['id']}")
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("route", json_routes())
 def test_no_value_of_any_field_is_an_internal_error(worker: Worker, route: str) -> None:
     method, fields = json_routes()[route]

@@ -390,6 +390,7 @@ elif moment == "restored":
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("moment", ["before the file", "after the file", "trashed", "restored"])
 def test_a_kill_between_file_and_row_loses_nothing(tmp_path: Path, moment: str) -> None:
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), moment], cwd=Path(__file__).parents[2])

@@ -74,6 +74,7 @@ def test_operations_document_full_queues_and_refused_bodies() -> None:
             assert answers[status]["content"] == answers["4XX"]["content"], route
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("path", "shape"),
     [

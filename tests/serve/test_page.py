@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_a_block_runs(worker: Worker, number: int, tmp_path: Path) -> None:
     Image.new("RGB", (128, 128), "red").save(tmp_path / "photo.jpg")

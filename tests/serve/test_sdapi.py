@@ -223,8 +223,8 @@ def test_values_of_any_type_are_refused_or_read(worker: Worker) -> None:
 def test_an_interrupt_ends_what_runs_and_only_for_its_own_client(worker: Worker) -> None:
     """A1111's meaning of it: the running image, not the newest one; of this client, not of the others."""
 
-    async def ask(client: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
-        body = {"prompt": "x", "steps": 100, "width": 64, "height": 64, "batch_size": 2}
+    async def ask(client: httpx.AsyncClient, width: int, **headers: str) -> dict[str, Any]:
+        body = {"prompt": "x", "steps": 100, "width": width, "height": 64, "batch_size": 2}
         answer = await client.post("/sdapi/v1/txt2img", json=body, headers=headers)
         return dict(answer.json())
 
@@ -236,8 +236,9 @@ def test_an_interrupt_ends_what_runs_and_only_for_its_own_client(worker: Worker)
         async with httpx.AsyncClient(base_url=worker.url, timeout=60) as client:
             ann = {"Authorization": "Basic " + base64.b64encode(b"ann:any").decode()}
             requests = []
-            for headers in (ann, ann, {"X-Client-Id": "bob"}):
-                requests.append(asyncio.create_task(ask(client, **headers)))
+            # a job of another size cannot join the batch that runs
+            for width, headers in ((64, ann), (72, ann), (80, {"X-Client-Id": "bob"})):
+                requests.append(asyncio.create_task(ask(client, width, **headers)))
                 while len(await asyncio.to_thread(states)) < len(requests):
                     await asyncio.sleep(0.02)
             while "running" not in (before := await asyncio.to_thread(states)).values():

@@ -155,7 +155,7 @@ def test_jobs_of_a_worker_share_batches_survive_a_kill_and_are_cancelled_one_by_
     body = {**SMALL, "prompt": "a red apple"}
     single = own_worker.submit(**body | {"steps": 6, "seed": 1, "loras": ["pixel:0.8"]})
     own_worker.ended(single)
-    long = [own_worker.submit(**body | {"steps": 150, "seed": 7}) for _ in range(3)]
+    long = [own_worker.submit(**body | {"steps": 90, "seed": 7}) for _ in range(3)]
     for job in long:
         own_worker.running(job)
     mixed = own_worker.submit(**body | {"steps": 6, "seed": 1, "loras": ["pixel:0.8"]})

@@ -120,8 +120,8 @@ def arrange(kind: str, first: torch.Tensor, second: torch.Tensor, rng: random.Ra
         paste(canvas, shrink(second, px(78)), px(46) + jitter(), px(4) + abs(jitter()))
         paste(canvas, shrink(first, px(74)), px(4) + abs(jitter()), px(50) + jitter())
     elif kind in ("five", "six"):
-        spots = [(x, y) for y in (22, 66) for x in (3, 45, 87)]
-        for x, y in spots[: 5 if kind == "five" else 6]:
+        grid = [(x, y) for y in (22, 66) for x in (3, 45, 87)]
+        for x, y in grid[: 5 if kind == "five" else 6]:
             paste(canvas, shrink(first, px(38)), px(x + (21 if kind == "five" and y == 66 else 0)), px(y))
     elif kind == "two":
         for x in (3, 65):

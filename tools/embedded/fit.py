@@ -187,7 +187,7 @@ class Fit:
 
     def _update(self) -> None:
         loss = self.loss(self._inputs)
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
         with torch.no_grad():

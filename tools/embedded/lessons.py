@@ -183,7 +183,7 @@ def make_pool(vae: AutoencoderKL, tokenizer: Vocabulary, library: Library, size:
     plain_share = 1 - MASKED_SHARE - EDITED_SHARE
 
     def collect(make: Callable[[Drawer, int, torch.Generator], Images], count: int, start: int) -> Kind:
-        latents, extras, captions = [], [], []
+        latents, extras, captions = list[torch.Tensor](), list[torch.Tensor](), list[str]()
         while len(captions) < count:
             some = make(drawer, min(_AT_ONCE, count - len(captions)), draw)
             latents.append(encode(vae, some.images).to(dtype))

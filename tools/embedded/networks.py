@@ -78,8 +78,11 @@ def read_size(work: Path) -> Size:
     path = work / "size.json"
     if not path.exists():
         raise SystemExit(f"{path}: not there; run python -m tools.embedded.leg first")
-    document = json.loads(path.read_text())
-    return Size(**{name: tuple(value) if isinstance(value, list) else value for name, value in document.items()})
+    document: dict[str, Any] = json.loads(path.read_text())
+    settings: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in document.items()
+    }
+    return Size(**settings)
 
 
 def vae_config(size: Size) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def _unicode_name(emoji: Emoji) -> str:
 
 def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
     """Read a set of SVG bodies in Iconify's JSON."""
-    import resvg_py
+    import resvg_py  # type: ignore[import-not-found, unused-ignore]
 
     folder = npm_folder(work, ICONIFY[name])
     document = json.loads((folder / "icons.json").read_text())

@@ -61,11 +61,11 @@ def sample_latents(
 @torch.no_grad()
 def decode(vae: AutoencoderKL, latents: torch.Tensor) -> torch.Tensor:
     """Decode scaled latents to images in [-1, 1]."""
-    return torch.cat([vae.decode(part / SCALING)[0].float().clamp(-1, 1) for part in latents.split(64)])
+    return torch.cat([vae.decode(part / SCALING)[0].float().clamp(-1, 1) for part in torch.split(latents, 64)])
 
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
     """Encode images in [-1, 1] to scaled latents."""
     with mixed(images.device):
-        return torch.cat([vae.encode(part).latent_dist.mean.float() for part in images.split(128)]) * SCALING
+        return torch.cat([vae.encode(part).latent_dist.mean.float() for part in torch.split(images, 128)]) * SCALING

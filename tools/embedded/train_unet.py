@@ -57,6 +57,7 @@ def unet_loss(
         rows = torch.cat([noisy, batch["extra"]], 1).contiguous(memory_format=torch.channels_last)
         with mixed(rows.device):
             made = unet(rows, batch["times"], text_encoder(batch["ids"]).last_hidden_state)[0]
-        return (made.float() - target).square().mean()
+        error: Tensor = (made.float() - target).square().mean()
+        return error
 
     return loss

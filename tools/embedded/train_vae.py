@@ -79,7 +79,8 @@ def vae_loss(vae: AutoencoderKL) -> Callable[[Batch], Tensor]:
             noisy = (log_variance.exp() + (batch["share"] * spread).square()).sqrt()
             made = vae.decoder(vae.post_quant_conv(mean + noisy * batch["noise"])).float()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-        return reconstruction_loss(made, images) + KL_WEIGHT * divergence
+        total: Tensor = reconstruction_loss(made, images) + KL_WEIGHT * divergence
+        return total
 
     return loss
 
@@ -87,10 +88,11 @@ def vae_loss(vae: AutoencoderKL) -> Callable[[Batch], Tensor]:
 @torch.no_grad()
 def normalize_latents(vae: AutoencoderKL, images: Tensor) -> None:
     """Fold (z - mean) / (spread * scaling) into `quant_conv`, and its inverse into `post_quant_conv`."""
-    latents = torch.cat([vae.encode(part).latent_dist.mean for part in images.split(64)])
+    latents = torch.cat([vae.encode(part).latent_dist.mean for part in torch.split(images, 64)])
     mean = latents.mean((0, 2, 3))
     spread = latents.std((0, 2, 3)).clamp_min(1e-3) * SCALING
     before, after, n = vae.quant_conv, vae.post_quant_conv, LATENT_CHANNELS
+    assert before.bias is not None and after.bias is not None
     before.weight[:n] /= spread[:, None, None, None]
     before.bias[:n] = (before.bias[:n] - mean) / spread
     before.bias[n:] -= 2 * spread.log()

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from inweave.cli.console import fail
 
 _MODELS = {
-    "torch": "torch", "diffusers": "diffusers", "transformers": "transformers", "huggingface_hub": "huggingface-hub",
-    "PIL": "pillow",
+    "torch": "torch", "diffusers": "diffusers", "transformers": "transformers", "tokenizers": "tokenizers",
+    "huggingface_hub": "huggingface-hub", "PIL": "pillow",
 }  # fmt: skip
 _SERVER = {
     "fastapi": "fastapi", "uvicorn": "uvicorn", "sse_starlette": "sse-starlette", "multipart": "python-multipart",

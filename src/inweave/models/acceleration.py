@@ -9,12 +9,14 @@ Weights of the denoiser keep their names, shapes and layout, and nothing moves a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from inweave.models.recorded import RecordedDenoiser
+from inweave.adapter.components import FOLDERS
+from inweave.models.recorded import Pool, RecordedDenoiser
+from inweave.ops.tensors.graphs import GraphPool
 
 #: whether calls of the denoiser are recorded in CUDA graphs
 Graph = Literal["auto", "off"]
@@ -30,8 +32,8 @@ def accelerate(networks: Mapping[str, nn.Module], denoiser: str) -> None:
     fuse_blocks(networks["vae"])
 
 
-def record_calls(model: Any) -> None:
-    """Let a model's denoiser be recorded."""
+def record_calls(model: Any, pool: Pool | None = None) -> None:
+    """Let a model's denoiser be recorded; ``pool``: what records, by default CUDA graphs."""
     view = weakref.ref(model)  # a circle would hold its memory until the garbage collector runs
 
     def denoise(latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
@@ -39,4 +41,10 @@ def record_calls(model: Any) -> None:
         prediction: Tensor = own.family.denoise(own, latents, t, inputs)
         return prediction
 
-    model.recorded = RecordedDenoiser(denoise, model.denoiser, model.device)
+    def layout(latents: Tensor) -> Hashable:
+        own: Any = view()
+        component = FOLDERS[own.blueprint.denoiser.folder]
+        return own.row_adapters.layout(component, latents) if "row_adapters" in vars(own) else None
+
+    pool = pool or GraphPool(model.device, errors="thread_local")
+    model.recorded = RecordedDenoiser(denoise, model.denoiser, pool, layout)

@@ -157,7 +157,7 @@ class Model:
     def predict(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         """Return the denoiser's prediction for noisy latents at time ``t``, recorded where it can be."""
         refuse_rewritten(self.blueprint.denoiser.source)
-        graph = None if "row_adapters" in vars(self) and self.row_adapters.active else self.recorded
+        graph = self.recorded
         return self.family.denoise(self, latents, t, inputs) if graph is None else graph(latents, t, inputs)
 
     def using(self, *folders: str) -> AbstractContextManager[None]:

@@ -11,6 +11,10 @@ Weights may change in place, so swaps of adapters keep the graphs. Everything el
 before each call: addresses of weights, modules, their classes and hooks. If any differs, all graphs are dropped.
 Numbers of arguments in host memory are part of a shape, since a graph would repeat those it was recorded with.
 
+Adapters that are added to the rows of a batch are hooks, and their factors and strengths are read from device memory
+(`inweave.weights.row_adapters`). Every layout of them, and none, has graphs of its own, and a network to compare with:
+batches with and without such adapters take turns, and a graph follows whatever the rows get.
+
 What cannot be recorded (because it reads a number from the device, say) runs eagerly, and `problem` says why.
 """
 
@@ -19,12 +23,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from inweave.ops.tensors.graphs import GraphPool
 from inweave.ops.tensors.oom import out_of_memory
 from inweave.weights.snapshot import Entry, Snapshot
 
@@ -35,15 +38,38 @@ PATIENCE = 8  # changes of the network, none of them followed by a replay
 _LATENTS, _TIME = "", " "  # no argument of a denoiser has these names
 _PLAIN = frozenset(vars(nn.Module()))  # attributes of every module
 
+#: (layout of added adapters, shape of the arguments)
+Key = tuple[Hashable, Hashable]
 #: (latents, time, other arguments) -> prediction
 Denoise = Callable[[Tensor, Tensor, Mapping[str, Any]], Tensor]
+#: latents -> what a recorded call relies on besides the network
+Layout = Callable[[Tensor], Hashable]
 
 
 class _Graph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+    graph: Any  # with a method `replay`
     inputs: dict[str, Any]
     output: Tensor
     sources: dict[str, tuple[Tensor, int]]  # what was copied into the inputs last, and its version
+
+
+class Pool(Protocol):
+    """What runs and records work on one device, in one memory: a `GraphPool`."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def device_bytes(self) -> int: ...
+
+    def run(self, work: Callable[[], None]) -> None: ...
+
+    def record(self, work: Callable[[], None]) -> Any: ...
+
+    def release(self) -> None: ...
 
 
 class RecordedDenoiser:
@@ -52,19 +78,19 @@ class RecordedDenoiser:
     Args:
         denoise: what is recorded; it must not change anything but its result.
         network: what it computes with.
-        device: an NVIDIA GPU.
+        pool: records on an NVIDIA GPU.
+        layout: of the adapters that are added to the rows of latents now; None: there are none.
     """
 
-    def __init__(self, denoise: Denoise, network: nn.Module, device: torch.device) -> None:
+    def __init__(self, denoise: Denoise, network: nn.Module, pool: Pool, layout: Layout = lambda latents: None) -> None:
         self.problem = ""  # why nothing is recorded
         self._reported = ""
         self.seconds = 0.0  # spent on recording
-        self._denoise, self._network = denoise, network
-        self._pool = GraphPool(device, errors="thread_local")
-        self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
-        self._seen: dict[Hashable, tuple[torch.Size, torch.dtype]] = {}  # of the result
-        self._too_large: set[Hashable] = set()
-        self._state: NetworkState | None = None
+        self._denoise, self._network, self._pool, self._layout = denoise, network, pool, layout
+        self._graphs: OrderedDict[Key, _Graph] = OrderedDict()
+        self._seen: dict[Key, tuple[torch.Size, torch.dtype]] = {}  # of the result
+        self._too_large: set[Key] = set()
+        self._states: OrderedDict[Hashable, NetworkState] = OrderedDict()  # by layout
         self._changes = 0  # of the network since the last replay
 
     def __len__(self) -> int:
@@ -75,10 +101,11 @@ class RecordedDenoiser:
         device = self._pool.device
         if self.problem or torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
             return self._denoise(latents, t, inputs)
-        self._follow()
+        added = self._layout(latents)
+        self._follow(added)
         t = t.to(device)
         arguments: dict[str, Any] = {**inputs, _LATENTS: latents, _TIME: t}
-        key = _shape_of(arguments)
+        key = added, _shape_of(arguments, device.type)
         if (recorded := self._graphs.get(key)) is not None:
             self._graphs.move_to_end(key)
             return self._replayed(recorded, arguments)
@@ -103,35 +130,46 @@ class RecordedDenoiser:
         self._graphs.clear()
         self._seen.clear()
         self._too_large.clear()
-        self._state = None
+        self._states.clear()
         self._pool.release()
 
     @property
     def bytes(self) -> int:
         """The memory of all graphs."""
-        pool = self._pool.number
-        segments = torch.cuda.memory_snapshot() if pool is not None else ()  # type: ignore[no-untyped-call]
-        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == pool)
+        return self._pool.bytes
 
-    def _follow(self) -> None:
+    def _follow(self, added: Hashable) -> None:
         """Drop all graphs if the network changed; give up if it does so in every call."""
-        if self._state is not None and self._state.holds():
-            return
-        if self._graphs or self._seen:
+        if (state := self._states.get(added)) is not None:
+            if state.holds():
+                self._states.move_to_end(added)
+                return
             self.clear()
             self._changes += 1
         if self._changes >= PATIENCE:
             self.problem = "the network's modules change with every call"
-        self._state = NetworkState(self._network)
+        while len(self._states) >= MOST:
+            self._forget(next(iter(self._states)))
+        self._states[added] = NetworkState(self._network)
+
+    def _forget(self, added: Hashable) -> None:
+        """Drop what is known of a layout."""
+        del self._states[added]
+        for key in {*self._graphs, *self._seen, *self._too_large}:
+            if key[0] == added:
+                self._graphs.pop(key, None)
+                self._seen.pop(key, None)
+                self._too_large.discard(key)
 
     def _eager(self, latents: Tensor, t: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         results: list[Tensor] = []
         self._pool.run(lambda: results.append(self._denoise(latents, t, inputs)))
         return results.pop().clone()
 
-    def _record(self, key: Hashable, arguments: Mapping[str, Any]) -> _Graph | None:
+    def _record(self, key: Key, arguments: Mapping[str, Any]) -> _Graph | None:
         started = time.perf_counter()
-        inputs = {name: value.clone() if _on_device(value) else value for name, value in arguments.items()}
+        device = self._pool.device.type
+        inputs = {name: value.clone() if _is_on(device, value) else value for name, value in arguments.items()}
         others = {name: value for name, value in inputs.items() if name not in (_LATENTS, _TIME)}
         shape, dtype = self._seen[key]
         output = torch.empty(shape, dtype=dtype, device=self._pool.device)
@@ -154,9 +192,8 @@ class RecordedDenoiser:
         recorded = _Graph(graph, inputs, output, {})
         if len(self._graphs) >= MOST:
             self._graphs.popitem(last=False)
-        limit = SHARE * torch.cuda.get_device_properties(self._pool.device).total_memory
-        if self._graphs and self.bytes > limit:  # their memory is one: it returns when all are gone
-            self._graphs.clear()
+        if self._graphs and self.bytes > SHARE * self._pool.device_bytes:
+            self._graphs.clear()  # their memory is one: it returns when all are gone
             del graph, recorded
             self._pool.release()
             return self._record(key, arguments)
@@ -165,7 +202,7 @@ class RecordedDenoiser:
 
     def _replayed(self, recorded: _Graph, arguments: Mapping[str, Any]) -> Tensor:
         for name, value in arguments.items():
-            if not _on_device(value):
+            if not _is_on(self._pool.device.type, value):
                 continue
             version = -1 if value.is_inference() else value._version
             source, old = recorded.sources.get(name, (None, -1))
@@ -213,11 +250,11 @@ class NetworkState:
         )
 
 
-def _shape_of(arguments: Mapping[str, Any]) -> Hashable:
+def _shape_of(arguments: Mapping[str, Any], device: str) -> Hashable:
     """Return what arguments have in common that one graph can serve."""
     described: list[Hashable] = []
     for name, value in arguments.items():
-        if _on_device(value):
+        if _is_on(device, value):
             described.append((name, tuple(value.shape), value.stride(), value.dtype))
         elif torch.is_tensor(value):
             described.append((name, tuple(value.shape), value.dtype, tuple(value.flatten().tolist())))
@@ -226,5 +263,5 @@ def _shape_of(arguments: Mapping[str, Any]) -> Hashable:
     return tuple(described)
 
 
-def _on_device(value: Any) -> bool:
-    return torch.is_tensor(value) and value.is_cuda
+def _is_on(device: str, value: Any) -> bool:
+    return torch.is_tensor(value) and value.device.type == device

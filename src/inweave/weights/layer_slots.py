@@ -6,16 +6,19 @@ An adapter that changes several runs of rows of the weight has the sum of their 
 differ are relative to the largest one, as c up underflows in half precision where c is small.
 
 Slots are written in place. The memory of factors only moves when it is too small, and then at least doubles; `most`,
-by which launches are shaped, only grows.
+by which launches are shaped, only grows. Both, and a table that moves, are counted in `RowCount.moves`: what was
+recorded with another count reads other addresses. A layer's hook has one number for good, so that a layer that adds
+again is as it was when its call was recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from inweave.errors import InweaveError
 from inweave.ops.rowwise import RowTable, SlotFactors, add_products
@@ -38,6 +41,7 @@ class LayerSlots:
     def __init__(self, name: str, module: nn.Module, table: RowTable, rows: RowCount, slots: int) -> None:
         self.name, self.module, self.calls = name, module, 0
         self._table, self._rows = table, rows
+        self._handle: RemovableHandle | None = None
         weight: Tensor = module.weight  # type: ignore[assignment]
         self._kernel = tuple(weight.shape[1:])
         empty = weight.new_empty(0, 0).detach()
@@ -46,6 +50,18 @@ class LayerSlots:
             empty.new_zeros(slots, 2, dtype=torch.int32), empty.new_zeros(slots, dtype=torch.float32),
             [(0, 0, 0.0)] * slots, _LEAST_RANKS,
         )  # fmt: skip
+
+    def attach(self) -> None:
+        """Add to the layer's output from now on."""
+        if self._handle is None:
+            self._handle = self.module.register_forward_hook(self)
+        else:
+            self.module._forward_hooks[self._handle.id] = self
+
+    def detach(self) -> None:
+        """Leave the layer's output alone."""
+        if self._handle is not None:
+            self._handle.remove()
 
     def rank(self, slot: int) -> int:
         """Return the rank of a slot here; 0: it does not change this layer."""
@@ -72,6 +88,7 @@ class LayerSlots:
         factors.scales[slot].fill_(spans[slot][2])
         if rank > factors.most:
             self._factors = factors._replace(most=1 << (rank - 1).bit_length())
+            self._rows.moves += 1
 
     def _room_for(self, rank: int) -> int:
         """Return the first row of a gap between the slots; there is more memory after this where there was none."""
@@ -86,6 +103,7 @@ class LayerSlots:
             wider = down.new_zeros(ranks, down.shape[1]), up.new_zeros(ranks, up.shape[1])
             wider[0][: len(down)], wider[1][: len(up)] = down, up
             self._factors = self._factors._replace(down=wider[0], up=wider[1])
+            self._rows.moves += 1
         return start
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
@@ -117,13 +135,12 @@ class RowCount:
         self._table = table
         self._rows = 0
         self._same: list[tuple[int, float]] | None = None
-        self.on_move: Callable[[], object] = lambda: None  # called when the table has new addresses
+        self.moves = 0  # how often something that kernels read had a new address, or launches another shape
 
     def fill(self, rows: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Set (slot, strength) of every adapter of each row."""
         self._rows, self._same = len(rows), None
-        if self._table.fill(rows):
-            self.on_move()
+        self.moves += self._table.fill(rows)
 
     def fill_all(self, stack: Sequence[tuple[int, float]]) -> None:
         """Set (slot, strength) of every adapter for any number of rows."""
@@ -132,6 +149,6 @@ class RowCount:
     def check(self, name: str, x: Tensor) -> None:
         """Raise if an input does not have one entry per row."""
         if self._same is not None:
-            self._table.fill([self._same] * x.shape[0])
+            self.moves += self._table.fill([self._same] * x.shape[0])
         elif x.shape[0] != self._rows:
             raise InweaveError(f"{name}: expected an input of {self._rows} rows, got {tuple(x.shape)}")

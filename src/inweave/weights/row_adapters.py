@@ -15,18 +15,20 @@ only in a forward pass: `probe` finds layers whose inputs do not have one entry 
 weight is read without a call.
 
 Adapters stay in memory, at most `MOST_SLOTS` of them; then the least recently used one makes room for another.
+
+Which adapters rows have, and at which strengths, is in device memory, and so are the factors, which are written in
+place: a recorded call of a network stays valid while `layout` is the same, whatever the rows are filled with.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from inweave.errors import InweaveError
 from inweave.ops.common.select import has_kernels
@@ -64,6 +66,7 @@ class RowAdapters:
         self._slots: OrderedDict[object, tuple[int, Plan]] = OrderedDict()
         self._refused: dict[TensorKey, str] = {}
         self._probed: set[str] = set()
+        self._layouts: dict[str, tuple[str, ...]] = {}  # names of the layers that add, by network
         self.active = 0  # blocks of `acting` that are open
 
     def obstacle(self, plan: Plan) -> str:
@@ -146,25 +149,28 @@ class RowAdapters:
         own = self._acting(component, slots)
         for layer in own:
             layer.calls = 0
-        handles, rows = list[RemovableHandle](), self._rows[component]
-
-        def remove() -> None:
-            while handles:
-                handles.pop().remove()
-
-        def install() -> None:  # as new hooks: what was recorded with the old ones reads other addresses
-            remove()
-            handles.extend(layer.module.register_forward_hook(layer) for layer in own)
-
-        install()
-        rows.on_move = install
+            layer.attach()
+        self._layouts[component] = tuple(layer.name for layer in own)
         self.active += 1
         try:
-            yield rows
+            yield self._rows[component]
         finally:
             self.active -= 1
-            rows.on_move = lambda: None
-            remove()
+            self._layouts.pop(component, None)
+            for layer in own:
+                layer.detach()
+
+    def layout(self, component: str, x: Tensor) -> Hashable:
+        """Return what a recorded call of a network with input ``x`` relies on here; None if nothing is added.
+
+        Raises:
+            InweaveError: the input does not have one entry per row.
+        """
+        if component not in self._layouts:
+            return None
+        rows = self._rows[component]
+        rows.check(component, x)
+        return rows.moves, self._layouts[component]
 
     def _acting(self, component: str, slots: Collection[int]) -> list[LayerSlots]:
         return [layer for key, layer in self._layers.items() if key[0] == component and any(map(layer.rank, slots))]

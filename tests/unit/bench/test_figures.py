@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,8 @@ sys.exit(figures.main())
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, *arguments]
-    return subprocess.run(command, env={"PYTHONPATH": str(BENCH)}, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCH), *sys.path[1:]]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_figures_that_fail_leave_no_file_and_the_others_are_measured(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_the_texts_of_a_chart_neither_overlap_nor_leave_it() -> None:
         assert all(left[1] <= right[0] for left, right in pairwise(sorted(spans)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

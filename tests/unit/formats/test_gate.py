@@ -22,6 +22,7 @@ from inweave.errors import FormatError
 from inweave.formats.files import open_container, read_header, write_file
 from inweave.formats.gate import MAX_HEADER, MAX_NAME, MAX_TENSORS, Header, TensorSpan, header_length, parse_header
 from tests.bad_files import pack
+from tests.support import sized
 
 
 def entry(shape: object = (2,), offsets: object = (0, 2), dtype: object = "U8") -> dict[str, object]:
@@ -404,7 +405,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 
 @given(st.dictionaries(names, tensors(), max_size=6), metadata)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(50, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_safetensors_reads_what_inweave_writes(
     tmp_path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
 ) -> None:

@@ -29,8 +29,8 @@ from inweave.formats.grammar import SUFFIXES
 from tests.bad_files import pack
 from tests.support import sized
 
-SHARDS = sized(4, 8)
-PER_SHARD = sized(5_000, 25_000)
+SHARDS = sized(3, 8)
+PER_SHARD = sized(2_500, 25_000)
 DAMAGED_FILES = sized(500, 2_500)
 SLOWEST = 0.050  # seconds a header
 #: blocks of Python's allocator a shard may end with beyond those it began with: caches of `re`, interned names

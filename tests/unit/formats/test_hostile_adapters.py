@@ -56,6 +56,7 @@ def seconds(names: Iterable[str], shape: tuple[int, ...], index: ModelIndex) -> 
     return cost.seconds
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_time_grows_with_the_number_of_tensors(crowd: str) -> None:
     names, shape = CROWDS[crowd]

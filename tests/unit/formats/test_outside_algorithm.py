@@ -17,8 +17,11 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("torch")
 
+from tests.forked import run_forked
+
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "tests" / "data" / "outside_algorithm"
+COMMAND = "from inweave.cli.app import main; main()"
 PROGRAM = """
 import torch
 from safetensors.torch import load_file, save_file
@@ -74,6 +77,9 @@ print("all of it works")
 
 def run(arguments: list[str], folder: Path, *packages: Path) -> subprocess.CompletedProcess[str]:
     """Run Python with other packages installed."""
+    if packages == (PACKAGE,):
+        program, rest = (arguments[1], arguments[2:]) if arguments[0] == "-c" else (COMMAND, arguments[2:])
+        return run_forked(program, *rest, folder=folder, packages=packages)
     path = os.pathsep.join(map(str, (*packages, ROOT / "src")))
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(
@@ -152,5 +158,8 @@ def test_a_broken_plugin_is_reported_by_name(tmp_path: Path, source: str, reason
 def test_a_file_of_the_built_in_dialects_looks_for_no_plugins(tmp_path: Path) -> None:
     file = ROOT / "tests" / "data" / "files" / "cloneofsimo_lora_disney.safetensors"
     program = f"import sys, inweave; inweave.load({str(file)!r}); assert 'importlib.metadata' not in sys.modules"
-    result = run(["-c", program], tmp_path, PACKAGE)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, ROOT / "src")))}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr

@@ -55,6 +55,7 @@ def images_of(pipe: Any, requests: list[dict[str, Any]]) -> list[Any]:
     return [np.asarray(image) for image in (*images, *filter(None, previews))]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format", ["off", "int8"])
 def test_images_have_the_bits_of_a_resident_model(format: Any, late: None) -> None:
     """Requests with and without LoRAs, prompts encoded between two steps, previews decoded between two steps."""

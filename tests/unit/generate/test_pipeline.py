@@ -185,6 +185,7 @@ def test_cancellation_stops_between_steps_and_leaves_the_pipeline_usable(pipe: P
     assert pipe("cat face", steps=1, seed=1, **SMALL).images
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("schedule", offered_schedules())
 def test_every_sampler_runs_on_every_schedule_it_has(pipe: Pipeline, sampler: str, schedule: str) -> None:

@@ -36,6 +36,7 @@ def plain() -> Any:
     return image_of(pipe), image_of(pipe, loras=[f"{LORA}:1.0"])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format", BOUNDS)
 def test_images_are_near_those_of_the_original(format: Any, plain: Any) -> None:
     pipe = inweave.pipeline("inweave/emoji", device="cpu", quantize=format)

@@ -57,6 +57,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "DTYPES", (*fused.DTYPES, torch.float64))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
 def test_one_and_several_adapters_give_what_the_general_path_gives(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_output_and_gradients_are_those_of_the_formula(kind: str, rates: dict[st
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["linear", "conv1D", "conv2d", "conv2d-groups", "conv3d", "embedding"])
 def test_it_acts_in_training_only_and_keeps_the_expectation(kind: str) -> None:
     rates = {"hidden_dropout": 0.3, "rank_dropout": 0.3}

@@ -46,6 +46,7 @@ def same(ours: Any, theirs: Any) -> None:
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dialect", ["kohya", "diffusers"])
 def test_a_file_is_attached_to_a_pipeline(dialect: str, tmp_path: Path) -> None:
     path = tiny.lora(tmp_path / "a.safetensors", "sdxl", dialect=dialect)
@@ -102,6 +103,7 @@ NESTED: list[Any] = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strengths", NESTED)
 def test_block_strengths_as_diffusers_writes_them(strengths: Any, tmp_path: Path) -> None:
     path = tiny.lora(tmp_path / "a.safetensors", "sdxl", dialect="kohya")

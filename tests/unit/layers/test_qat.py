@@ -188,6 +188,7 @@ def test_what_cannot_be_rounded_is_refused() -> None:
         fake_quantize([layer_of(small)], "int8")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("format", "size"), [("int8", 1e-3), ("nf4", 8e-3)])
 def test_training_through_rounding_keeps_more_of_a_target(format: str, size: float) -> None:
     """A regression with a few strong directions in its inputs, as activations have: the loss after merging."""

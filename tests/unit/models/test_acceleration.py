@@ -63,6 +63,7 @@ def apart(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3.5-medium", "flux1-dev", "z-image", "qwen-image"])
 def test_a_prepared_denoiser_predicts_the_same(variant: str) -> None:
     network = denoiser(variant)

@@ -105,6 +105,7 @@ def derived(model: Model, texts: tuple[str, ...], latents: torch.Tensor, t: Any)
     return family.denoise(model, latents, t, family.batch_inputs(model, text, sizes, latents.shape, 1.0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sampled(tiny.DERIVED, SAMPLE))
 def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name: str) -> None:
     model = load_model(tiny.folder(name), device="cpu")
@@ -139,6 +140,7 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
     torch.testing.assert_close(prediction.flatten().sort().values, received.flatten().sort().values)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sampled(tiny.DERIVED, ("BriaFibo", "Chroma")))
 def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
     folder = tiny.folder(name)

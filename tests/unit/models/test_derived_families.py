@@ -19,6 +19,7 @@ SIZE = (128, 64)
 pytestmark = pytest.mark.usefixtures("quick_tokenizers")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "variant",
     [

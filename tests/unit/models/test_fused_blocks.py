@@ -67,6 +67,7 @@ def largest_gap(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> f
     return max(float((one[name] - two[name]).norm() / two[name].norm()) for name in two)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl"])
 def test_outputs_and_gradients_stay(variant: str) -> None:
     unet, inputs = network(variant)
@@ -132,6 +133,7 @@ def test_layers_and_their_loras_as_one_operation_change_no_gradient(mode: str, m
     assert len(calls) > 3 and (any(calls) if mode == "selective" else all(calls))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["selective", "full"])
 def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
     unet, inputs = network("sdxl")

@@ -52,6 +52,7 @@ def assert_close(one: list[torch.Tensor], two: list[torch.Tensor]) -> None:
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
 @pytest.mark.parametrize("variant", ["qwen-image", "z-image-turbo"])
 def test_outputs_and_gradients_stay(variant: str, masked: bool) -> None:

@@ -66,6 +66,7 @@ def attempt(folder: Path, file: Path, *, run: bool) -> bool:
     return True
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_changed_setting_is_used_or_refused(family: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny.folder(family), tmp_path / family))

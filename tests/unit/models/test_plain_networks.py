@@ -71,6 +71,7 @@ def test_tensors_have_the_names_of_the_libraries(models: tuple[Model, Model]) ->
 
 
 @torch.no_grad()
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("height", "width", "batch"), [(16, 16, 2), (16, 16, 1), (24, 8, 3), (17, 13, 2), (11, 32, 1)])
 @pytest.mark.parametrize("time", [0, 3, 999])
 def test_the_denoiser_predicts_the_same(
@@ -107,6 +108,7 @@ def test_the_autoencoder_gives_the_same(models: tuple[Model, Model], height: int
 
 
 @torch.no_grad()
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("height", "width"), [pytest.param(40, 40, marks=pytest.mark.full), (16, 70), (33, 21)])
 @pytest.mark.parametrize("side", [16, 12])
 def test_tiles_are_decoded_and_joined_to_the_same(

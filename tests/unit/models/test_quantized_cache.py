@@ -57,6 +57,7 @@ def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> N
     assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format", ["int8", "nf4"])
 def test_the_second_start_has_the_same_bits_and_quantizes_nothing(
     format: Any, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +116,7 @@ def test_a_base_that_changes_while_it_loads_is_not_stored(base: Path, tmp_path: 
     assert cache.store(key, denoiser, "", {}) == "" and not files(tmp_path / "cache")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("damage", ["half", "bit", "empty", "metadata", "other"])
 def test_a_damaged_file_is_reported_and_made_again(damage: str, base: Path, tmp_path: Path) -> None:
     expected = weights_of(loaded(base, "int8"))

@@ -78,6 +78,7 @@ def test_pairs_that_are_not_offered_are_refused(flow: bool) -> None:
     assert {sampler: schedules for sampler, schedules in accepted.items() if schedules} == offered
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(
     ("sampler", "schedule", "variant"),
     [

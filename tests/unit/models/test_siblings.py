@@ -87,6 +87,7 @@ def products(net: Net, context: Any, monkeypatch: pytest.MonkeyPatch) -> list[in
     return counts
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [True, False])
 def test_outputs_and_gradients_stay(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net()
@@ -172,6 +173,7 @@ def test_recomputed_blocks_share_the_products_of_one_block() -> None:
             assert float((one - other).norm() / other.norm()) < 1e-6
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "change",
     [

@@ -146,8 +146,8 @@ def test_a_table_keeps_its_addresses_while_it_is_large_enough() -> None:
     assert (table.slots.data_ptr(), table.strengths.data_ptr()) == places
     assert table.slots[:2, 0].tolist() == [3, 1] and int((table.slots >= 0).sum()) == 2
     assert [(run.first, run.last, run.slot) for run in table.runs] == [(0, 1, 3), (1, 2, 1)]
-    assert table.fill([[(0, 1.0)] * 4] * 7) and not table.fill([[(0, 1.0)] * 4] * 7)
-    assert table.slots.shape == (7, 4) and len(table.runs) == 4
+    assert table.fill([[(0, 1.0)] * 5] * 7) and not table.fill([[(0, 1.0)] * 5] * 7)
+    assert table.slots.shape == (64, 8) and len(table.runs) == 5
 
 
 @pytest.mark.parametrize(

@@ -222,15 +222,17 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         adapters.load([broken])
 
 
-def test_a_table_with_new_addresses_has_new_hooks() -> None:
-    """A recorded graph compares hooks, so that it does not read the old table."""
+def test_a_layer_that_adds_again_has_the_same_hook_and_a_table_that_moved_another_layout() -> None:
+    """A recorded call compares hooks and layouts: it is played again where both are the same, whatever rows get."""
     network, _, adapters = make()
     one, two = adapters.load([ONE, TWO])
-    with adapters.acting("unet", [one, two]) as rows:
-        rows.fill([[(one, 1.0)]])
-        before = set(network.qkv._forward_hooks)
-        rows.fill([[(two, 1.0)]])
-        assert set(network.qkv._forward_hooks) == before
-        rows.fill([[(two, 1.0), (one, 0.5)], []])
-        assert not set(network.qkv._forward_hooks) & before and len(network.qkv._forward_hooks) == 1
-    assert not network.qkv._forward_hooks
+    x, hooks, layouts = inputs(2)[0], [], []
+    assert adapters.layout("unet", x) is None
+    for rows in ([[(one, 1.0)], []], [[(two, 0.5)], [(one, 2.0)]], [[(two, 1.0), (one, 0.5)], []]):
+        with adapters.acting("unet", [one, two]) as filled:
+            filled.fill(rows)
+            hooks.append(dict(network.qkv._forward_hooks))
+            layouts.append(adapters.layout("unet", x))
+        assert not network.qkv._forward_hooks and adapters.layout("unet", x) is None
+    assert hooks[0] == hooks[1] == hooks[2] and len(hooks[0]) == 1
+    assert layouts[0] == layouts[1] != layouts[2], "a second adapter of a row needs another table"

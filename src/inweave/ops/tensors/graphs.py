@@ -32,9 +32,16 @@ class GraphPool:
         self._stream: torch.cuda.Stream | None = None
 
     @property
-    def number(self) -> tuple[int, int] | None:
-        """The pool as the allocator knows it; None: there is none."""
-        return self._pool
+    def bytes(self) -> int:
+        """The memory of the pool."""
+        pool = self._pool
+        segments = torch.cuda.memory_snapshot() if pool is not None else ()  # type: ignore[no-untyped-call]
+        return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == pool)
+
+    @property
+    def device_bytes(self) -> int:
+        """The memory of the device."""
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def run(self, work: Callable[[], None]) -> None:
         """Do ``work`` eagerly."""

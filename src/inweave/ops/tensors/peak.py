@@ -3,6 +3,9 @@
 Every tensor that an operation makes is counted until its storage is freed, so activations that autograd stores, that
 gradient checkpointing drops, and that it recomputes are all included.
 
+On the meta device torch computes the shapes of many operations in Python, up to 10 ms for a norm. A network repeats its
+blocks, so shapes are remembered by operation and arguments, in `shapes.py`.
+
 Attention is assumed to be fused, which is true on every GPU: on the meta device torch would choose the plain
 implementation, which stores tokens x tokens.
 """
@@ -19,6 +22,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from inweave.ops.tensors.shapes import run_on_meta
 
 
 class PeakMemory(TorchDispatchMode):
@@ -39,7 +44,9 @@ class PeakMemory(TorchDispatchMode):
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._known:
                     self.ignore(tensor)
-        result = operation(*args, **(kwargs or {}))
+            result = operation(*args, **(kwargs or {}))
+        else:
+            result = run_on_meta(operation, args, kwargs or {})
         for tensor in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self._device_type:
                 self._count(tensor.untyped_storage())

@@ -51,6 +51,8 @@ HOLD = 1.0
 GATHER = 0.05  # seconds that an event of a job may wait for others
 MAX_REPORTS = 256  # of one answer
 WATCH_SECONDS = 0.2
+#: until a runner ends that nobody has begun; a busy machine may take longer than a lease for it
+UNCLAIMED_SECONDS = 30.0
 
 
 class RunnerHost:
@@ -74,7 +76,7 @@ class RunnerHost:
         self._ended: int | None = None  # exit code of the model process
         self._tasks: list[asyncio.Task[None]] = []
         # its bridge may have ended while it waited for a device; then nobody knows of it
-        self._unclaimed = threading.Timer(LEASE, os._exit, (0,))
+        self._unclaimed = threading.Timer(UNCLAIMED_SECONDS, os._exit, (0,))
         self._unclaimed.daemon = True
         self._unclaimed.start()
 

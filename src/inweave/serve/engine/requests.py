@@ -44,6 +44,7 @@ class _Entry:
     tried: int = -1  # number of the batch's change since which it cannot join
     member: Member | None = None
     prepared: PreparedRequest | None = None
+    prepare_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +197,13 @@ class Requests:
     def _prepared(self, entry: _Entry, pipe: Pipeline) -> PreparedRequest:
         """Return a request as its pipeline prepares it, once."""
         if entry.prepared is None:
-            request = entry.request
+            request, started = entry.request, time.perf_counter()
             entry.prepared = pipe.prepare(
                 GenerateConfig(**request.config), decode_png(request.inputs.get("init")),
                 decode_png(request.inputs.get("mask")), request.on_mismatch, LoraTable(request.loras),
                 reference_images(request.inputs),
             )  # fmt: skip
+            entry.prepare_seconds = time.perf_counter() - started
         return entry.prepared
 
     def _leave(self, entry: _Entry) -> Ended:
@@ -209,7 +211,8 @@ class Requests:
         assert member is not None and pipe is not None
         if member.error is not None:
             return _failed(entry, member.error)
-        seconds = time.perf_counter() - member.started
+        # the batch starts a member's clock when its LoRAs are merged
+        seconds = entry.prepare_seconds + member.result.swap_seconds + time.perf_counter() - member.started
         return Ended(
             entry.request.job,
             partial(finish_result, member.result, entry.emit, pipe.model.lora_modules, seconds),

@@ -21,11 +21,8 @@ async def scan_library(library: Library, database: Path, *, examine: bool = Fals
     for folder in missing:  # a disk that is not mounted now: the other folders are scanned all the same
         await asyncio.to_thread(library.hide, folder)
     present = [folder for folder in library.folders if folder not in missing]
-    folders = [argument for folder in present for argument in ("--folder", str(folder))]
-    command = [
-        sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database", str(database), *folders,
-        *(["--examine"] if examine else []),
-    ]  # fmt: skip
+    command = [sys.executable, "-P", "-m", "inweave.serve.sandbox.scan_process", str(database)]
+    command += [*(["--examine"] if examine else []), *map(str, present)]
     for _ in range(MAX_SCANS):  # a file that crashes the process is tried once more, then skipped
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True

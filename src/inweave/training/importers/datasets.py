@@ -25,6 +25,7 @@ _RUN_FIELDS = {
 }  # fmt: skip
 _DATASET_KEYS = (
     "resolution",
+    "batch_size",
     "enable_bucket",
     "bucket_reso_steps",
     "bucket_no_upscale",

@@ -1,5 +1,5 @@
 """Import training files of other trainers: kohya's TOML and command lines, kohya_ss's JSON, OneTrainer's JSON,
-ai-toolkit's YAML, SimpleTuner's JSON, command lines of diffusers' scripts.
+ai-toolkit's YAML, SimpleTuner's JSON, diffusion-pipe's TOML, command lines of diffusers' scripts.
 
     file ──text──► table ──the tool that wrote it──► settings + its defaults ──tables──► fields ──settle──► TrainConfig
 
@@ -29,6 +29,7 @@ from inweave.training.config.translate import Translation
 from inweave.training.config.values import OFF, with_setting_name
 from inweave.training.importers.ai_toolkit import settings as ai_toolkit
 from inweave.training.importers.diffusers import settings as diffusers
+from inweave.training.importers.diffusion_pipe import settings as diffusion_pipe
 from inweave.training.importers.files import SCRIPTS, parse_text
 from inweave.training.importers.kohya import easy as kohya_easy
 from inweave.training.importers.kohya import gui as kohya_gui
@@ -47,12 +48,12 @@ from inweave.training.importers.shell import COMMANDS
 from inweave.training.importers.simpletuner import settings as simpletuner
 from inweave.training.importers.source import Importer, Source
 
-_FILES = "files of kohya, kohya_ss, OneTrainer, ai-toolkit and SimpleTuner can be imported"
+_FILES = "files of kohya, kohya_ss, OneTrainer, ai-toolkit, SimpleTuner and diffusion-pipe can be imported"
 #: names that only another kind of file has
 _OTHER_FILES = (
     ({"plugin_unet", "plugin_TE", "_base_", "tokenizer_pt"}, "a configuration of HCP-Diffusion"),
     ({"enable_conv", "unet_target_module", "unet_target_name", "text_encoder_target_module"}, "a preset of LyCORIS"),
-    ({"micro_batch_size_per_gpu", "pipeline_stages"}, "a configuration of diffusion-pipe"),
+    ({"micro_batch_size_per_gpu", "pipeline_stages"}, "a configuration of diffusion-pipe without its model"),
     ({"peft_type", "target_modules", "base_model_name_or_path"}, "the description of a PEFT adapter"),
 )
 
@@ -60,6 +61,8 @@ _OTHER_FILES = (
 def _refuse_other_files(table: Mapping[str, Any]) -> None:
     if isinstance(table.get("datasets"), list) and not table.keys() - {"general", "datasets"}:
         raise ConfigError("is a dataset, not a training run; set `dataset` to it")
+    if isinstance(table.get("directory"), list) and "model" not in table:
+        raise ConfigError("is a dataset of diffusion-pipe; import the configuration that names it")
     for marks, what in _OTHER_FILES:
         if marks & table.keys():
             raise ConfigError(f"is {what}; {_FILES}")
@@ -88,6 +91,7 @@ IMPORTERS: Final = (
     ai_toolkit.IMPORTER,
     onetrainer.IMPORTER,
     diffusers.IMPORTER,
+    diffusion_pipe.IMPORTER,
     kohya_gui.IMPORTER,
     kohya_easy.IMPORTER,
     simpletuner.IMPORTER,

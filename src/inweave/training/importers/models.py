@@ -27,6 +27,7 @@ AI_TOOLKIT: Final = {
     "sd1": "sd", "sd15": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
     "flux2": "flux2", "flux2klein4b": "flux2", "flux2klein9b": "flux2",
     "zimage": "z_image", "zimageturbo": "z_image", "zimagedeturbo": "z_image",
+    "fluxkontext": "flux", "qwenimageeditplus": "qwen_image",
 }  # fmt: skip
 AI_TOOLKIT_SWITCHES: Final = {
     "is_v2": "sd2", "is_xl": "sdxl", "is_v3": "sd3", "is_flux": "flux", "is_pixart": "pixart",
@@ -37,6 +38,10 @@ AI_TOOLKIT_SWITCHES: Final = {
 SIMPLE_TUNER: Final = {
     "sd1x": "sd", "sd2x": "sd", "legacy": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2",
     "qwenimage": "qwen_image", "zimage": "z_image", "zimageturbo": "z_image",
+}  # fmt: skip
+#: diffusion-pipe's model types
+DIFFUSION_PIPE: Final = {
+    "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "flux2": "flux2", "qwen_image": "qwen_image", "z_image": "z_image",
 }  # fmt: skip
 #: network modules and scripts of kohya's repositories, without their common prefix
 KOHYA: Final = {
@@ -50,6 +55,11 @@ _NAMES: Final = {
     "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack",
     "flux2img2img": "FLUX.2 with reference images", "flux2kleinimg2img": "FLUX.2 klein with reference images",
     "fluxkontext": "FLUX.1 Kontext", "chroma": "Chroma", "hunyuan": "HunyuanVideo", "kandinsky5": "Kandinsky 5",
+    "qwenimageedit": "Qwen-Image-Edit of August 2025",
+    "hunyuanvideo": "HunyuanVideo", "hunyuanvideo15": "HunyuanVideo 1.5", "ltxvideo": "LTX-Video", "ltx2": "LTX 2",
+    "cosmos": "Cosmos", "cosmospredict2": "Cosmos-Predict2", "hidream": "HiDream", "omnigen2": "OmniGen2",
+    "auraflow": "AuraFlow", "ernieimage": "ERNIE-Image", "ideogram4": "Ideogram 4", "krea2": "Krea 2",
+    "minimaxh3": "MiniMax H3",
 }  # fmt: skip
 
 
@@ -76,13 +86,19 @@ def refuse_script(script: str) -> ConfigError:
     )
 
 
-def ensure_plain_base(name: Any, where: str) -> None:
-    """Refuse inpainting, depth and editing models by the names that their publishers give them."""
-    text = str(name).lower()
+def ensure_plain_base(name: Any, where: str, *, editing: bool = False) -> None:
+    """Refuse inpainting, depth and editing models by the names that their publishers give them.
+
+    With ``editing`` Kontext and Qwen-Image-Edit are accepted, whose references the file names; the first version of the
+    latter is not.
+    """
+    text = str(name).lower().rstrip("/\\")
     for word, kind in (("inpaint", "an inpainting model"), ("kontext", "FLUX.1 Kontext, an editing model"),
                        ("-fill", "an inpainting model"), ("image-edit", "an editing model"), ("chroma", "Chroma"),
                        ("refiner", "the refiner of SDXL"),
                        ("depth", "a depth model")):  # fmt: skip
+        if editing and (word == "kontext" or (word == "image-edit" and not text.endswith("qwen-image-edit"))):
+            continue
         if word in re.split(r"[/\\]", text)[-1].replace("image_edit", "image-edit") and not (
             word == "depth" and "dev" in text
         ):

@@ -51,7 +51,7 @@ from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
 from inweave.training.tasks.offload import stream_network
-from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems
+from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems, seen_captions
 from inweave.weights.hold import Quantized
 
 
@@ -63,6 +63,7 @@ class DiffusionSetup:
             raise ConfigError([f"{name}: only applies to language models; leave it out" for name in others])
         self.dataset = read(config, on_progress)
         self.device = device
+        self._blanks: dict[tuple[str, bool], Model] = {}
         blueprint = open_model(
             config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
         )
@@ -173,13 +174,18 @@ class DiffusionSetup:
         tokenizers = {folder: make() for folder, make in self._blueprint.tokenizers.items()}
         model = replace(self._blank(self.config), tokenizers=tokenizers)
         captions = caption_lengths.run_captions(self.config, self.dataset)
+        captions = seen_captions(model, captions, self.dataset.examples)
         limit = self.config.max_token_length
         known = caption_lengths.measured_captions(model, captions, limit)
         warnings = caption_lengths.long_caption_warnings(model, self.dataset.examples, captions, known, limit)
         return caption_lengths.example_lengths(captions, known.chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
-        return blank(self._blueprint, DTYPES[config.precision], quantized=config.quantize == "keep")
+        """Return the model without weights, which callers only read."""
+        key = config.precision, config.quantize == "keep"
+        if key not in self._blanks:
+            self._blanks[key] = blank(self._blueprint, DTYPES[config.precision], quantized=key[1])
+        return self._blanks[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,7 @@ def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> lis
     return losses
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_every_kind_trains_and_continues_from_its_file(kind: str, tmp_path: Path) -> None:
     data, model = make_set(tmp_path / "set"), fresh_model()
@@ -303,6 +304,7 @@ def denoised(model: Any, seed: int = 0) -> torch.Tensor:
         return family.denoise(model, latents, torch.tensor([500.0]), inputs)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("variant", "dialect"),
     [("sd1.5", "kohya"), ("sd1.5", "diffusers"), ("sdxl", "kohya"), ("sdxl", "diffusers"), ("sd3-medium", "diffusers"),
@@ -395,6 +397,7 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
     assert not lora_layers(model.denoiser)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "settings"),
     [

@@ -118,6 +118,7 @@ def test_rules_skip_them_or_set_their_rate() -> None:
     assert {rate for name, rate in rates.items() if ".norm1." not in name} == {1.0}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dialect", ["kohya", "diffusers", "onetrainer"])
 def test_training_goes_on_from_the_file(dialect: str, tmp_path: Path) -> None:
     settings = plain(dialect=dialect)
@@ -150,6 +151,7 @@ def test_a_model_without_such_layers_is_refused() -> None:
         attach_adapters({"unet": model.denoiser}, plain())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("network", "drops"),
     [("lora", {}), ("dora", {"module_dropout": 0.3}), ("lokr", {"rank_dropout": 0.3, "module_dropout": 0.3})],
@@ -174,6 +176,7 @@ def test_a_resumed_run_is_the_straight_one(network: str, drops: dict[str, float]
     assert norms and all(straight[name].any() for name in norms)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("network", ["lora", "dora"])
 def test_the_planner_counts_them(network: str) -> None:
     _, made = trained(plain(network=network))

@@ -18,6 +18,7 @@ from inweave.errors import ConfigError, FormatError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.starter import starter_toml
 from inweave.training.config.types import NETWORKS, OUTPUT_DIALECTS
+from tests.support import sized
 
 
 def test_files(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def values(name: str) -> st.SearchStrategy[Any]:
     return st.one_of(empty, TEXT)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sized(20, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.fixed_dictionaries({}, optional={n: values(n) for n in sorted(TrainConfig.model_fields.keys() - APART)}),
     st.booleans(),

@@ -12,6 +12,7 @@ from inweave.training.config.dataset_toml import Subset
 from inweave.training.data.balance import balanced
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.types import Example
+from tests.support import sized
 
 
 def example(number: int, repeats: int, prior: bool) -> Example:
@@ -32,7 +33,7 @@ def as_kohya(train: int, repeats: list[int]) -> list[int]:
     return counts
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=sized(60, 200))
 @given(st.lists(st.integers(1, 12), max_size=8), st.lists(st.integers(1, 12), max_size=8))
 def test_repeats_are_those_of_kohyas_loop(subjects: list[int], prior: list[int]) -> None:
     rows = [example(n, repeats, False) for n, repeats in enumerate(subjects)]

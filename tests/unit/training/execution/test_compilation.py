@@ -126,6 +126,7 @@ def test_validation_and_samples_compile_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("traced")
+@pytest.mark.full
 def test_a_resumed_run_keeps_its_choice_and_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inweave.training.step.saves_time", lambda *_: True)
     straight = run_of(tmp_path / "straight")

@@ -128,6 +128,7 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_checkpointing(variant: str, tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
@@ -217,6 +218,7 @@ def test_a_model_without_weights_has_their_sizes() -> None:
     assert next(model.vae.parameters()).dtype == torch.float32, "SDXL's autoencoder overflows in less"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
     """On a GPU a step stores less, and the plan knows; on the CPU it is planned as ever."""
@@ -279,6 +281,7 @@ def test_sdxl_with_gradient_checkpointing_takes_what_is_published() -> None:
     assert staged_estimate["activation_bytes"] < 0.2 * without["activation_bytes"]
 
 
+@pytest.mark.full
 def test_flux_needs_more_than_24_gb() -> None:
     plan = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB, ARITHMETIC)
     assert plan.staged and plan.changes == {}, "with T5 on the device 34 would be needed"
@@ -466,6 +469,7 @@ def test_limits() -> None:
     assert limit_for(config(), cpu) is None and limit_for(config(vram="auto"), cpu) is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("network", ["lora", "locon", "dora", "loha", "lokr"])
 def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     model = fresh_model()
@@ -475,6 +479,7 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     assert breakdown["trained_parameters"] == sum(parameter.numel() for parameter in parameters.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev", "z-image-turbo"])
 def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
@@ -490,6 +495,7 @@ def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_
     assert float(loss) > 0 and estimated == pytest.approx(alive, rel=0.25)
 
 
+@pytest.mark.full
 def test_selective_checkpointing_of_sdxl_stores_little_more_than_half() -> None:
     """Of what the blocks that train on a GPU store: the widening product of a feed-forward part is recomputed."""
     stored = {}

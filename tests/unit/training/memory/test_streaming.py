@@ -66,6 +66,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DequantizingLinear, "SMALLEST_SIDE", 8)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("variant", "more"),
     [

@@ -1,0 +1,1 @@
+"""diffusion-pipe's TOML configurations, and the dataset files that they name."""

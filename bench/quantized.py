@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def images_of(pipe: Pipeline, captions: list[str]) -> list[Image.Image]:
     return [pipe(text, seed=7, steps=5).images[0] for text in captions]
 
 
-def qat(steps: int, count: int = 6) -> None:
+def qat(steps: int, seed: int, formats: Sequence[str], count: int = 6) -> None:
     """Print loss and style distance of an adapter, and of the merged and stored model with and without qat."""
     captions, style = style_set(STYLE)
     pipe, chosen = pipeline("inweave/emoji", device="cpu"), captions[:count]
@@ -126,22 +127,26 @@ def qat(steps: int, count: int = 6) -> None:
         print(f"| {label} | {loss:.5f} | {distance:.4f} |", flush=True)
 
     print("| adapter | loss | style distance |\n|---|---|---|")
-    plain = trained(steps, 0)
+    plain = trained(steps, seed)
     row("trained plain, not quantized", plain)
-    for format in ("nf4", "int8"):
+    for format in formats:
         row(f"trained plain, merged, {format}", plain, format)
-        row(f'trained with qat = "{format}", merged, {format}', trained(steps, 0, qat=format), format)
+        row(f'trained with qat = "{format}", merged, {format}', trained(steps, seed, qat=format), format)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("part", choices=("errors", "training", "qat"))
     arguments.add_argument("--steps", type=int, default=300)
+    arguments.add_argument("--seed", type=int, default=0, help="of qat")
+    arguments.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["nf4", "int8"], help="of qat")
     options = arguments.parse_args()
     if options.part == "errors":
         errors()
+    elif options.part == "training":
+        training(options.steps)
     else:
-        (training if options.part == "training" else qat)(options.steps)
+        qat(options.steps, options.seed, options.formats)
 
 
 if __name__ == "__main__":

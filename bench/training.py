@@ -4,22 +4,22 @@
 
 Models have random bf16 weights and the published configurations; images are noise of 1024 x 1024. Each run is the
 real command in a separate process, observed from outside: "used" is the peak that nvidia-smi reported above the level
-before the run, so it includes everything, CUDA's own memory too; "host" is the peak of the process in host memory,
-mapped files included. "expected" and "measured" are the activation memory of a step as the command itself reports it.
-"seconds" is one step with data and logging, averaged over the last steps; the notes tell what the plan predicted.
+before the run, so it includes everything, CUDA's own memory too; "host" is the peak of the process's anonymous host
+memory (RssAnon), page-locked memory included, mapped files not. "expected" and "measured" are the activation memory of
+a step as the command itself reports it. "seconds" is one step with data and logging, averaged over the last steps; the
+notes tell what the plan predicted.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,6 +108,26 @@ def peak_memory() -> Iterator[MemoryWatch]:
         thread.join()
 
 
+@contextmanager
+def peak_host_memory(process: int) -> Iterator[MemoryWatch]:
+    """Watch the peak of a process's anonymous memory; what `wait4` reports includes that of its parent."""
+    watch, ended = MemoryWatch(), threading.Event()
+
+    def read() -> None:
+        while not ended.wait(0.05):
+            with suppress(OSError, ValueError, IndexError):  # it has ended
+                words = Path(f"/proc/{process}/status").read_text("utf-8").split()
+                watch.highest = max(watch.highest, int(words[words.index("RssAnon:") + 1]) << 10)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield watch
+    finally:
+        ended.set()
+        thread.join()
+
+
 def run_training(model: Path, images: Path, run: Run, rank: int, folder: Path) -> dict[str, Any]:
     """Run the command once; return memory and seconds, or its error."""
     output = Path(tempfile.mkdtemp(dir=folder))
@@ -123,11 +143,11 @@ def run_training(model: Path, images: Path, run: Run, rank: int, folder: Path) -
         process = subprocess.Popen(command, stdout=printed, stderr=errors, text=True)
         timer = threading.Timer(PATIENCE, process.kill)
         timer.start()
-        _, status, usage = os.wait4(process.pid, 0)
+        with peak_host_memory(process.pid) as host:
+            process.wait()
         timer.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
     row: dict[str, Any] = {
-        "total_s": time.perf_counter() - started, "used": memory.used, "host": usage.ru_maxrss << 10
+        "total_s": time.perf_counter() - started, "used": memory.used, "host": host.used
     }  # fmt: skip
     text = (output / "stdout").read_text()
     if process.returncode:

@@ -65,7 +65,7 @@ def open_binary(
         if limit is not None and status.st_size > limit:
             raise error(f"{printable_path(path)}: {status.st_size:,} bytes, more than the {limit:,} that are accepted")
         # by its path, which errors of later reads name
-        return open(path, "rb", buffering, opener=lambda *_: descriptor)  # type: ignore[return-value]
+        return open(path, "rb", buffering, opener=lambda *_: descriptor)
     except BaseException:
         os.close(descriptor)
         raise

@@ -23,6 +23,7 @@ from inweave.layers.hosts import ParameterHost, unhosted
 from inweave.models.roles import projections, token_layers
 from inweave.ops.quantized import FORMATS, QuantizedLayer, QuantizedLinear, joint_weight
 from inweave.ops.tensors.device import DTYPES
+from inweave.weights.scratch import trim_heap
 
 _IN_BLOCK = re.compile(r"(^|\.)\d+\.")
 
@@ -117,7 +118,9 @@ class Quantizer:
         alike = len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1
         for part in [group] if alike else [[layer] for layer in group]:
             is_blank = part[0].weight.is_meta
+            wide = sum(4 * layer.weight.numel() for layer in part)
             error = self._kind.quantize(*part, device=self._device, store=self._store)
+            trim_heap(4 * wide)  # several copies in float32
             if not is_blank:
                 self._errors.append(error)
 

@@ -100,7 +100,7 @@ def streamed(path: Path, format: str) -> tuple[Network, BlockStream]:
     """Load as for images with `offload`: read, quantize, hold for merging, stream."""
     network = blank()
     quantizer = Quantizer(network, format, CPU) if format else None
-    build(network, FileSource(path), arrived=quantizer and quantizer.arrived, mapped=False)
+    build(network, FileSource(path), arrived=None if quantizer is None else quantizer.arrived, mapped=False)
     if quantizer is not None:
         join_groups(network)
     Weaver(network).apply([])
@@ -135,7 +135,7 @@ def test_host_memory_holds_the_base_once(stored: Path) -> None:
 
     In a process of its own: in one that was forked, pages that it shares count when they are touched.
     """
-    formats = sized(["", "int8"], ["", "int8", "nf4"])
+    formats = ["", "int8", "nf4"][: sized(2, 3)]
     program = f"from tests.unit.weights.test_host_memory import *; measure(Path({str(stored)!r}), {formats})"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
@@ -147,7 +147,7 @@ def test_host_memory_holds_the_base_once(stored: Path) -> None:
     for held, there, most in lines:
         sizes = [size / MIB for size in (held, there, most)]
         assert there < 1.1 * held + 4 * MIB, sizes
-        assert most < 1.1 * held + 40 * MIB and most < 1.15 * stored.stat().st_size, sizes
+        assert most < 1.1 * held + 64 * MIB and most < 1.15 * stored.stat().st_size, sizes
 
 
 @pytest.mark.parametrize("format", [*FORMATS])
@@ -159,7 +159,7 @@ def test_rows_are_quantized_some_at_a_time_with_the_bits_of_all(format: str, mon
         layer.weight.data = weight
     whole = FORMATS[format].weights.of(torch.cat(weights))
     error = FORMATS[format].quantize(*layers)
-    parts = [layer.quantized for layer in layers]  # type: ignore[attr-defined]
+    parts: list[Any] = [layer.quantized for layer in layers]
     for number, expected in enumerate(whole):
         assert torch.equal(torch.cat([part[number].view(torch.uint8) for part in parts]), expected.view(torch.uint8))
     assert error == pytest.approx(relative_error(weights[0], parts[0]), rel=1e-5)
@@ -167,7 +167,7 @@ def test_rows_are_quantized_some_at_a_time_with_the_bits_of_all(format: str, mon
 
 def test_a_network_in_memory_of_its_own_outlives_its_file(stored: Path, tmp_path: Path) -> None:
     """Reading a map of a file that was cut would end the process with a signal."""
-    path = shutil.copy(stored, tmp_path / "base.safetensors")
+    path = Path(shutil.copy(stored, tmp_path / "base.safetensors"))
 
     def work() -> None:
         network, stream = streamed(path, "")
@@ -233,7 +233,7 @@ def test_too_little_host_memory_is_an_error_that_names_the_file(stored: Path) ->
             BlockStream(layer, [layer], CPU)
 
     def exhausted() -> None:
-        scratch.available_memory = lambda: 100 * MIB
+        scratch.available_memory = lambda: 100 * MIB  # type: ignore[attr-defined]
         with pytest.raises(MemoryBudgetError, match=r"to read 96 MiB of it \(0.10 GiB are available\); quantize"):
             source.get("weight", owned=True)
 

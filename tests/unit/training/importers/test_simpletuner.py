@@ -342,10 +342,10 @@ def test_older_names_of_the_flow_settings_count(tmp_path: Path) -> None:
 
 
 def test_a_configuration_as_the_web_interface_keeps_it(tmp_path: Path) -> None:
-    """It has the flags inside, and a name of its own: nothing of it is taken for settings of ours."""
+    """It has the flags inside, and a name of its own: nothing of it is taken for our own settings."""
     flags = {f"--{name}": value for name, value in TUNER.items()}
-    kept = {"_metadata": {"name": "default", "model_family": None, "is_template": False}, "config": flags}
-    result = imported(tmp_path, kept)
+    wrapped_file = {"_metadata": {"name": "default", "model_family": None, "is_template": False}, "config": flags}
+    result = imported(tmp_path, wrapped_file)
     assert result.kind == "SimpleTuner" and result.config == imported(tmp_path, TUNER).config
     with pytest.raises(ConfigError, match="is not recognized"):
         imported(tmp_path, {"name": "x", "seed": 3, "who": 1, "what": 2, "when": 3})

@@ -51,7 +51,7 @@ def _clip_skip(out: Translation, name: str, value: Any) -> None:
 
 
 def _bucket_step(out: Translation, name: str, value: Any) -> None:
-    """Set the step of buckets; kohya takes any, and its autoencoder cuts sides that are no multiples of 8."""
+    """Set the step of buckets; kohya takes any, and its autoencoder cuts sides to multiples of 8."""
     step = parse_int(value)
     if is_off(out.get("enable_bucket")) and not out.get("dataset_config"):
         out.note(name, "there are no buckets")

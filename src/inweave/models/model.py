@@ -166,10 +166,14 @@ class Model:
         Raises:
             FormatError: their weights are views of a file that was written to.
         """
+        self.check_files(*folders)
+        return nullcontext() if self.offloader is None else self.offloader.using(*folders)
+
+    def check_files(self, *folders: str) -> None:
+        """Raise FormatError if weights of these networks are views of a file that was written to."""
         for folder in folders:
             if folder in self.blueprint.parts:
                 refuse_rewritten(self.blueprint.parts[folder].source)
-        return nullcontext() if self.offloader is None else self.offloader.using(*folders)
 
     def swap(self, stack: Iterable[StackItem]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""

@@ -1,6 +1,6 @@
 """Work whose results are used at once: gradient checkpointing stores none of them, whatever their operations are.
 
-A weight that is computed for a product (`inweave.layers.qat`) is made of products itself, which are as large as it is.
+A weight that is computed for a product (`inweave.layers.qat`) is made of products itself, each as large as the weight.
 """
 
 from __future__ import annotations

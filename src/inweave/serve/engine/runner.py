@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-from inweave.errors import ConfigError, MemoryBudgetError
+from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.find import LoraFinder
@@ -95,8 +95,14 @@ class Runner:
         return self._generate(request, emit, cancelled)
 
     def load(self, model: str, emit: Emit | None = None) -> Pipeline:
-        """Return a model, loaded now or before."""
+        """Return a model, loaded now or before; again, if its files were written to under it."""
         pipe = self._models.get(model)
+        if pipe is not None:
+            try:
+                pipe.model.check_files(*pipe.model.networks)
+            except FormatError:
+                pipe = None
+                del self._models[model]
         if pipe is None:
             if emit is not None:
                 emit(Event("loading", {"model": model}))

@@ -55,6 +55,9 @@ _RENAMED = {"checkpointing_steps": "checkpoint_step_interval", "validation_steps
 
 
 def _recognize(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    inside = table.get("config")
+    if isinstance(inside, Mapping) and not table.keys() - {"config", "_metadata"}:
+        table = inside  # as its web interface keeps a configuration
     names = {name.lstrip("-") for name in table}
     return dict(table) if "model_family" in names or {"model_type", "data_backend_config"} <= names else None
 

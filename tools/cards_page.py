@@ -54,7 +54,8 @@ CARDS = (
 )
 MODELS = {
     "sd1.5": 512, "sdxl": 1024, "sd3.5-medium": 1024, "flux2-klein-base-4b": 1024, "z-image-turbo": 1024,
-    "flux2-klein-base-9b": 1024, "flux1-dev": 1024, "qwen-image": 1024, "flux2-dev": 1024,
+    "flux2-klein-base-9b": 1024, "flux1-dev": 1024, "qwen-image": 1024, "qwen-image-edit-2511": 1024,
+    "flux2-dev": 1024,
 }  # fmt: skip
 
 
@@ -66,7 +67,8 @@ def rows_of(model: str, cards: Sequence[Card] = CARDS) -> list[str]:
         "device": "cpu",
     }  # fmt: skip
     config = TrainConfig.of(**settings).with_preset(blueprint.family.preset_name(blueprint))
-    measurements = Measurements(blueprint, config, device=torch.device("cuda"))
+    references = ((MODELS[model],) * 2,) if blueprint.family.needs_reference else ()
+    measurements = Measurements(blueprint, config, references=references, device=torch.device("cuda"))
     rows = []
     for card in cards:
         try:

@@ -55,6 +55,12 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield shlex.split(line.split(" #")[0].split("   ")[0].replace("...", ""))[1:]
 
 
+def test_every_extra_is_in_the_table_of_the_readme() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| (`[^|]*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert extras.keys() <= {name for each in rows for name in re.findall(r"`(\w+)`", each)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from inweave.models import embedded
+from tests.peers import tiny_models as tiny
 from tests.serve.worker import Worker
 from tests.support import sized
 
@@ -65,7 +66,9 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     (loras / "metadata.safetensors").write_bytes(with_metadata(ink.read_bytes(), METADATA))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    running = Worker(folder / "data", "--port", str(port), "--lora-dir", str(loras)).start()
+    # `make test` runs no flow of a second model
+    models = ("--also", f"edit={tiny.folder('flux2-klein-4b')}") if sized(0, 1) else ()
+    running = Worker(folder / "data", "--port", str(port), "--lora-dir", str(loras), *models).start()
     yield running
     running.stop()
 

@@ -184,6 +184,54 @@ def test_gpt2_conv1d_is_transposed(tmp_path: Path) -> None:
     models.assert_same_state(ours, model.merge_and_unload().state_dict(), 1)
 
 
+def test_square_layers_follow_the_shapes_of_the_others_and_not_a_flag_that_none_of_them_shows(tmp_path: Path) -> None:
+    """GPT-2's attn.c_proj is square; the configuration of another program, or none, says nothing of Conv1D."""
+    model = peft.get_peft_model(gpt2(), peft.LoraConfig(r=4, lora_alpha=6, target_modules=["c_attn", "c_proj"]))
+    fill(model)
+    model.save_pretrained(str(tmp_path / "peft"))
+    path = tmp_path / "peft" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fan_in_fan_out": False}))
+    base = gpt2()
+    index = index_from_names({name: tuple(value.shape) for name, value in base.state_dict().items()})
+    ours = merged(load(tmp_path / "peft"), index, base)
+    models.assert_same_state(ours, model.merge_and_unload().state_dict(), 1)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}])
+def test_a_live_model_knows_the_layout_of_every_layer(flag: bool, options: dict[str, bool], tmp_path: Path) -> None:
+    """PEFT decides by the class of a layer, and writes one fan_in_fan_out for a model that has both."""
+    from transformers.pytorch_utils import Conv1D
+
+    import inweave
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear, self.conv1d = torch.nn.Linear(8, 8), Conv1D(8, 8)
+            self.wide, self.tall = Conv1D(12, 8), torch.nn.Linear(8, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.linear(x), self.conv1d(x), self.wide(x), self.tall(x)], -1)
+
+    names = ["linear", "conv1d", "wide", "tall"]
+    model = peft.get_peft_model(Both(), peft.LoraConfig(r=4, lora_alpha=6, target_modules=names, **options))
+    fill(model)
+    model.save_pretrained(str(tmp_path / "peft"))
+    path = tmp_path / "peft" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fan_in_fan_out": flag}))
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    expected, base = model(x), Both()
+    weaver = inweave.Weaver(base)
+    weaver.apply([(load(tmp_path / "peft"), 1.0)])
+    torch.testing.assert_close(base(x), expected)
+    weaver.apply([])
+    assert all(torch.equal(one, two) for one, two in zip(base.parameters(), Both().parameters(), strict=True))
+    inweave.attach(base, load(tmp_path / "peft"))
+    torch.testing.assert_close(base(x), expected)
+
+
 def test_a_missing_alpha_is_an_error_not_a_guess(tmp_path: Path) -> None:
     from inweave.errors import FormatError
 

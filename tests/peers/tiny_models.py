@@ -64,7 +64,7 @@ _T5 = {"d_model": WIDTH + SECOND, "d_ff": 24, "d_kv": 8, "num_heads": 2, "num_la
 
 _PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux",
               "flux2": "Flux2", "flux2-klein": "Flux2Klein", "z-image": "ZImage",
-              "qwen-image": "QwenImage"}  # fmt: skip
+              "qwen-image": "QwenImage", "qwen-image-edit": "QwenImageEditPlus"}  # fmt: skip
 _TOKENIZERS: dict[str, Any] = {}
 _KEEP = tempfile.TemporaryDirectory(prefix="inweave-tiny-")  # until the process ends
 
@@ -75,7 +75,10 @@ def folder(variant: str) -> Path:
     path = Path(_KEEP.name) / f"tiny-{variant}"
     for library in (diffusers, transformers):
         library.utils.logging.disable_progress_bar()
-    pipeline(variant).save_pretrained(path, safe_serialization=True)
+    saved = pipeline(variant)
+    if hasattr(saved, "processor"):  # of texts and images; its tokenizer is saved too
+        saved = type(saved)(**saved.components | {"processor": None})
+    saved.save_pretrained(path, safe_serialization=True)
     if variant == "flux2-dev":  # published with a processor for images, which needs a library that is not here
         index = json.loads((path / "model_index.json").read_text())
         index["tokenizer"] = ["transformers", "PixtralProcessor"]
@@ -100,9 +103,14 @@ def pipeline(variant: str) -> Any:
     kind = known.pipeline or _PIPELINES[known.family] + ("InpaintPipeline" if known.inpaint else "Pipeline")
     if known.family == "sd":
         parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    if known.family == "qwen-image-edit":
+        parts["processor"] = tiny_qwen.Processor()
     if known.family == "flux2-klein":
         parts["is_distilled"] = known.guidance == 0.0
-    return getattr(diffusers, kind)(**parts)
+    made = getattr(diffusers, kind)(**parts)
+    if known.family == "qwen-image-edit":
+        tiny_qwen.pass_kinds(made)
+    return made
 
 
 def tokenizer(variant: str, part: str) -> Any:
@@ -148,7 +156,8 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
     sizes: dict[str, dict[str, Any]] = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5,
              "ZImageTransformer2DModel": _Z_IMAGE, "Qwen3Model": tiny_qwen.QWEN3,
              "QwenImageTransformer2DModel": _QWEN_IMAGE, "AutoencoderKLQwenImage": _VIDEO_VAE,
-             "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5, "Flux2Transformer2DModel": _FLUX2,
+             "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5 | {"image_token_id": tiny_qwen.image_token()},
+             "Flux2Transformer2DModel": _FLUX2,
              "AutoencoderKLFlux2": _VAE | {"latent_channels": 4}, "Mistral3ForConditionalGeneration":
              tiny_mistral.MISTRAL, "Qwen3ForCausalLM": tiny_qwen.QWEN3 | {"num_hidden_layers": 28}}  # fmt: skip
     second = {"hidden_size": SECOND, "projection_dim": SECOND} if part == "text_encoder_2" else {}

@@ -160,6 +160,10 @@ def test_every_setting_of_a_request_has_a_limit() -> None:
     assert limit_problems(dict.fromkeys(seeds, 2**63 - 1)) == []
     (nested,) = limit_problems({"rules": [{"pattern": "x", "rank": 4}, {"pattern": "x", "rank": 65536}]})
     assert str(nested).startswith("rules.1.rank: at most 1,024 here")
+    for name, text in (("rank", "65536"), ("rank", " 6.5e4"), ("resolution", "8192x8192"), ("batch_size", "1_000_000")):
+        (written,) = limit_problems({name: text})
+        assert str(written).startswith(f"{name}: at most"), text  # pydantic reads such texts as numbers
+    assert limit_problems({"resolution": "512x768", "batch_size": "auto", "caption": "65536", "rank": "64"}) == []
     usual = {"rank": 256, "resolution": 2048, "steps": 100_000, "sample_prompts": ["a"] * 20, "learning_rate": 1.0}
     assert limit_problems(usual) == []
 

@@ -183,6 +183,11 @@ class Factors:
                 return False
         return -1 in got[1:] or math.prod(got[1:]) == columns
 
+    @property
+    def weight_inputs(self) -> int | None:
+        """The inputs of a weight that the change multiplies; None if it does not depend on the weight."""
+        return None
+
     def fit_key(self) -> tuple[object, ...]:
         """Return everything that decides whether the change fits a shape, as a cache key."""
         magnitude = self.magnitude and (self.magnitude.axis, self.magnitude.tensor.numel)

@@ -67,6 +67,16 @@ class Glora(Factors):
         kernel = self.bm.shape[2:] if self.bm else into.shape[2:]
         return (out.shape[0], into.shape[1], *kernel)
 
+    @property
+    def weight_inputs(self) -> int:
+        return (self.a1 if self.layout == "new" else self.a2).shape[0]
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return Factors.fits(self, shape) and len(shape) > 1 and shape[1] == self.weight_inputs
+
+    def fit_key(self) -> tuple[object, ...]:
+        return (*Factors.fit_key(self), self.weight_inputs)
+
     def formula_options(self, shape: Sequence[int] | None, weight: Any) -> dict[str, Any]:
         return {"layout": self.layout, "weight": weight}
 

@@ -34,6 +34,7 @@ from inweave.cli.generate_output import (
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
 from inweave.cli.output_files import Force
 from inweave.cli.progress import display
+from inweave.errors import amount
 from inweave.files.paths import printable
 
 if TYPE_CHECKING:
@@ -275,7 +276,9 @@ def generate(
     elif out != "-":
         for image in done["images"]:
             typer.echo(printable(f"{image['path']}  (seed {image['seed']})" if "seed" in image else image["path"]))
-        print_lines((f"{row['name']}: {row['modules']} modules changed" for row in done["loras"]), "bright_black")
+        print_lines(
+            (f"{row['name']}: {amount(row['modules'], 'module')} changed" for row in done["loras"]), "bright_black"
+        )
         print_lines(filter(None, [done.get("quantization"), memory_line(done.get("memory"))]), "bright_black")
     if not as_json:
         for warning in done["warnings"]:

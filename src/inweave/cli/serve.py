@@ -110,7 +110,7 @@ def serve(
         "--pictures", metavar="DIR", help="Folder where images of finished jobs stay, as ordinary files.",
         show_default="images in --data", rich_help_panel=GALLERY)] = None,
     picture_names: Annotated[str | None, typer.Option(
-        "--picture-names", metavar="PATTERN", help="Folders and names of its files, such as [model_name]/[seed].",
+        "--picture-names", metavar="PATTERN", help=r"Folders and names of its files, such as \[model_name]/\[seed].",
         show_default="[date]/[seed]-[prompt_words]", rich_help_panel=GALLERY)] = None,
     picture_days: Annotated[float | None, typer.Option(
         "--picture-days", help="Days after which images without a star or an album are deleted.", show_default="never",

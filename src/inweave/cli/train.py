@@ -38,6 +38,7 @@ from inweave.cli.extras import require
 from inweave.cli.launch import launch
 from inweave.cli.options import JSON
 from inweave.cli.progress import Display, display
+from inweave.errors import amount
 from inweave.files.paths import occupied, printable, printable_path
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
         hint = "; continue with --resume" if stopped else ""
         typer.echo(printable(f"{done.path}: {done.reason}{hint} (step {done.step}, {done.seconds:.0f} s)"))
         if done.skipped_steps:
-            print_lines([f"{done.skipped_steps} steps had a non-finite loss or gradient and were skipped"], "yellow")
+            print_lines([f"skipped for a non-finite loss or gradient: {amount(done.skipped_steps, 'step')}"], "yellow")
     raise typer.Exit(INTERRUPTED if stopped else OK)
 
 
@@ -285,7 +286,7 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
             ])  # fmt: skip
         print_lines(estimate.get("choices", []))
         if (seconds := estimate.get("seconds")) is not None:
-            steps = f"{estimate['steps']} steps, after images and captions are encoded"
+            steps = f"{amount(estimate['steps'], 'step')}, after images and captions are encoded"
             typer.echo(f"time, estimated: {_duration(seconds)} for {steps}")
         for problem in problems:
             print_styled(f"this run would be refused: {problem}", "red", err=True)

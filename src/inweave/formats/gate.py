@@ -79,6 +79,8 @@ def parse_header(raw: bytes, file_size: int) -> Header:
     return Header(spans, metadata, data_start)
 
 
+#: tensors without numbers in ComfyUI's files of models, which say how the model is called
+_MARKS = frozenset({"__index_timestep_zero__", "__x0__", "__32x32__"})
 _METADATA_FIRST = re.compile(r'\s*\{\s*"__metadata__"\s*:\s*')
 
 
@@ -242,7 +244,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_dunder(segment: str) -> bool:
-    return segment.startswith("__") and segment.strip("_") != ""
+    return segment not in _MARKS and segment.startswith("__") and segment.strip("_") != ""
 
 
 def _check_tiling(spans: Mapping[str, TensorSpan], available: int) -> None:

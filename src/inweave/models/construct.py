@@ -26,7 +26,8 @@ def on_meta(part: NetworkBlueprint) -> nn.Module:
         if hasattr(kind, "config_class"):  # a model of transformers
             config = transformers_config(part.folder, kind.config_class, part.config)
             if declared.text_model:
-                kind, config = getattr(library, declared.text_model), config.get_text_config()
+                kind = getattr(library, declared.text_model)
+                config = config if isinstance(config, kind.config_class) else config.get_text_config()
             network = kind(config)
         else:
             network = kind.from_config(diffusers_config(part.folder, kind, part.config))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from inweave.files.paths import is_file, is_folder
 from inweave.formats.files import network_file
 from inweave.models.blueprint import Blueprint, NetworkBlueprint, check_complete
 from inweave.models.configuration import read_config
-from inweave.models.families import family_of, network_classes, tokenizer_classes
+from inweave.models.families import family_named, family_of, network_classes, tokenizer_classes
 from inweave.models.families.base import ENCODERS, Family, Variant
 from inweave.models.lazy_imports import defer_imports
 from inweave.models.samplers import checked_scheduler
@@ -71,11 +71,9 @@ def open_folder(
     denoiser = networks.get("transformer") or networks.get("unet")
     if denoiser is None:
         raise FormatError(f"{folder}: model_index.json names no unet and no transformer")
-    family = family_of(denoiser.class_name, denoiser.config)
-    try:
-        family.refuse_relative(index.get("_class_name"))
-    except FormatError as error:
-        raise FormatError(f"{folder}: model_index.json: {error}") from None
+    family = family_of(denoiser.class_name, denoiser.config, index.get("_class_name"))
+    check_pipeline(str(folder), index.get("_class_name"), variant, denoiser, family)
+    networks = {part: as_declared(family, network) for part, network in networks.items()}
     settings = folder / "scheduler" / "scheduler_config.json"
     scheduler = checked_scheduler(str(settings), read_config(settings), flow=family.flow)
     chosen = variant or _variant(folder, index, denoiser, family)
@@ -85,6 +83,32 @@ def open_folder(
     blueprint = Blueprint(label, family, networks, tokenizers, scheduler, folder, chosen, options, evidence)
     check_complete(blueprint)
     return blueprint
+
+
+def check_pipeline(
+    where: str, pipeline: object, variant: Variant | None, denoiser: NetworkBlueprint, family: Family
+) -> None:
+    """Raise FormatError if a folder's pipeline is that of a relative of its family, or not that of the variant."""
+    try:
+        family.refuse_relative(pipeline)
+    except FormatError as error:
+        raise FormatError(f"{where}: model_index.json: {error}") from None
+    if variant is None or variant.family == family.name:
+        return
+    other = family_named(variant.family)
+    if other.recognizes(denoiser.class_name, denoiser.config):
+        raise FormatError(
+            f"{where}: model_index.json names {pipeline}, so this is {family.name}; {variant.name} has the same "
+            f"denoiser, but its pipeline is {other.pipeline}. Leave out --variant, or take a folder of {variant.name}"
+        )
+
+
+def as_declared(family: Family, part: NetworkBlueprint) -> NetworkBlueprint:
+    """Return a network as its family builds it, where another family builds another model out of the same class."""
+    own = next((each for each in family.networks if each.class_name == part.class_name), None)
+    if own is None or not own.text_model or own.text_model == network_classes()[part.class_name].text_model:
+        return part
+    return replace(part, class_name=own.text_model, library=own.library)
 
 
 def index_entries(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -40,7 +40,7 @@ def identify(shapes: Mapping[str, Shape], metadata: Mapping[str, str]) -> Identi
     """Return the variant in a checkpoint of these tensors; raise FormatError if inweave cannot build it."""
     prefix, table, tensors = _denoiser(shapes)
     family, base, evidence = _family(table, tensors)
-    evidence += _verify(base, tensors)
+    evidence += _verify(family.variant(base).tensors, tensors)
     variant, remarks = family.refine(family.variant(base), shapes, metadata)
     parts = {family.networks[0].folder: prefix, **_other_parts(variant, shapes)}
     return Identification(variant, parts, (*evidence, *remarks))

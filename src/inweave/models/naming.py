@@ -36,6 +36,7 @@ IDLE = re.compile(
     r"|encoder\.embed_tokens\.weight$|decoder\..*|lm_head\.weight$"  # T5: tied to `shared`, or not the encoder's
     r"|((model\.)?visual|(model\.)?vision_tower|(model\.)?multi_modal_projector)\..*"  # of a language model that sees
     r"|language_model\.lm_head\.weight$|tekken_model$|.*\.num_batches_tracked$"
+    r"|__index_timestep_zero__$"  # an empty mark
 )
 _LEVELS = ("text_model", "model", "model.language_model", "language_model.model")
 _WRAPPERS = frozenset({"text_model", "model", "language_model"})

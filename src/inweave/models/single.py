@@ -25,6 +25,8 @@ from inweave.models.folder import (
     TOKENIZER_FOLDERS,
     Config,
     PartFiles,
+    as_declared,
+    check_pipeline,
     index_entries,
     part_from_file,
     pipeline_settings,
@@ -65,9 +67,10 @@ def open_single(
             if folder.startswith("tokenizer") and bundled.has_vocabulary(class_name)
         }
         settings: dict[str, Any] = {}
+        pipeline: object = family_named(known.family).pipeline
     else:
         chosen = variant
-        configs, tokenizers, settings = _from_folder(Path(config))
+        configs, tokenizers, settings, pipeline = _from_folder(Path(config))
         prefixes = _prefixes(shapes, configs)
         evidence = (f"configurations from {config}",)
     if summary := packed_summary(source):
@@ -89,7 +92,10 @@ def open_single(
     denoiser = networks.get("transformer") or networks.get("unet")
     if denoiser is None:
         raise FormatError(f"{path}: no denoiser in this file")
-    family = family_of(denoiser.class_name, denoiser.config)
+    family = family_of(denoiser.class_name, denoiser.config, pipeline)
+    if config is not None:
+        check_pipeline(str(config), pipeline, variant, denoiser, family)
+    networks = {folder: as_declared(family, network) for folder, network in networks.items()}
     scheduler = checked_scheduler(f"{path}: its scheduler", configs["scheduler"][1], flow=family.flow)
     blueprint = Blueprint(path.stem, family, networks, tokenizers, scheduler, path, chosen, settings, evidence)
     check_complete(blueprint)
@@ -106,7 +112,7 @@ def _refuse_relative(path: Path, variant: Variant, *names: object) -> None:
         ) from None
 
 
-def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[], Any]], dict[str, Any]]:
+def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[], Any]], dict[str, Any], object]:
     index = read_config(folder / "model_index.json")
     configs: dict[str, Config] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
@@ -120,7 +126,7 @@ def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[]
             tokenizers[part] = tokenizer_at(folder / part, class_name)
     if "scheduler" not in configs:
         raise FormatError(f"{folder}: model_index.json names no scheduler")
-    return configs, tokenizers, pipeline_settings(index)
+    return configs, tokenizers, pipeline_settings(index), index.get("_class_name")
 
 
 def _prefixes(shapes: Mapping[str, tuple[int, ...]], configs: Mapping[str, Config]) -> dict[str, str]:

@@ -95,6 +95,8 @@ def misfit(factors: Factors, shape: Shape) -> str:
         return f"the base has {list(shape)}, the magnitude has {count:,} numbers, one per {side}put"
     if factors.widen is not None:
         return f"the base has {list(shape)}, and reshape_weight widens it to {list(factors.widen)}"
+    if (inputs := factors.weight_inputs) is not None and shape[1:2] != (inputs,):
+        return f"the base has {list(shape)}, the adapter multiplies a weight of {inputs:,} inputs"
     return f"the base has {list(shape)}, the adapter changes {shape_text(factors.stored_shape())}"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from inweave.targets.links import Link, Naming, Shape, Table, tiles_of, whole_shape
@@ -91,6 +91,8 @@ class Component:
     listed: Naming = "diffusers"
     prefix: str = ""
     missing: frozenset[str] = frozenset()  # parts that files in this naming lack
+    #: tensor -> whether it is stored as (in, out), where the modules of a live model tell; shapes do not, if square
+    layouts: Mapping[str, bool] = field(default_factory=dict)
 
     @cached_property
     def links(self) -> list[Link]:

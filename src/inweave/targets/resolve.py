@@ -28,20 +28,41 @@ _MAX_NEAREST = 8  # a file for another model has thousands of names; the first o
 
 def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan:
     """Place ``adapter`` on ``index``; with ``strict`` anything left over raises `TargetError`."""
-    report = Report(tensors=len(adapter.tensors), carried=len(adapter.carried), warnings=list(adapter.warnings))
     adapter = name_layers(adapter, index)
-    resolver = _Resolver(adapter, index, report)
-    located: list[tuple[Entry, list[Placement]]] = []
-    for entry in adapter.entries:
-        placements = resolver.place(entry)
-        if placements is not None:
-            located.append((entry, placements))
+    resolver, located = _located(adapter, index)
+    if resolver.turned and not resolver.straight:  # no shape agrees with fan_in_fan_out, which square layers follow
+        adapter = replace(adapter, entries=tuple(_in_other_layout(entry) for entry in adapter.entries))
+        resolver, located = _located(adapter, index)
+        resolver.warn(
+            "fan_in_fan_out of the configuration contradicts every layer whose shape tells; square layers follow these"
+        )
+    report = resolver.report
     accepted = _without_conflicts(located, resolver.in_original, report)
     _count(accepted, adapter, report)
     plan = Plan(adapter, tuple(placement for _, placements in accepted for placement in placements), report)
     if strict and not report.clean:
         raise TargetError(_summary(adapter, index, report))
     return plan
+
+
+def _located(adapter: Adapter, index: ModelIndex) -> tuple[_Resolver, list[tuple[Entry, list[Placement]]]]:
+    """Return (the resolver with its report, the entries that have a place) of an adapter."""
+    report = Report(tensors=len(adapter.tensors), carried=len(adapter.carried), warnings=list(adapter.warnings))
+    resolver = _Resolver(adapter, index, report)
+    located = [(entry, resolver.place(entry)) for entry in adapter.entries]
+    return resolver, [(entry, placements) for entry, placements in located if placements is not None]
+
+
+def _of_embedding(factors: Factors) -> bool:
+    """Return whether factors are those of an embedding, which are always stored the other way round."""
+    return bool(getattr(factors, "embedding", False))
+
+
+def _in_other_layout(entry: Entry) -> Entry:
+    factors = entry.factors
+    if entry.dialect != "peft" or factors.whole or _of_embedding(factors):
+        return entry
+    return replace(entry, factors=replace(factors, transposed=not factors.transposed))
 
 
 class _Resolver:
@@ -56,6 +77,7 @@ class _Resolver:
         self._owned: dict[str, dict[str, dict[str, Shape]]] = {}  # component -> module -> its parts
         self._positions: dict[str, dict[str, int]] = {}  # component -> part -> its place in the model
         self.in_original: set[int] = set()  # entries named as in the original model, by identity
+        self.turned = self.straight = 0  # layers whose shapes contradict PEFT's fan_in_fan_out, or agree with it
 
     def place(self, entry: Entry) -> list[Placement] | None:
         ref = entry.ref
@@ -68,7 +90,7 @@ class _Resolver:
         if match.naming == "original":
             self.in_original.add(id(entry))
         if ref.component == "unet2" and match.component.name == "unet":
-            self._warn("the file names the second denoiser (transformer_2) alone; the base's only one receives it")
+            self.warn("the file names the second denoiser (transformer_2) alone; the base's only one receives it")
         param = entry.param.removesuffix("?")
         uses = uses_of(match.spelling, param)
         if uses is None:
@@ -108,7 +130,10 @@ class _Resolver:
         shape = stacked_shape(component, uses)
         if uses[0].transpose:
             shape = shape[::-1]
+        entry = _in_layout(entry, component.layouts.get(component.homes[uses[0].part].tensor))
         fit = fitted(entry.factors, shape)
+        if fit is entry.factors and len(shape) == 2 and shape[0] != shape[1] and entry.dialect == "peft":
+            self.straight += not (fit.whole or _of_embedding(fit))
         if fit is not None and fit.of_parameter:
             fit = fit.oriented(shape, self._neighbors(component, uses[0].part))
         if fit is None and entry.dialect == "peft":
@@ -142,13 +167,14 @@ class _Resolver:
         other = replace(entry.factors, transposed=not entry.factors.transposed)
         if fitted(other, shape) is None:
             return None
-        self._warn(
+        self.turned += 1
+        self.warn(
             "fan_in_fan_out of the configuration contradicts some layers' shapes; "
             "square layers follow the configuration"
         )
         return other
 
-    def _warn(self, warning: str) -> None:
+    def warn(self, warning: str) -> None:
         if warning not in self.report.warnings:
             self.report.warnings.append(warning)
 
@@ -288,6 +314,14 @@ def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape
             )
         )
     return made
+
+
+def _in_layout(entry: Entry, transposed: bool | None) -> Entry:
+    """Return an entry for a weight whose layout is known, whatever PEFT's fan_in_fan_out says about all layers."""
+    factors = entry.factors
+    if transposed in (None, factors.transposed) or factors.whole or _of_embedding(factors):
+        return entry
+    return replace(entry, factors=replace(factors, transposed=transposed))
 
 
 def _without_conflicts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.blocks import block_names
 from inweave.weights.live import LiveModel
-from inweave.weights.orientation import Orientation
+from inweave.weights.orientation import Orientation, known_layouts
 
 
 class LiveIndex:
@@ -27,7 +28,10 @@ class LiveIndex:
         shapes: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in modules}
         for (component, tensor), shape in self.layout.items():
             shapes[component][tensor] = shape
-        components = {name: component_from_names(name, each) for name, each in shapes.items()}
+        components = {
+            name: replace(component_from_names(name, each), layouts=known_layouts(modules[name]))
+            for name, each in shapes.items()
+        }
         self.index = ModelIndex(components, in_order=True)
         self.blocks = block_names(self.index)
         self._orientation = Orientation(modules, self.index)

@@ -7,6 +7,7 @@ Wrapper modules (`inweave.ops.kinds.wrappers`) are looked through.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from inweave.ops.kinds.pipelines import components_of
 from inweave.ops.kinds.wrappers import named_modules, unwrapped
 from inweave.ops.quantized import QuantizedLayer
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
+from inweave.weights.orientation import known_layouts
 from inweave.weights.quantized import quantized_layer
 from inweave.weights.source import WeightSource
 
@@ -64,7 +66,10 @@ def index_of(model: object) -> ModelIndex:
     if isinstance(model, WeightSource):
         return index_from_names({name: model.spec(name).shape for name in model.names()})
     networks = networks_of(model)
-    components = {name: component_from_names(name, _adaptable_shapes(each)) for name, each in networks.items()}
+    components = {
+        name: replace(component_from_names(name, _adaptable_shapes(each)), layouts=known_layouts(each))
+        for name, each in networks.items()
+    }
     return ModelIndex(components, in_order=True)
 
 

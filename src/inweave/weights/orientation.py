@@ -3,7 +3,8 @@
     files        always (out, in)                          resolved on the shapes (out, in)
     placements   the stored shape (in, out), and factors marked as transposed
 
-A square weight would fit either way: only the module's kind (`inweave.ops.kinds`) knows how it is stored.
+A square weight would fit either way: only the module's kind (`inweave.ops.kinds`) knows how it is stored. PEFT decides
+by the module's class too, and writes one fan_in_fan_out for all of them; `known_layouts` has each module's own.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from dataclasses import replace
 from torch import nn
 
 from inweave.adapter import Adapter
-from inweave.ops.kinds import stored_transposed
+from inweave.ops.kinds import kind_of, stored_transposed
 from inweave.ops.kinds.wrappers import named_modules
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
+
+
+def known_layouts(network: nn.Module) -> dict[str, bool]:
+    """Return {weight: whether it is stored as (in, out)} of the modules whose class tells."""
+    kinds = ((path, kind_of(module)) for path, module in named_modules(network))
+    return {
+        f"{path}.weight".lstrip("."): kind.transposed for path, kind in kinds if kind is not None and not kind.embedding
+    }
 
 
 class Orientation:
@@ -34,6 +43,8 @@ class Orientation:
             if transposed := [tensor for tensor in names if tensor in shapes]:
                 self._transposed |= {(name, tensor) for tensor in transposed}
                 logical = component_from_names(name, shapes | {tensor: shapes[tensor][::-1] for tensor in transposed})
+                layouts = {**index.components[name].layouts, **dict.fromkeys(transposed, False)}
+                logical = replace(logical, layouts=layouts)
                 self._index = replace(self._index, components={**self._index.components, name: logical})
 
     def resolve(self, adapter: Adapter, *, strict: bool = True) -> Plan:

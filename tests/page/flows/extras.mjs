@@ -116,4 +116,50 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		},
 		{expected: /400|415|422/}
 	)
+
+	test("reference images are added, ordered and sent to a model that reads them", async page => {
+		const colored = color =>
+			page.evaluate(async color => {
+				const canvas = Object.assign(document.createElement("canvas"), {width: 96, height: 64})
+				Object.assign(canvas.getContext("2d"), {fillStyle: color}).fillRect(0, 0, 96, 64)
+				const blob = await new Promise(resolve => canvas.toBlob(resolve))
+				return [...new Uint8Array(await blob.arrayBuffer())]
+			}, color)
+		await page.goto("/#/generate?steps=1&width=64&height=64&seed=3")
+		await prompt(page).fill("a red apple")
+		const references = page.getByRole("heading", {name: "Reference images"})
+		assert.equal(await references.count(), 0, "the embedded model reads none")
+		await page.getByLabel("Model", {exact: true}).selectOption("edit")
+		await references.waitFor()
+		const files = []
+		for (const name of ["red", "blue"])
+			files.push({name: `${name}.png`, mimeType: "image/png", buffer: Buffer.from(await colored(name))})
+		await page.locator("section", {has: references}).locator("input[type=file]").setInputFiles(files)
+		const images = page.locator(".reference img")
+		await images.nth(1).waitFor()
+		const before = await images.evaluateAll(all => all.map(each => each.getAttribute("src")))
+		await page.getByRole("button", {name: "Move reference image 2 forward"}).click()
+		await page.waitForFunction(
+			first => document.querySelector(".reference img")?.getAttribute("src") === first,
+			before[1]
+		)
+		assert.deepEqual(await violations(page), [])
+		await shot(page, "generate-references")
+		await page.reload()
+		await images.nth(1).waitFor() // they are part of the form
+		const jobs = sent => sent.method() === "POST" && new URL(sent.url()).pathname === "/v1/jobs"
+		const [sent] = await Promise.all([page.waitForRequest(jobs), page.keyboard.press("Control+Enter")])
+		await stage(page).waitFor()
+		const job = await newest()
+		assert.equal(job.state, "done", JSON.stringify(job.error))
+		const ids = before.map(each => each.split("/")[3])
+		assert.deepEqual(sent.postDataJSON().references, [ids[1], ids[0]])
+		await page.getByRole("button", {name: "Remove reference image 1"}).click()
+		await page.waitForFunction(() => document.querySelectorAll(".reference img").length === 1)
+		await page.getByLabel("Model", {exact: true}).selectOption("inweave/emoji")
+		await references.waitFor({state: "detached"})
+		await page.keyboard.press("Control+Enter")
+		for (let ends = job; ends.id === job.id; ) ends = await newest()
+		assert.equal((await newest()).state, "done", "a model that reads none gets none")
+	})
 }

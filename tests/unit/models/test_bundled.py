@@ -95,10 +95,13 @@ def test_published_values(name: str) -> None:
         }
     class_name, scheduler = bundled.component_config(name, "scheduler")
     if variant.prediction == "flow":
+        plain = "qwen-image" if variant.family == "qwen-image-edit" else name
         assert class_name == "FlowMatchEulerDiscreteScheduler"
-        assert scheduler["shift"] == {"flux1-schnell": 1.0, "z-image": 6.0, "qwen-image": 1.0}.get(name, 3.0)
+        assert scheduler["shift"] == {"flux1-schnell": 1.0, "z-image": 6.0, "qwen-image": 1.0}.get(plain, 3.0)
         assert scheduler.get("use_dynamic_shifting", False) is (
-            name in ("flux1-dev", "flux1-kontext-dev", "qwen-image") or variant.family.startswith("flux2")
+            name in ("flux1-dev", "flux1-kontext-dev")
+            or variant.family.startswith("qwen")
+            or variant.family.startswith("flux2")
         )
     else:
         assert (scheduler["beta_start"], scheduler["beta_end"]) == (0.00085, 0.012)

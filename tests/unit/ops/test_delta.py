@@ -213,6 +213,11 @@ def test_glora(kernel: Shape, layout: str, core: bool) -> None:
     glora = built(wa.Glora, **roles, bm=mid if core else None, alpha=2.0)
     assert glora.layout == layout
     close(change(glora, weight, 0.6), 0.6 * (turned + added) * 2 / 3)
+    assert glora.fits(tuple(weight.shape)) and glora.weight_inputs == 5
+    assert not glora.fits((7, 10, *kernel)) and not glora.fits((7,))
+    other = dataclasses.replace(glora, **{("a1" if layout == "new" else "a2"): pack(numbers(4, 3)),
+                                          ("a2" if layout == "new" else "a1"): pack(numbers(3, 4))})  # fmt: skip
+    assert not other.fits(tuple(weight.shape))  # the b part alone has the weight's shape
 
 
 @pytest.mark.parametrize("on_input", [False, True])

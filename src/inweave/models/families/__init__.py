@@ -18,13 +18,14 @@ from inweave.models.families.base import Family, Network
 from inweave.models.families.flux import FLUX
 from inweave.models.families.flux2 import FLUX2, FLUX2_KLEIN
 from inweave.models.families.qwen_image import QWEN_IMAGE
+from inweave.models.families.qwen_image_edit import QWEN_IMAGE_EDIT
 from inweave.models.families.sd import SD
 from inweave.models.families.sd3 import SD3
 from inweave.models.families.sdxl import SDXL
 from inweave.models.families.z_image import Z_IMAGE
 from inweave.plugins import load_plugins
 
-BUILT_IN: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, FLUX2, FLUX2_KLEIN, Z_IMAGE, QWEN_IMAGE)
+BUILT_IN: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, FLUX2, FLUX2_KLEIN, Z_IMAGE, QWEN_IMAGE, QWEN_IMAGE_EDIT)
 GROUP = "inweave.families"
 
 
@@ -73,7 +74,10 @@ def _labels(family: Family) -> list[str]:
 @cache
 def network_classes() -> dict[str, Network]:
     """Return the network classes a model may name; nothing else is ever imported for a file."""
-    return {network.class_name: network for family in families() for network in family.networks}
+    classes: dict[str, Network] = {}
+    for network in (network for family in families() for network in family.networks):
+        classes.setdefault(network.class_name, network)
+    return classes
 
 
 @cache
@@ -82,11 +86,10 @@ def tokenizer_classes() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for family in families() for name in family.tokenizers))
 
 
-def family_of(class_name: str, config: Mapping[str, Any]) -> Family:
-    """Return the family a denoiser belongs to."""
-    for family in families():
-        if family.recognizes(class_name, config):
-            return family
+def family_of(class_name: str, config: Mapping[str, Any], pipeline: object = "") -> Family:
+    """Return the family a denoiser belongs to; of several that have it, the one of the pipeline."""
+    if matching := [family for family in families() if family.recognizes(class_name, config)]:
+        return next((family for family in matching if family.pipeline == pipeline), matching[0])
     known = dict.fromkeys(family.networks[0].class_name for family in families())
     raise FormatError(f"the denoiser is a {class_name!r}, which inweave cannot run; it runs {', '.join(known)}")
 

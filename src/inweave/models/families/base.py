@@ -135,6 +135,7 @@ class Family(ABC):
 
     references: ClassVar[int] = 0  # reference images at most, of all variants that name no number of their own
     needs_reference: ClassVar[bool] = False  # whether it can do nothing without one
+    sees_references: ClassVar[bool] = False  # whether a text encoder sees them too
     reference_area: ClassVar[int] = 1024 * 1024  # pixels of a reference
 
     steps: ClassVar[int]  # for generating, where no variant is known
@@ -193,6 +194,14 @@ class Family(ABC):
     def reference_problem(self, size: Size) -> str:
         """Return why an image of a size cannot be a reference; "" if it can."""
         return ""
+
+    def seen_text(self, model: ModelView, pieces: Pieces, sizes: Sequence[Size]) -> Pieces:
+        """Return a text with marks for references of these sizes, where a text encoder sees them."""
+        return pieces
+
+    def seen_images(self, model: ModelView, images: Sequence[Any]) -> Tensors:
+        """Return what a text encoder sees of references, PIL's images, as tensors beside the token ids."""
+        return {}
 
     def edit_size(self, model: ModelView, references: Sequence[Size]) -> Size:
         """Return the size of an image that is made from references of these sizes, where a request names none."""
@@ -349,18 +358,22 @@ class Family(ABC):
 
         guided = self.is_guided(model, request.guidance)
         prompts = (request.positive, *(pieces for pieces, _ in request.others))
+        shapes = [each.image.size for each in request.references]
+        prompts = tuple(self.seen_text(model, pieces, shapes) for pieces in prompts)
+        seen = self.seen_images(model, [each.image for each in request.references])
         positives = [self.tokenize(model, pieces) for pieces in prompts]
         warnings = [*self.prompt_warnings(model, request), *(line for each in positives for line in each.warnings)]
         with torch.no_grad():
             if guided:  # all with as many chunks
                 longest = max(each.chunks for each in positives)
-                negative = self.tokenize(model, request.negative, longest)
+                negative = self.tokenize(model, self.seen_text(model, request.negative, shapes), longest)
                 longest = max(longest, negative.chunks)
                 positives = [self.tokenize(model, pieces, longest) for pieces in prompts]
                 warnings += negative.warnings
-                below = self.encode(model, on_encoders(model, negative.ids), request.clip_skip, negative.weights)
+                below = self.encode(model, on_encoders(model, negative.ids | seen), request.clip_skip, negative.weights)
             texts = [
-                self.encode(model, on_encoders(model, each.ids), request.clip_skip, each.weights) for each in positives
+                self.encode(model, on_encoders(model, each.ids | seen), request.clip_skip, each.weights)
+                for each in positives
             ]
             if guided:
                 texts.insert(0, self.negative_text(model, request, below))

@@ -91,14 +91,15 @@ class ChatFamily(Family):
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         states = ids[ENCODER]
         if not states.is_floating_point():
-            states = self._states(model, states)
+            states = self._states(model, ids)
         if MASK not in ids:
             return {STATES: states}
         mask = ids[MASK]
         return {STATES: states * mask[..., None].to(states.dtype), STATES_MASK: mask}
 
     def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
-        return {ENCODER: self._states(model, ids[ENCODER].to(device_of(model.networks[ENCODER])))}
+        device = device_of(model.networks[ENCODER])
+        return {ENCODER: self._states(model, {name: value.to(device) for name, value in ids.items()})}
 
     def pad_text(self, text: Tensors, chunks: int) -> Tensors:
         from torch.nn.functional import pad
@@ -137,8 +138,8 @@ class ChatFamily(Family):
             warnings.append("a negative prompt has no effect without guidance; it was ignored")
         return warnings
 
-    def _states(self, model: ModelView, ids: Tensor) -> Tensor:
+    def _states(self, model: ModelView, ids: Tensors) -> Tensor:
         encoder: Any = model.networks[ENCODER]
-        hidden = encoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        hidden = encoder(input_ids=ids[ENCODER], output_hidden_states=True, use_cache=False).hidden_states
         states: Tensor = hidden[-self.layer][:, self.dropped :]
         return states

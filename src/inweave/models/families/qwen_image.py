@@ -11,8 +11,8 @@ Guidance scales each patch of the guided prediction to the length of the plain o
     g = negative + guidance (positive - negative)        prediction = g |positive| / |g|
 
 The autoencoder is Wan's, for video: its latents have a mean and a deviation per channel. Timesteps are shifted by the
-size of the image. Qwen-Image-Edit has the same networks and another chat: its folders and files are refused by name.
-Single files have diffusers' names, under `model.diffusion_model.` or without a prefix.
+size of the image. Qwen-Image-Edit has the same networks and another chat (`qwen_image_edit`). Single files have
+diffusers' names, under `model.diffusion_model.` or without a prefix.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ from inweave.errors import FormatError
 from inweave.models.families.base import IMAGE_PRESET, ModelView, Network, Shape, Variant
 from inweave.models.families.chat import ChatFamily
 from inweave.models.families.flux import pack, unpack
+from inweave.models.families.references import pop_references
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+#: an empty tensor in single files of Qwen-Image-Edit-2511, whose references are modulated as at time 0
+MARK_2511 = "__index_timestep_zero__"
 
 
 class QwenImage(ChatFamily):
@@ -36,7 +41,9 @@ class QwenImage(ChatFamily):
         Network("vae", "AutoencoderKLQwenImage"),
         Network("text_encoder", "Qwen2_5_VLForConditionalGeneration", "transformers", text_model="Qwen2_5_VLTextModel"),
     )
-    variants = (Variant("qwen-image", "qwen-image", "Qwen/Qwen-Image", 1328, 50, 4.0, "flow"),)
+    variants: ClassVar[tuple[Variant, ...]] = (
+        Variant("qwen-image", "qwen-image", "Qwen/Qwen-Image", 1328, 50, 4.0, "flow"),
+    )
     table = "own"
     single_file = "Qwen-Image (txt_mlp)"
     flow = True
@@ -51,8 +58,8 @@ class QwenImage(ChatFamily):
     attention = (r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out")
     feed_forward = (r"(img|txt)_mlp\.net\.\d+(\.proj)?",)
     relatives: ClassVar[Mapping[str, str]] = {
-        "edit": "Qwen-Image-Edit, which reads its prompt together with the image to be edited; from a prompt alone it "
-        "would make wrong images. Qwen-Image and Qwen-Image-2512, which have the same networks, can be run",
+        "edit": "Qwen-Image-Edit, which has the networks of Qwen-Image and sees the image to be edited; from a prompt "
+        "alone it would make wrong images. The versions 2509 and 2511 can be run: --variant qwen-image-edit-2509",
     }
     pipeline = "QwenImagePipeline"
     template = (
@@ -65,12 +72,16 @@ class QwenImage(ChatFamily):
     empty_text = " "
 
     def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
+        return self.is_known(class_name, config) and not config.get("zero_cond_t")
+
+    def is_known(self, class_name: str, config: Mapping[str, Any]) -> bool:
+        """Return whether the denoiser is that of Qwen-Image, or of a version that edits."""
         layered = config.get("use_additional_t_cond") or config.get("use_layer3d_rope")
         return class_name == "QwenImageTransformer2DModel" and not layered
 
     def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
         depth = len({name.split(".", 2)[1] for name in tensors if ".txt_mlp." in name})
-        if not depth or "txt_norm.weight" not in tensors:
+        if not depth or "txt_norm.weight" not in tensors or MARK_2511 in tensors:
             return None
         if any(name.startswith("time_text_embed.addition_t_embedding.") for name in tensors):
             raise FormatError(
@@ -88,10 +99,16 @@ class QwenImage(ChatFamily):
             network.pos_embed = type(positions)(positions.theta, positions.axes_dim, positions.scale_rope)
 
     def denoise(self, model: ModelView, latents: Tensor, t: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        batch, _, height, width = latents.shape
-        step, shapes = t.expand(batch).to(latents.dtype) / 1000, [[(1, height // 2, width // 2)]] * batch
-        images = {"hidden_states": pack(latents), "timestep": step, "img_shapes": shapes}
-        return unpack(model.denoiser(**images, **inputs, return_dict=False)[0], latents.shape)
+        import torch
+
+        others, batch = dict(inputs), len(latents)
+        images = [latents, *pop_references(others)]
+        shapes = [(1, each.shape[2] // 2, each.shape[3] // 2) for each in images]
+        prediction = model.denoiser(
+            hidden_states=torch.cat([pack(each) for each in images], 1), img_shapes=[shapes] * batch,
+            timestep=t.expand(batch).to(latents.dtype) / 1000, return_dict=False, **others,
+        )[0]  # fmt: skip
+        return unpack(prediction[:, : shapes[0][1] * shapes[0][2]], latents.shape)
 
     def guide(self, negative: Tensor, positive: Tensor, guidance: float) -> Tensor:
         plain, guided = pack(positive), pack(super().guide(negative, positive, guidance))

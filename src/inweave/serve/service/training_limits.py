@@ -1,7 +1,7 @@
 """Limits of the settings that a request may have: what one caller may take of the memory and the time of all.
 
     a number at `name`, at any depth     <= LIMITS[name], else <= MAX_NUMBER
-    a text                               <= MAX_TEXT characters
+    a text                               <= MAX_TEXT characters; with numbers where LIMITS has one ("512x768"): as these
     a list or a table                    <= ITEMS[name] items, else <= MAX_ITEMS, nested at most MAX_DEPTH times
 
 The command line has none of them: its user has the machine.
@@ -9,6 +9,7 @@ The command line has none of them: its user has the machine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,6 +39,8 @@ def _problems(field: str, name: str, value: object, depth: int) -> Iterator[Prob
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             yield Problem(field, f"at most {MAX_TEXT:,} characters here, got {len(value):,}")
+        elif name in LIMITS and any(number > LIMITS[name] for number in _numbers_in(value)):
+            yield Problem(field, f"at most {LIMITS[name]:,} here, got {for_message(value)}")
     elif isinstance(value, Mapping | list | tuple):
         most = ITEMS.get(name, MAX_ITEMS)
         if depth > MAX_DEPTH or len(value) > most:
@@ -49,3 +52,12 @@ def _problems(field: str, name: str, value: object, depth: int) -> Iterator[Prob
             yield from _problems(f"{field}.{str(key)[:100]}", inner, each, depth + 1)
     elif isinstance(value, int | float) and not isinstance(value, bool) and value > LIMITS.get(name, MAX_NUMBER):
         yield Problem(field, f"at most {LIMITS.get(name, MAX_NUMBER):,} here, got {for_message(value)}")
+
+
+def _numbers_in(text: str) -> Iterator[float]:
+    """Yield the numbers of a text that a setting reads as such: "65536", "512x768"."""
+    for part in re.split("[,x]", text):
+        try:
+            yield float(part)
+        except ValueError:
+            continue

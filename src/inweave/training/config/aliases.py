@@ -340,7 +340,7 @@ ALIASES: Final[dict[str, SettingRow]] = {
         ddp_* disable_mmap_load_safetensors skip_cache_check mem_eff_save num_cpu_threads_per_process deepspeed
         zero_stage offload_* zero3_* compile* cuda_* sage_attn flash_attn flash3 async_upload no_half_vae
         cpu_offload_checkpointing"""),
-    **row.each(row.ignored(row.OWN_FILE), "v2 sdxl model_train_type model_version sd_models model_list"),
+    **row.each(row.ignored(row.OWN_FILE), "v2 sdxl model_train_type model_version edit edit_plus sd_models model_list"),
     **row.each(row.ignored("checkpoints always hold everything needed to resume"), """
         save_state save_state_on_train_end save_state_to_huggingface save_last_n_steps_state
         save_last_n_epochs_state"""),

@@ -118,10 +118,16 @@ def load_reference(path: Path, fit: ReferenceFit, *, flip: bool) -> torch.Tensor
     import torch
 
     left, top, width, height = fit.crop
-    image, _ = _on_white(read_image(path, formats=DATASET_FORMATS).image)
-    image = image.resize(fit.resized, Image.Resampling.LANCZOS).crop((left, top, left + width, top + height))
+    image = open_reference(path).resize(fit.resized, Image.Resampling.LANCZOS)
+    image = image.crop((left, top, left + width, top + height))
     image = ImageOps.mirror(image) if flip else image
     return torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
+
+
+def open_reference(path: Path, *, flip: bool = False) -> Image.Image:
+    """Return a reference image upright, on white."""
+    image, _ = _on_white(read_image(path, formats=DATASET_FORMATS).image)
+    return ImageOps.mirror(image) if flip else image
 
 
 def crop_box(place: BucketFit, number: int, key: str) -> Box:

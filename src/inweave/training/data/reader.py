@@ -180,7 +180,8 @@ def _ensure_trainable(path: Path, scanner: Scanner, examples: list[Example]) -> 
     if not any(example.captions for example in subjects):
         extensions = dict.fromkeys(extension for each in subjects for extension in each.subset.caption_extensions)
         raise ConfigError(
-            f"{printable_path(path)}: none of {len(subjects)} images has a caption; looked for {', '.join(extensions)} "
-            f'files next to {printable_path(subjects[0].path)} and the others, for "text" or "caption" in {METADATA}, '
+            f"{printable_path(path)}: none of {amount(len(subjects), 'image')} has a caption; looked for "
+            f'{", ".join(extensions)} files next to {printable_path(subjects[0].path)} and the others, for "text" or '
+            f'"caption" in {METADATA}, '
             "and for words in folder names like '10_name'; write captions, or set `caption`, one for all images"
         )

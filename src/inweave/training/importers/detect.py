@@ -22,10 +22,10 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import as_path
 from inweave.files.reading import ensure_regular, read_foreign_text
-from inweave.training.config.aliases import translate_aliases
+from inweave.training.config.aliases import ALIASES, translate_aliases
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import MAX_FILE, at_most, read_text_file
-from inweave.training.config.translate import Translation
+from inweave.training.config.translate import Translation, names_in
 from inweave.training.config.values import OFF, with_setting_name
 from inweave.training.importers.ai_toolkit import settings as ai_toolkit
 from inweave.training.importers.diffusers import settings as diffusers
@@ -70,8 +70,9 @@ def _refuse_other_files(table: Mapping[str, Any]) -> None:
 
 def _recognize_own(table: Mapping[str, Any]) -> dict[str, Any] | None:
     fields, twice = kohya.sections(table)
-    if not TrainConfig.model_fields.keys() & fields.keys():
-        return None
+    ours = {*TrainConfig.model_fields, *names_in(ALIASES)} & fields.keys()
+    if not TrainConfig.model_fields.keys() & ours or 2 * len(ours) < len(fields):
+        return None  # a name or a seed is in files of every program
     if twice:
         raise ConfigError(twice)
     return fields

@@ -38,6 +38,8 @@ def parse_text(text: str, path: Path) -> dict[str, Any]:
         table = parse_toml(text, str(path))
     else:
         table = _yaml(text, path)
+    if isinstance(table, list) and any(isinstance(each, dict) for each in table):
+        raise ConfigError(f"{path}: is a list, such as of folders, not a training run; set `dataset` to it")
     if not isinstance(table, dict) or not table:
         raise ConfigError(f"{path}: contains no settings")
     return table

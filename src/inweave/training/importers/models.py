@@ -27,6 +27,7 @@ AI_TOOLKIT: Final = {
     "sd1": "sd", "sd15": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
     "flux2": "flux2", "flux2klein4b": "flux2", "flux2klein9b": "flux2",
     "zimage": "z_image", "zimageturbo": "z_image", "zimagedeturbo": "z_image",
+    "fluxkontext": "flux", "qwenimageeditplus": "qwen_image",
 }  # fmt: skip
 AI_TOOLKIT_SWITCHES: Final = {
     "is_v2": "sd2", "is_xl": "sdxl", "is_v3": "sd3", "is_flux": "flux", "is_pixart": "pixart",
@@ -54,6 +55,7 @@ _NAMES: Final = {
     "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack",
     "flux2img2img": "FLUX.2 with reference images", "flux2kleinimg2img": "FLUX.2 klein with reference images",
     "fluxkontext": "FLUX.1 Kontext", "chroma": "Chroma", "hunyuan": "HunyuanVideo", "kandinsky5": "Kandinsky 5",
+    "qwenimageedit": "Qwen-Image-Edit of August 2025",
     "hunyuanvideo": "HunyuanVideo", "hunyuanvideo15": "HunyuanVideo 1.5", "ltxvideo": "LTX-Video", "ltx2": "LTX 2",
     "cosmos": "Cosmos", "cosmospredict2": "Cosmos-Predict2", "hidream": "HiDream", "omnigen2": "OmniGen2",
     "auraflow": "AuraFlow", "ernieimage": "ERNIE-Image", "ideogram4": "Ideogram 4", "krea2": "Krea 2",
@@ -87,14 +89,15 @@ def refuse_script(script: str) -> ConfigError:
 def ensure_plain_base(name: Any, where: str, *, editing: bool = False) -> None:
     """Refuse inpainting, depth and editing models by the names that their publishers give them.
 
-    With ``editing`` Kontext is accepted, whose references the file names.
+    With ``editing`` Kontext and Qwen-Image-Edit are accepted, whose references the file names; the first version of the
+    latter is not.
     """
-    text = str(name).lower()
+    text = str(name).lower().rstrip("/\\")
     for word, kind in (("inpaint", "an inpainting model"), ("kontext", "FLUX.1 Kontext, an editing model"),
                        ("-fill", "an inpainting model"), ("image-edit", "an editing model"), ("chroma", "Chroma"),
                        ("refiner", "the refiner of SDXL"),
                        ("depth", "a depth model")):  # fmt: skip
-        if editing and word == "kontext":
+        if editing and (word == "kontext" or (word == "image-edit" and not text.endswith("qwen-image-edit"))):
             continue
         if word in re.split(r"[/\\]", text)[-1].replace("image_edit", "image-edit") and not (
             word == "depth" and "dev" in text

@@ -47,7 +47,14 @@ from inweave.training.data.references import ReferenceImage
 from inweave.training.data.types import Dataset, fingerprint_fields, subset_defaults, with_defaults
 from inweave.training.tasks.diffusion_data import batch_problems, batches_of, bucket_rules, held_out
 from inweave.training.tasks.objective import OPTIONS, Objective, make_objective
-from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems
+from inweave.training.tasks.references import (
+    batch_shapes,
+    reference_fits,
+    reference_problems,
+    seen_caption,
+    seen_captions,
+    seen_images,
+)
 from inweave.weights.streaming.stream import BlockStream
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
@@ -68,8 +75,11 @@ class DiffusionTask:
             **{name: getattr(config, name) for name in OPTIONS},
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
-        self.captions = caption_lengths.run_captions(config, dataset)
-        self._caption_lengths = caption_lengths.measured_captions(model, self.captions, config.max_token_length)
+        self._seen = model.family.sees_references
+        self.captions = seen_captions(model, caption_lengths.run_captions(config, dataset), self.examples)
+        empty = [[seen_caption(model, "", example)] for example in self.examples] if self._seen else []
+        measured = [*self.captions, *empty]
+        self._caption_lengths = caption_lengths.measured_captions(model, measured, config.max_token_length)
         self._chunks = self._caption_lengths.chunks
         self._lengths = caption_lengths.example_lengths(self.captions, self._chunks)
         self.chunks = max(self._lengths, default=1)
@@ -129,8 +139,8 @@ class DiffusionTask:
             self.offloader.keep_only(set(self.model.family.frozen_encoders if self.trains_text else ENCODERS))
         if with_encoders is not None:
             with_encoders()
-        for number, (text, size) in enumerate(texts):
-            self._text(text, size)
+        for number, (text, size, seen, flip) in enumerate(texts):
+            self._text(text, size, seen, flip)
             if on_progress is not None:
                 on_progress("encoding captions", len(jobs) + number + 1, total)
         if staged:
@@ -157,7 +167,9 @@ class DiffusionTask:
                 perturbations.append(self.objective.draw_perturbation(shape, generator))
             masks.append(encoded["mask"])
             dropout = self._settings[number].caption_dropout or 0.0
-            texts.append(choose_caption(self.captions[number], dropout, drop, pick))
+            caption = choose_caption(self.captions[number], dropout, drop, pick)
+            caption = caption if caption or not self._seen else seen_caption(self.model, "", example)
+            texts.append((caption, number if self._seen else -1, flip and self._seen))
             sizes.append(encoded["sizes"])
             weights.append(self.config.prior_loss_weight if example.regularization else 1.0)
         inputs: Tensors = {
@@ -172,7 +184,7 @@ class DiffusionTask:
         if self.config.prior_prediction and prior.any():
             inputs["prior"] = prior
         longest = max(self._lengths[number] for number in batch)
-        rows = [self._text(text, longest) for text in texts]
+        rows = [self._text(text, longest, seen, mirrored) for text, seen, mirrored in texts]
         text = self.model.family.join_text(rows) | reference_tensors(
             [torch.stack(each) for each in zip(*references, strict=True)]
         )
@@ -262,14 +274,29 @@ class DiffusionTask:
         """Whether some encoding of a text stays the same for the whole run and is cached."""
         return bool(self.model.family.frozen_folders(self.model)) if self.trains_text else self.config.cache_text
 
-    def _encoded_texts(self) -> set[tuple[str, int]]:
-        """Return every text of the run with the chunks it is padded to: those of the longest caption of its image."""
-        if self.model.family.masks_padding:
-            return {(text, 1) for text in self._chunks}
-        return {(text, size) for size, texts in zip(self._lengths, self.captions, strict=True) for text in ("", *texts)}
+    def _encoded_texts(self) -> set[tuple[str, int, int, bool]]:
+        """Return every text of the run with the chunks it is padded to: those of the longest caption of its image.
 
-    def _text(self, text: str, chunks: int = 1) -> Tensors:
-        """Return the inputs from a text, in ``chunks`` or more: conditioning, or token ids if encoders are trained."""
+        With it the example whose references the encoder sees, and whether they are mirrored; -1: none.
+        """
+        if self._seen:
+            return {
+                (text, 1, number, flip)
+                for number, place in enumerate(self.places)
+                if place is not None
+                for text in (seen_caption(self.model, "", self.examples[number]), *self.captions[number])
+                for flip, _ in self._views(number)
+            }
+        if self.model.family.masks_padding:
+            return {(text, 1, -1, False) for text in self._chunks}
+        rows = zip(self._lengths, self.captions, strict=True)
+        return {(text, size, -1, False) for size, texts in rows for text in ("", *texts)}
+
+    def _text(self, text: str, chunks: int = 1, seen: int = -1, flip: bool = False) -> Tensors:
+        """Return the inputs from a text, in ``chunks`` or more: conditioning, or token ids if encoders are trained.
+
+        ``seen``: the example whose references the encoder sees, mirrored with ``flip``.
+        """
         model, family, skip = self.model, self.model.family, self.config.clip_skip
         own = self._chunks[text]
         size = own if family.masks_padding else max(own, chunks)
@@ -280,14 +307,20 @@ class DiffusionTask:
             "tokens": {name: value.tolist() for name, value in ids.items()},
             "encoders": self._identity["text"],
         }
+        references = self.examples[seen].references if seen >= 0 else ()
+        if references:
+            key["seen"] = [[each.sha256 for each in references], flip]
+
+        def images() -> Tensors:
+            return seen_images(model, self.examples[seen], flip=flip) if references else {}
 
         @torch.no_grad()
         def frozen_states() -> Tensors:
-            return family.frozen_states(model, ids)
+            return family.frozen_states(model, ids | images())
 
         @torch.no_grad()
         def conditioning() -> Tensors:
-            encoded = family.encode(model, on_encoders(model, ids), skip)
+            encoded = family.encode(model, on_encoders(model, ids | images()), skip)
             return {name: value.cpu() for name, value in encoded.items()}
 
         with oom_hint("encode a caption", _ENCODERS_TOO_LARGE):

@@ -51,7 +51,7 @@ from inweave.training.tasks.base import PRECISIONS, OnProgress, no_validation
 from inweave.training.tasks.diffusion import DiffusionTask
 from inweave.training.tasks.diffusion_data import batch_problems, bucket_rules, check_masks, held_out
 from inweave.training.tasks.offload import stream_network
-from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems
+from inweave.training.tasks.references import batch_shapes, reference_fits, reference_problems, seen_captions
 from inweave.weights.hold import Quantized
 
 
@@ -173,6 +173,7 @@ class DiffusionSetup:
         tokenizers = {folder: make() for folder, make in self._blueprint.tokenizers.items()}
         model = replace(self._blank(self.config), tokenizers=tokenizers)
         captions = caption_lengths.run_captions(self.config, self.dataset)
+        captions = seen_captions(model, captions, self.dataset.examples)
         limit = self.config.max_token_length
         known = caption_lengths.measured_captions(model, captions, limit)
         warnings = caption_lengths.long_caption_warnings(model, self.dataset.examples, captions, known, limit)

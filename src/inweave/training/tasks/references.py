@@ -7,9 +7,11 @@ from math import prod
 
 from inweave.errors import amount
 from inweave.files.paths import printable_path
+from inweave.models.families.base import Tensors
 from inweave.models.families.references import ReferenceFit
 from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
+from inweave.training.data.images import open_reference
 from inweave.training.data.types import Example, subset_defaults, with_defaults
 from inweave.training.tasks.diffusion_data import bucket_rules
 
@@ -35,6 +37,27 @@ def batch_shapes(model: Model, config: TrainConfig, examples: Sequence[Example])
     if not any(example.references for example in examples):
         return []
     return [tuple(fit.size for fit in fits) for fits in reference_fits(model, config, examples)]
+
+
+def seen_captions(model: Model, captions: Sequence[list[str]], examples: Sequence[Example]) -> list[list[str]]:
+    """Return the captions of every example as a text encoder reads them that sees its references too."""
+    if not model.family.sees_references:
+        return list(captions)
+    rows = zip(captions, examples, strict=True)
+    return [[seen_caption(model, text, example) for text in texts] for texts, example in rows]
+
+
+def seen_caption(model: Model, text: str, example: Example) -> str:
+    """Return a caption, which may be empty, with marks for the references of its image."""
+    sizes = [reference.size for reference in example.references]
+    pieces = model.family.seen_text(model, ((text, 1.0),) if text else (), sizes)
+    return " ".join(piece for piece, _ in pieces)
+
+
+def seen_images(model: Model, example: Example, *, flip: bool) -> Tensors:
+    """Return what a text encoder sees of the references of an image, mirrored with it."""
+    images = [open_reference(reference.path, flip=flip) for reference in example.references]
+    return model.family.seen_images(model, images)
 
 
 def reference_problems(model: Model, config: TrainConfig, examples: Sequence[Example]) -> list[str]:

@@ -489,7 +489,7 @@ def test_an_empty_dataset_reports_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no images.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
         read_dataset(tmp_path)
     write_image(tmp_path / "a.png").with_suffix(".caption").write_text("x")
-    with pytest.raises(ConfigError, match=r"none of 1 images has a caption; looked for \.txt, \.md files"):
+    with pytest.raises(ConfigError, match=r"none of 1 image has a caption; looked for \.txt, \.md files"):
         read_dataset(tmp_path, caption_extensions=("txt", ".md"))
     assert read_dataset(tmp_path, caption_extensions=("caption",)).examples[0].captions == ("x",)
     assert read_dataset(tmp_path, caption="y", caption_extensions=()).examples[0].captions == ("y",)

@@ -187,7 +187,7 @@ def test_refiners_of_z_image_are_not_adapted(tmp_path: Path) -> None:
             "'wan22_14b:t2v' is a model that cannot be trained",
         ),
         ({"model": {"name_or_path": "m", "is_lumina2": True}}, "Lumina"),
-        ({"model": {"name_or_path": "black-forest-labs/FLUX.1-Kontext-dev", "arch": "flux_kontext"}}, "Kontext"),
+        ({"model": {"name_or_path": "black-forest-labs/FLUX.1-Kontext-dev", "arch": "flux"}}, "Kontext"),
         ({"model": {"name_or_path": "m", "arch": "flux", "assistant_lora_path": "a"}}, "model.assistant_lora_path"),
         ({"train": {**TOOLKIT["train"], "timestep_type": "lumina2_shift"}}, "'lumina2_shift' is not supported"),
         ({"datasets": [{"folder_path": "x", "control_path": "y"}]}, "datasets.0.control_path"),

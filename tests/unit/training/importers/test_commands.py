@@ -144,7 +144,7 @@ def test_the_loss_of_sd3_is_that_of_images(scheme: str, weighting: float) -> Non
         import_text(f"{line}cosmap", "a.sh", dataset="x")
 
 
-@pytest.mark.parametrize("version", ["edit", "edit-2509", "layered"])
+@pytest.mark.parametrize("version", ["edit", "layered"])
 def test_variants_of_qwen_image_that_take_images_are_refused(version: str) -> None:
     line = "python qwen_image_train_network.py --network_module networks.lora_qwen_image --dit a --model_version "
     with pytest.raises(ConfigError, match=f"model_version: '{version}' is a variant of Qwen-Image"):

@@ -160,7 +160,7 @@ def test_dreambooth_on_flux2() -> None:
 @pytest.mark.parametrize(
     ("script", "options", "reason"),
     [
-        ("dreambooth/train_dreambooth_lora_hidream", DOG, r"script: 'hidream' is a model that cannot be trained here"),
+        ("dreambooth/train_dreambooth_lora_hidream", DOG, r"'hidream' \(HiDream\) is a model that cannot be trained"),
         ("dreambooth/train_dreambooth_lora_flux2_img2img", DOG,
         r"script: 'flux2_img2img' \(FLUX.2 with reference images\) is a model that cannot be trained here"),
         ("own/train_lora", DOG, r"script: 'examples/own/train_lora.py' is not one whose settings are known here"),

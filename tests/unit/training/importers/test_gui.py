@@ -200,10 +200,13 @@ def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:
         ({"training_method": "EMBEDDING", "model_type": "STABLE_DIFFUSION_15"}, "an embedding"),
         (
             {"training_method": "LORA", "model_type": "HUNYUAN_VIDEO"},
-            "'HUNYUAN_VIDEO' is a model that cannot be trained here",
+            "'HUNYUAN_VIDEO' (HunyuanVideo) is a model that cannot be trained here",
         ),
         ({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15_INPAINTING"}, "cannot be trained here"),
-        ({"model_family": "ltxvideo", "model_type": "lora"}, "'ltxvideo' is a model that cannot be trained"),
+        (
+            {"model_family": "ltxvideo", "model_type": "lora"},
+            "'ltxvideo' (LTX-Video) is a model that cannot be trained",
+        ),
         ({"model_family": "flux", "model_type": "full"}, "a full fine-tune"),
         ({"model_family": "flux", "model_type": "lora", "controlnet": True}, "a ControlNet"),
         ({"plugin_unet": {"a": {"lr": 1}}}, "HCP-Diffusion"),

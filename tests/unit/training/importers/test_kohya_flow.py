@@ -67,7 +67,7 @@ def test_times(line: str, expected: tuple[Any, ...]) -> None:
         (f"{QWEN}--timestep_sampling qinglong_qwen", "'qinglong_qwen', 'none' with"),
         (f"{QWEN}--timestep_sampling sigma --min_timestep 200", "min_timestep: .* counts from pure noise"),
         (f"{QWEN}--timestep_sampling shift --num_timestep_buckets 4", "num_timestep_buckets: 4: .* not by strata"),
-        (f"{QWEN}--edit_plus", "a variant of Qwen-Image"),
+        (f"{QWEN}--edit", "a variant of Qwen-Image"),
         (f"{FLUX}--model_type chroma", r"model_type: 'chroma' \(Chroma\) is a model that cannot be trained"),
     ],
 )

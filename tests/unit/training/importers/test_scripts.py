@@ -192,11 +192,17 @@ def test_what_trains_nothing_or_another_model_is_refused(text: str, why: str) ->
     assert len(caught.value.problems) == 1
 
 
+def test_a_step_of_buckets_that_kohya_alone_can_take_is_replaced_or_not_used() -> None:
+    line = "accelerate launch train_network.py --network_module networks.lora --bucket_reso_steps 1 --resolution 500"
+    with pytest.raises(ConfigError, match=r"bucket_reso_steps: 1: sides are multiples of 8 .*--set bucket_step=\.\.\."):
+        import_text(f"{line} --enable_bucket", "a.sh", dataset="x")
+    assert import_text(f"{line} --enable_bucket", "a.sh", dataset="x", bucket_step=16).config.bucket_step == 16
+    assert import_text(line, "a.sh", dataset="x").config.buckets is False
+
+
 def test_a_setting_left_out_takes_the_neutral_value() -> None:
-    """--without is for every setting: bucket_reso_steps, for one, which kohya reads at any value."""
-    line = "accelerate launch train_network.py --network_module networks.lora --enable_bucket --bucket_reso_steps 1"
-    with pytest.raises(ConfigError, match=r"bucket_reso_steps \(bucket_step\)"):
-        import_text(line, "a.sh", dataset="x")
+    """--without is for every setting that is read."""
+    line = "accelerate launch train_network.py --network_module networks.lora --enable_bucket --bucket_reso_steps 32"
     result = import_text(line, "a.sh", dataset="x", without=["bucket_reso_steps"])
     assert (result.config.bucket_step, result.no_equivalent) == (64, ["bucket_reso_steps: left out"])
 

@@ -339,3 +339,15 @@ def test_older_names_of_the_flow_settings_count(tmp_path: Path) -> None:
     flux = {**TUNER, "model_family": "flux", "disable_assistant_lora": True, "pretrained_model_name_or_path": "m"}
     c = imported(tmp_path, {**flux, "flux_schedule_auto_shift": True}).config
     assert (c.timestep_sampling, c.timestep_shift) == ("shift", None)
+
+
+def test_a_configuration_as_the_web_interface_keeps_it(tmp_path: Path) -> None:
+    """It has the flags inside, and a name of its own: nothing of it is taken for our own settings."""
+    flags = {f"--{name}": value for name, value in TUNER.items()}
+    wrapped_file = {"_metadata": {"name": "default", "model_family": None, "is_template": False}, "config": flags}
+    result = imported(tmp_path, wrapped_file)
+    assert result.kind == "SimpleTuner" and result.config == imported(tmp_path, TUNER).config
+    with pytest.raises(ConfigError, match="is not recognized"):
+        imported(tmp_path, {"name": "x", "seed": 3, "who": 1, "what": 2, "when": 3})
+    with pytest.raises(ConfigError, match="is a list, such as of folders, not a training run"):
+        import_config(write_text(tmp_path, '[{"id": "a", "instance_data_dir": "x"}]', "multidatabackend.json"))

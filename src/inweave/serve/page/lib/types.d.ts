@@ -234,6 +234,8 @@ interface Model {
   base?: string | null;
   /** of requests that leave them open; null if the base has none */
   defaults?: { size: number; steps: number; guidance: number } | null;
+  /** images at most that it sees beside a prompt */
+  references?: number;
 }
 
 interface Capabilities {
@@ -382,6 +384,8 @@ interface Draft extends Omit<ImageSettings, "loras"> {
   locked: boolean;
   /** names, as JSON */
   styles?: string;
+  /** ids of uploads, as JSON */
+  references?: string;
   /** axes of a sheet, as the API spells them */
   across?: string;
   down?: string;

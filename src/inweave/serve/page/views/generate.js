@@ -4,11 +4,13 @@ import {
 	app,
 	Button,
 	cancelJob,
+	findModel,
 	html,
 	showError,
 	submits,
 	texts,
 	useBusy,
+	useEffect,
 	usePageDrop,
 	useShortcuts,
 	useState,
@@ -58,7 +60,7 @@ export function View() {
 	return html`<h1 class="visually-hidden">${t.title}</h1>
 		<div class="generate">
 			<form class="generate-form card" onSubmit=${submits(submit)}>
-				<${Form} draft=${draft} />
+				<${Form} draft=${draft}><${EditImages} /><//>
 				<div class="stack generate-submit">
 					<${Seed} draft=${draft} />
 					<${Button} kind="primary" size="large" type="submit" busy=${busy}>${current ? t.submitMore : t.submit}<//>
@@ -72,4 +74,15 @@ export function View() {
 			</div>
 		</div>
 		${veil}`
+}
+
+/** The reference images of a model that reads some; loaded when it is chosen. */
+function EditImages() {
+	const {model} = useStore(draft)
+	const most = findModel(useStore(app).capabilities, model)?.references ?? 0
+	const [module, setModule] = useState(/** @type {any} */ (null))
+	useEffect(() => {
+		if (most && !module) import("./generate/references.js").then(setModule, showError)
+	}, [most])
+	return most > 0 && module && html`<${module.References} draft=${draft} most=${most} />`
 }

@@ -10,6 +10,7 @@ another distribution.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from inweave.training.config.aliases import lr_scheduler, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
 from inweave.training.config.translate import SettingRow, Translation, translate
 from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
-from inweave.training.importers.ai_toolkit.datasets import read_folders
+from inweave.training.importers.ai_toolkit.datasets import EDITING, architecture, read_folders
 from inweave.training.importers.datasets import put_folders
 from inweave.training.importers.defaults import defaults, setting_rows
 from inweave.training.importers.files import leaves_of
@@ -74,7 +75,8 @@ def _family(settings: Mapping[str, Any]) -> str:
         switches = (word for name, word in AI_TOOLKIT_SWITCHES.items() if not is_off(settings.get(f"model.{name}")))
         arch = next(switches, "sd1")
     family = ensure_trainable(FAMILIES.get(normalize_name(str(arch).partition(":")[0])), arch, "model.arch")
-    ensure_plain_base(settings.get("model.name_or_path", ""), "model.name_or_path")
+    editing = normalize_name(str(arch).partition(":")[0]) in EDITING
+    ensure_plain_base(settings.get("model.name_or_path", ""), "model.name_or_path", editing=editing)
     return family
 
 
@@ -103,6 +105,8 @@ def _prepare(source: Source) -> Translation:
 def _translate(out: Translation, source: Source) -> None:
     translate(out, AI_TOOLKIT, skip={name for name in out.settings if name.startswith("datasets.")})
     put_folders(out, read_folders(out))
+    if architecture(out) == "fluxkontext":  # a single file has the tensors of FLUX.1 dev
+        out.put("model.arch", "variant", "flux1-kontext-dev")
     _put_network(out)
     _put_objective(out)
     _put_optimizer(out)
@@ -251,7 +255,10 @@ def _put_samples(out: Translation) -> None:
         if flags["seed"] is None and out.is_on("sample.walk_seed"):
             flags["seed"] = parse_int(common["seed"] or 0) + number
         text = sample["prompt"].replace("[trigger]", str(out.fields.get("trigger") or "[trigger]"))
-        lines.append(sample_line(out, text, sample.get("neg", out.get("sample.neg")), **flags))
+        text = re.sub(r"--ctrl_img(_[1-9])?(?= )", "--ci", text)
+        references = [sample.get(name) for name in ("ctrl_img", "ctrl_img_1", "ctrl_img_2", "ctrl_img_3")]
+        line = sample_line(out, text, sample.get("neg", out.get("sample.neg")), **flags)
+        lines.append(" ".join((line, *(f"--ci {path}" for path in references if path))))
     if lines:
         out.fields["sample_prompts"] = lines
         out.mapping |= dict.fromkeys((n for n in out.settings if n.startswith(_PROMPTS)), "sample_prompts")

@@ -13,8 +13,8 @@ from inweave.training.importers.models import KNOWN, ensure_trainable, refuse_me
 from inweave.training.importers.models import KOHYA as FAMILIES
 
 _ADAPTER_KEYS = ("network_", "unet_lr", "lora_", "dim_from_weights", "rank", "lycoris_algo")
-#: variants of Qwen-Image, which take images besides the prompt, or make several
-_EDITING = ("edit", "editplus", "edit2509", "edit2511", "layered")
+#: variants of Qwen-Image with another chat, or which make several images
+_REFUSED = ("edit", "layered")
 _SCRIPTS = (
     (r"textual_inversion|train_ti", "textual inversion trains an embedding"),
     (r"control_?net|lllite", "a ControlNet is trained"),
@@ -88,10 +88,9 @@ def ensure_adapter(settings: Mapping[str, Any]) -> None:
     if any(name.startswith(("cond_emb_dim", "lllite_")) for name in settings):
         raise refuse_method("cond_emb_dim", "a ControlNet is trained")
     module = str(settings.get("network_module") or "")
-    edits = not all(is_off(settings.get(each)) for each in ("edit", "edit_plus"))
-    if edits or normalize_name(settings.get("model_version")) in _EDITING:
+    if not is_off(settings.get("edit")) or normalize_name(settings.get("model_version")) in _REFUSED:
         version = for_message(settings.get("model_version") or "edit")
-        why = f"is a variant of Qwen-Image that cannot be trained here; {KNOWN} can"
+        why = f"is a variant of Qwen-Image that cannot be trained here; edit-2509, edit-2511, {KNOWN} can"
         raise ConfigError(f"model_version: {version} {why}")
     if "control_net" in module or "controlnet" in module:
         raise refuse_method("network_module", "a ControlNet is trained")

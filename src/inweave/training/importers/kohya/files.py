@@ -24,6 +24,7 @@ from inweave.training.importers.kohya.flow import MUSUBI, ignored_settings, read
 from inweave.training.importers.kohya.network import import_network
 from inweave.training.importers.kohya.settings import KOHYA
 from inweave.training.importers.models import ensure_plain_base
+from inweave.training.importers.musubi.datasets import edits
 from inweave.training.importers.optimizers import with_library_defaults
 from inweave.training.importers.readers import refuse_hidden_dropout
 from inweave.training.importers.source import Source
@@ -41,7 +42,7 @@ def prepare_kohya(source: Source, settings: Mapping[str, Any], implied: Mapping[
     ensure_adapter(entries)
     family = kohya_family(entries)
     for name in ("pretrained_model_name_or_path", "dit"):
-        ensure_plain_base(entries.get(name, ""), name)
+        ensure_plain_base(entries.get(name, ""), name, editing=family == "qwen_image" and bool(edits(entries)))
     _remove_ignored(entries, family, source)
     own = _implied(entries, family)
     complete = {**entries, **own}
@@ -58,6 +59,8 @@ def translate_kohya(out: Translation, source: Source) -> None:
     translate(out, KOHYA, OWN, used)
     if out.family == "flux2" and out.is_on("model_version"):  # tensors do not tell klein from klein base
         out.put("model_version", "variant", f"flux2-{out.get('model_version')}")
+    if out.family == "qwen_image" and (version := edits(out.settings)):
+        out.put("model_version" if out.is_on("model_version") else "edit_plus", "variant", f"qwen-image-{version}")
     import_network(out)
     if dataset is not None:
         out.fields["dataset"] = dataset

@@ -50,6 +50,17 @@ def _clip_skip(out: Translation, name: str, value: Any) -> None:
         out.put(name, "clip_skip", parse_int(value) if parse_int(value) > 1 else None)
 
 
+def _bucket_step(out: Translation, name: str, value: Any) -> None:
+    """Set the step of buckets; kohya takes any, and its autoencoder cuts sides to multiples of 8."""
+    step = parse_int(value)
+    if is_off(out.get("enable_bucket")) and not out.get("dataset_config"):
+        out.note(name, "there are no buckets")
+    elif step < 8 or step % 8:
+        out.refuse(name, f"{for_message(value)}: sides are multiples of 8 here, as those of latents are", "bucket_step")
+    else:
+        out.put(name, "bucket_step", step)
+
+
 def _timestep_limit(ours: str, whole: int) -> SettingRow:
     def read(out: Translation, name: str, value: Any) -> None:
         if parse_int(value) in (0, whole):
@@ -80,6 +91,7 @@ KOHYA: Final[dict[str, SettingRow]] = {
     **ALIASES,
     "text_encoder_lr": row.custom(_text_encoder_lr, "train_text_encoders"),
     "optimizer_type": row.custom(optimizer, "optimizer"), "optimizer_args": row.custom(optimizer_args),
+    "bucket_reso_steps": row.custom(_bucket_step, "bucket_step"),
     "loss_type": row.custom(_loss, "loss"), "huber_c": _huber("huber_c"), "huber_schedule": _huber("huber_schedule"),
     "resume": row.custom(_resume), "clip_skip": row.custom(_clip_skip),
     "min_timestep": _timestep_limit("min_timestep", 0), "max_timestep": _timestep_limit("max_timestep", 1000),

@@ -4,6 +4,7 @@ repeats          how often an image is seen again: 0 is once
 resolution       by resolution_type: pixel_area, the side of a square of that area; area, megapixels; pixel, the shorter
                  side
 caption_shuffle  {enable, count, position_start, split_on}: shuffled tags
+conditioning_data  the ids of other backends of the type conditioning, whose images are the references of an edit model
 type             local: a folder; others (huggingface, aws, csv, ...) are not downloaded, and keep everything but it
 """
 
@@ -22,6 +23,7 @@ from inweave.training.importers.source import Source
 _READ = names("""
     id type dataset_type disabled disable instance_data_dir instance_prompt caption_strategy only_instance_prompt
     prepend_instance_prompt resolution resolution_type repeats crop crop_aspect crop_style caption_shuffle
+    conditioning_data
 """)
 #: beginnings of names that say where images come from and how they are stored
 _HARMLESS = names("""
@@ -35,8 +37,8 @@ _NEUTRAL = {"probability": 1, "start_epoch": 1, "start_step": 1, "train_batch_si
 _SEPARATORS = {"comma": ",", "space": " ", "period": "."}
 
 
-def put_backends(out: Translation, source: Source) -> None:
-    """Set the dataset, or the options of one if the file of backends is missing."""
+def put_backends(out: Translation, source: Source, *, editing: bool = False) -> None:
+    """Set the dataset, or the options of one if the file of backends is missing; ``editing``: with references."""
     listed = out.get("data_backend_config")
     backends = listed if isinstance(listed, list) else source.read_file(str(listed)) if listed is not None else None
     usual = {**defaults("simpletuner", "backend"), **out.settings}
@@ -47,7 +49,7 @@ def put_backends(out: Translation, source: Source) -> None:
             out.mapping["data_backend_config"] = "dataset"
         put_options(out, _folder("data_backend_config", {**usual, "caption_strategy": "textfile"}, {}, out))
         return
-    folders = backend_folders(out, backends)
+    folders = backend_folders(out, backends, editing=editing)
     put_folders(out, folders)
     trained = [backends[int(folder.where.rpartition(".")[2])] for folder in folders]
     for name in ("resolution", "resolution_type", "caption_strategy"):
@@ -56,16 +58,26 @@ def put_backends(out: Translation, source: Source) -> None:
     out.mapping["data_backend_config"] = "dataset"
 
 
-def backend_folders(out: Translation, backends: list[Any]) -> list[Folder]:
+def backend_folders(out: Translation, backends: list[Any], *, editing: bool = False) -> list[Folder]:
     """Return the folders of the backends with images, which have no path if they are somewhere else."""
     usual = {**defaults("simpletuner", "backend"), **out.settings}
     folders = []
+    conditions: dict[Any, tuple[int, Mapping[str, Any]]] = {
+        backend.get("id"): (index, backend)
+        for index, backend in enumerate(backends)
+        if editing and isinstance(backend, Mapping) and backend.get("dataset_type") == "conditioning"
+    }
     for index, backend in enumerate(backends):
         if not isinstance(backend, Mapping) or not is_off(backend.get("disabled", backend.get("disable"))):
             continue
         kind, at = str(backend.get("dataset_type", "image")), f"data_backend_config.{index}"
         if kind == "image":
-            folders.append(_folder(at, {**usual, **backend}, backend, out))
+            folder = _folder(at, {**usual, **backend}, backend, out)
+            if not is_off(backend.get("conditioning_data")):
+                folder.options["control"] = _references(at, backend, conditions, usual, out)
+            folders.append(folder)
+        elif backend.get("id") in conditions:
+            out.mapping[f"data_backend_config.{index}"] = "dataset"
         elif kind not in ("text_embeds", "image_embeds", "eval"):
             out.refuse(f"{at}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported")
     if len(folders) > 1:
@@ -136,3 +148,49 @@ def _refuse_others(at: str, backend: Mapping[str, Any], out: Translation) -> Non
             out.refuse(where, "the target of these images is the base model's own prediction, which is not supported")
         elif not key.startswith(_HARMLESS):
             out.refuse(where, f"{for_message(value)}: is not supported")
+
+
+def _references(
+    at: str,
+    backend: Mapping[str, Any],
+    conditions: Mapping[Any, tuple[int, Mapping[str, Any]]],
+    usual: Mapping[str, Any],
+    out: Translation,
+) -> list[str]:
+    """Return the folders of a backend's references; refuse what is not a folder, or is chosen at random."""
+    listed = backend["conditioning_data"]
+    ids = listed if isinstance(listed, list) else [listed]
+    if missing := [each for each in ids if not isinstance(each, str) or each not in conditions]:
+        why = "is not the id of a backend of references, which this model reads"
+        out.refuse(f"{at}.conditioning_data", f"{for_message(missing[0])} {why}")
+        return []
+    if len(ids) > 1 and normalize_name(out.get("conditioning_multidataset_sampling", "random")) != "combined":
+        why = "one of several references is chosen at random; here a model sees all of them"
+        out.refuse(f"{at}.conditioning_data", f"{for_message(listed)}: {why} (combined)")
+    folders = []
+    for index, other in (conditions[each] for each in ids):
+        where, kind = f"data_backend_config.{index}", normalize_name(other.get("conditioning_type"))
+        path = other.get("instance_data_dir")
+        if str(other.get("type", "local")) != "local" or not isinstance(path, str) or not path:
+            out.refuse(f"{where}.type", f"{for_message(other.get('type'))}: references are images in a folder")
+            continue
+        if kind not in ("referencestrict", "referenceloose"):
+            out.refuse(
+                f"{where}.conditioning_type", f"{for_message(other.get('conditioning_type'))} is not a reference"
+            )
+        elif kind == "referencestrict":
+            out.unsupported(where, "references keep their own shape here, they are not cut as their image")
+        else:
+            out.unsupported(where, "references are resized by the rule of the model, not by that of a backend")
+            _put_reference_area(where, {**usual, **other}, out)
+        folders.append(path)
+    return folders
+
+
+def _put_reference_area(where: str, table: Mapping[str, Any], out: Translation) -> None:
+    side = parse_number(table["resolution"])
+    side = round(side**0.5 * 1024) if normalize_name(table.get("resolution_type")) == "area" else round(side)
+    if out.fields.get("reference_resolution", side) != side:
+        other = out.fields["reference_resolution"]
+        out.refuse(f"{where}.resolution", f"{side}: references have one size in a run, and others have {other}")
+    out.fields["reference_resolution"] = side

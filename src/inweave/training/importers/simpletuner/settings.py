@@ -48,11 +48,16 @@ _ASSISTANTS = {
     ("z_image", "turbo-ostris-v2"): "ostris/zimage_turbo_training_adapter",
     ("flux", "schnell"): "ostris/FLUX.1-schnell-training-adapter",
 }  # fmt: skip
+#: flavors of families that read references
+EDITING = frozenset({("flux", "kontext"), ("qwen_image", "edit-v2"), ("qwen_image", "edit-v3")})
 #: newer names of settings that have a default
 _RENAMED = {"checkpointing_steps": "checkpoint_step_interval", "validation_steps": "validation_step_interval"}
 
 
 def _recognize(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    inside = table.get("config")
+    if isinstance(inside, Mapping) and not table.keys() - {"config", "_metadata"}:
+        table = inside  # as its web interface keeps a configuration
     names = {name.lstrip("-") for name in table}
     return dict(table) if "model_family" in names or {"model_type", "data_backend_config"} <= names else None
 
@@ -70,7 +75,7 @@ def _prepare(source: Source) -> Translation:
         if not is_off(entries.get(name)):
             raise refuse_method(name, method)
     for name in ("pretrained_model_name_or_path", "model_flavour"):
-        ensure_plain_base(entries.get(name, ""), name)
+        ensure_plain_base(entries.get(name, ""), name, editing=is_editing(family, entries))
     values = defaults("simpletuner", "values", *(("flow",) if family in FLOW else ()), family)
     for name, alias in _RENAMED.items():
         if entries.get(alias) is not None:
@@ -79,12 +84,23 @@ def _prepare(source: Source) -> Translation:
     return source.start(family, {**entries, **implied}, implied)
 
 
+def is_editing(family: str, entries: Mapping[str, Any]) -> bool:
+    """Return whether a model of a family reads references, by its flavor."""
+    flavor = str(entries.get("model_flavour") or "").lower()
+    return family == "flux2" or (family, flavor) in EDITING
+
+
 def _put_base(out: Translation) -> None:
     """Set the model of a flavor; one that is trained with an adapter of the Hub merged in needs an `assistant`."""
     known = (
         {} if normalize_name(out.get("model_family")) == "sd2x" else defaults("simpletuner", f"flavors.{out.family}")
     )
     flavor = str(out.get("model_flavour") or next(iter(known), "")).lower()
+    if flavor in ("edit-v1", "edit-v2+"):
+        why = "Qwen-Image-Edit of August 2025" if flavor == "edit-v1" else "2509 with the times of 2511"
+        out.refuse("model_flavour", f"{for_message(flavor)} is {why}, which cannot be trained here", "model")
+    if flavor == "kontext":  # a single file has the tensors of FLUX.1 dev
+        out.put("model_flavour", "variant", "flux1-kontext-dev")
     if not out.is_on("pretrained_model_name_or_path") and flavor in known:
         out.put("model_flavour", "model", known[flavor])
     elif not out.is_on("pretrained_model_name_or_path"):
@@ -104,7 +120,7 @@ def _translate(out: Translation, source: Source) -> None:
             break
     _put_network(out, source)
     _put_times(out)
-    put_backends(out, source)
+    put_backends(out, source, editing=is_editing(out.family, out.settings))
     if out.word("grad_clip_method") == "value":
         out.fields["max_grad_value"] = out.fields.pop("max_grad_norm")
         out.fields["max_grad_norm"] = 0.0

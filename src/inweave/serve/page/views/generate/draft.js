@@ -20,11 +20,21 @@ const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "c
 	UPSCALE.map(name => `upscale_${name}`),
 	SIDES.map(name => `outpaint_${name}`)
 )
-/** `styles`: names, as JSON; `across` and `down`: the axes of a sheet, as the API spells them */
-const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule", "upscaler", "styles", "across", "down"]
+/** `styles`, `references`: names, as JSON; `across` and `down`: the axes of a sheet, as the API spells them */
+const TEXTS = [
+	"prompt",
+	"negative_prompt",
+	"model",
+	"sampler",
+	"schedule",
+	"upscaler",
+	"styles",
+	"across",
+	"down"
+].concat("references")
 
 /** The request of a form, whose fields are flat. @param {Fields} fields @returns {Fields} */
-export function requestOf({upscaler, styles, across, down, ...fields}) {
+export function requestOf({upscaler, styles, references, across, down, ...fields}) {
 	/** @param {string} prefix @param {string[]} names */
 	const take = (prefix, names) => {
 		const pairs = names.map(name => [name, fields[`${prefix}_${name}`]])
@@ -36,6 +46,7 @@ export function requestOf({upscaler, styles, across, down, ...fields}) {
 	if (upscale.scale) fields.upscale = {...upscale, upscaler: upscaler || undefined}
 	if (Object.values(outpaint).some(Boolean)) fields.outpaint = outpaint
 	if (styles) fields.styles = namesIn(styles)
+	if (references) fields.references = namesIn(references)
 	if (across || down) fields.grid = [across, down].filter(Boolean)
 	return fields
 }
@@ -68,6 +79,7 @@ const flat = ({upscale, outpaint, grid, styles, template, ...settings}) => {
 		...named("outpaint", outpaint),
 		upscaler: upscaler ?? settings.upscaler,
 		styles: names,
+		references: undefined, // of an image: its settings name them, and do not hold them
 		prompt,
 		negative_prompt,
 		across,
@@ -145,6 +157,7 @@ export async function submitDraft(form, more) {
 	if (!state.locked || state.seed === undefined) form.set({seed: randomSeed()})
 	const request = {...requestOf(form.fields()), ...more}
 	if (!request.image) delete request.outpaint // of an image whose settings were taken
+	if (!findModel(app.get().capabilities, request.model)?.references) delete request.references // of another model
 	const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20
 	const id = await submitJob({...request, preview_every: Math.max(1, Math.round(steps / 6))})
 	mine.add(id)

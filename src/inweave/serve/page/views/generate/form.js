@@ -2,6 +2,7 @@
 import {
 	app,
 	Button,
+	cx,
 	findModel,
 	html,
 	NumberField,
@@ -28,7 +29,8 @@ export function Form({draft, size, children}) {
 	const {capabilities} = useStore(app)
 	/** @param {string} prompt */
 	const onPrompt = prompt => draft.set({prompt})
-	return html`<div class="stack generate-fields scrolls">
+	// until it is known whether there are models to choose from: fields that appear move nothing, fields that move do
+	return html`<div class=${cx("stack generate-fields scrolls", !capabilities && "unsettled")}>
 		${
 			(capabilities?.models.length ?? 0) > 1 &&
 			html`<${Select}

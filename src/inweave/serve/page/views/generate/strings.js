@@ -65,6 +65,20 @@ export const t = {
 		height: "96, 128"
 	}),
 	noControlNet: "ControlNet is not supported.",
+	references: "Reference images",
+	addReferences: "Add reference images",
+	/** @param {number} most */
+	referencesHint: most =>
+		most === 1 ? "The model sees one, beside the prompt." : `The model sees up to ${most}, in this order.`,
+	/** @param {number} most */
+	tooManyReferences: most => `Only ${most} ${most === 1 ? "image fits" : "images fit"}; the others were left out`,
+	/** @param {number} number */
+	reference: number => `Reference image ${number}`,
+	/** @param {number} number */
+	removeReference: number => `Remove reference image ${number}`,
+	/** @param {number} number */
+	earlier: number => `Move reference image ${number} forward`,
+	referenceGone: "expired; add it again",
 	outpaint: "Extend the image",
 	outpaintText: "Pixels to add to each side; the new part is painted and blended into the image.",
 	sides: /** @type {Labels} */ ({left: "Left", top: "Top", right: "Right", bottom: "Bottom"}),

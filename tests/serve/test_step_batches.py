@@ -115,10 +115,10 @@ def test_jobs_of_one_batch_get_the_previews_that_they_asked_for_of_their_own_ima
         *(("preview", index, step) for step in (2, 4, 6) for index in (0, 1)), ("image", 0, None), ("image", 1, None),
     ]  # fmt: skip
     assert {kind for kind, _, _ in events["third"]} == {"progress", "image"}
-    shown = {job: [event for event in own if event.image is not None] for job, own in jobs.events.items()}
+    with_images = {job: [event for event in own if event.image is not None] for job, own in jobs.events.items()}
     ends = []
     for job, index in (("first", 0), ("second", 0), ("second", 1)):
-        *_, before, last, image = (_values(event) for event in shown[job] if event.data["index"] == index)
+        *_, before, last, image = (_values(event) for event in with_images[job] if event.data["index"] == index)
         assert np.array_equal(last, image), "the preview of the last step is the image"
         ends += [before, image]
     assert not any(np.array_equal(one, other) for one, other in itertools.combinations(ends, 2))

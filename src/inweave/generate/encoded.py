@@ -53,10 +53,10 @@ class EncodedPrompts:
         if self._state is None or not self._state.holds(encoders):
             self._entries.clear()
             self._state = _EncoderState(encoders)
-        if (kept := self._entries.get(request)) is not None:
+        if (entry := self._entries.get(request)) is not None:
             self._entries.move_to_end(request)
             self.hits += 1
-            return kept
+            return entry
         made = self._entries[request] = encode()
         if not self._state.holds(encoders):  # encoding changed something: not to be kept
             del self._entries[request]

@@ -29,7 +29,7 @@ def pipe() -> Iterator[Pipeline]:
 
 
 @pytest.fixture
-def kept(pipe: Pipeline) -> Iterator[EncodedPrompts]:
+def prompts(pipe: Pipeline) -> Iterator[EncodedPrompts]:
     pipe.swap([])
     own = encoded_prompts(pipe.model)
     own.hits = 0
@@ -47,34 +47,34 @@ def states(pipe: Pipeline, config: GenerateConfig = CONFIG) -> Tensor:
 
 
 def anew(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch, config: GenerateConfig = CONFIG) -> Tensor:
-    """The states without anything kept."""
+    """Encode the prompts anew."""
     with monkeypatch.context() as patch:
         patch.setattr(EncodedPrompts, "get", lambda self, model, request, encode: encode())
         return states(pipe, config)
 
 
-def test_a_prompt_is_encoded_once(pipe: Pipeline, kept: EncodedPrompts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_encoded_once(pipe: Pipeline, prompts: EncodedPrompts, monkeypatch: pytest.MonkeyPatch) -> None:
     states(
         pipe, CONFIG.model_copy(update={"clip_skip": 2})
     )  # transformers adds hooks when it is asked for layers first
     first = states(pipe)
-    assert states(pipe) is first and kept.hits == 1
+    assert states(pipe) is first and prompts.hits == 1
     others: list[dict[str, Any]] = [
         {"prompt": "a (red:1.2) apple"}, {"negative_prompt": "gray"}, {"guidance": 1.0}, {"clip_skip": 2},
         {"width": 128, "height": 64}, {"prompt": "a red apple AND a dog"},
     ]  # fmt: skip
     for change in others:
         config = GenerateConfig(**{**CONFIG.model_dump(exclude_unset=True), **change})
-        hits = kept.hits
+        hits = prompts.hits
         for _ in range(2):
             made, expected = states(pipe, config), anew(pipe, monkeypatch, config)
             assert torch.equal(made, expected), change
-        assert kept.hits == hits + 1, change
+        assert prompts.hits == hits + 1, change
     assert states(pipe) is first
 
 
 def test_loras_of_text_encoders_are_followed_and_others_keep_what_was_encoded(
-    pipe: Pipeline, kept: EncodedPrompts, lora: Path, monkeypatch: pytest.MonkeyPatch
+    pipe: Pipeline, prompts: EncodedPrompts, lora: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, seen = states(pipe), list[Tensor]()
     for te in (0.8, -0.5, 0.0, 0.8):
@@ -86,14 +86,14 @@ def test_loras_of_text_encoders_are_followed_and_others_keep_what_was_encoded(
     assert not torch.equal(seen[0], base) and not torch.equal(seen[0], seen[1])
     pipe.swap([])
     assert torch.equal(states(pipe), base)
-    before = kept.hits
+    before = prompts.hits
     for unet in (0.3, 0.9):
         pipe.swap([{"path": str(lora), "te": 0.0, "unet": unet}])
         states(pipe)
-    assert kept.hits == before + 2, "the encoders were not written"
+    assert prompts.hits == before + 2, "the encoders were not written"
 
 
-def test_another_weaver_on_the_encoders_is_noticed(pipe: Pipeline, kept: EncodedPrompts, lora: Path) -> None:
+def test_another_weaver_on_the_encoders_is_noticed(pipe: Pipeline, prompts: EncodedPrompts, lora: Path) -> None:
     base = states(pipe).clone()
     weaver = inweave.Weaver({"te": pipe.model.networks["text_encoder"]})
     weaver.apply([(weaver.plan(str(lora), strict=False), 0.8)])
@@ -130,7 +130,10 @@ def _hook(encoder: Any) -> Callable[[], object]:
 @pytest.mark.parametrize("change", [_halve, _replace, _move, _hook])
 @torch.no_grad()
 def test_any_change_of_an_encoder_is_followed(
-    pipe: Pipeline, kept: EncodedPrompts, change: Callable[[Any], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+    pipe: Pipeline,
+    prompts: EncodedPrompts,
+    change: Callable[[Any], Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base = states(pipe).clone()
     undo = change(pipe.model.networks["text_encoder"])
@@ -140,20 +143,20 @@ def test_any_change_of_an_encoder_is_followed(
     assert torch.equal(states(pipe), base)
 
 
-def test_what_is_kept_is_bounded(pipe: Pipeline, kept: EncodedPrompts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded(pipe: Pipeline, prompts: EncodedPrompts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoded, "MOST", 3)
     for number in range(5):
         states(pipe, CONFIG.model_copy(update={"guidance": 2.0 + number}))
-    assert len(kept) == 3
-    monkeypatch.setattr(encoded, "MOST_BYTES", kept.bytes - 1)
+    assert len(prompts) == 3
+    monkeypatch.setattr(encoded, "MOST_BYTES", prompts.bytes - 1)
     states(pipe, CONFIG.model_copy(update={"guidance": 9.0}))
-    assert 0 < len(kept) < 3
+    assert 0 < len(prompts) < 3
     monkeypatch.setattr(encoded, "MOST_BYTES", 0)
     states(pipe, CONFIG.model_copy(update={"guidance": 10.0}))
-    assert len(kept) == 0 and kept.bytes == 0
+    assert len(prompts) == 0 and prompts.bytes == 0
 
 
-def test_a_model_that_is_trained_keeps_nothing(kept: EncodedPrompts) -> None:
+def test_a_model_that_is_trained_keeps_nothing(prompts: EncodedPrompts) -> None:
     own = inweave.pipeline(tiny_models.folder("sd1.5"), device="cpu", dtype="fp32")
     request = own.prepare(CONFIG)
     own.model.release_weaver()

@@ -12,7 +12,7 @@
 The sums are the same, in another order: predictions differ by the rounding of float32. Modules get a subclass of their
 own class inside the block. Of what was kept, only the reordered weights of convolutions live longer, each until its
 weight is written or moved. A layer with a hook, such as an adapter that is added to its rows, is called as a module,
-and with all rows. Networks that are not faster so (`is_faster`) stay as they are.
+and with all rows. Networks that are not faster so (`is_faster`) stay unchanged.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class SteadyConvolution(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         places: Any = self.padding, self.stride, self.dilation
         mark = self.weight.data_ptr(), self.weight._version
-        kept = _PACKED.get(self)
-        if kept is None or kept[0] != mark:
+        entry = _PACKED.get(self)
+        if entry is None or entry[0] != mark:
             plain = self.weight.detach().to_mkldnn()
             packed = _reorder(plain, *places, 1, list(input.shape))
-            kept = _PACKED[self] = mark, packed
-        out: Tensor = torch.ops.mkldnn._convolution_pointwise(input, kept[1], self.bias, *places, 1, "none", [], "")
+            entry = _PACKED[self] = mark, packed
+        out: Tensor = torch.ops.mkldnn._convolution_pointwise(input, entry[1], self.bias, *places, 1, "none", [], "")
         return out
 
 
@@ -112,13 +112,13 @@ class SteadyAttention(Attention):
 
     def _read(self, text: Tensor) -> tuple[Tensor, Tensor]:
         texts: dict[int, tuple[Tensor, int, Tensor, Tensor]] = self.__dict__.setdefault("texts", {})
-        kept, version = texts.get(id(text)), -1 if text.is_inference() else text._version
-        if kept is None or kept[1] != version:
+        entry, version = texts.get(id(text)), -1 if text.is_inference() else text._version
+        if entry is None or entry[1] != version:
             if len(texts) >= _MOST_TEXTS:
                 texts.clear()
             # with the text, so that no other one gets its id
-            kept = texts[id(text)] = text, version, self._heads(self.to_k(text)), self._heads(self.to_v(text))
-        return kept[2:]
+            entry = texts[id(text)] = text, version, self._heads(self.to_k(text)), self._heads(self.to_v(text))
+        return entry[2:]
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.heads, -1).transpose(1, 2)

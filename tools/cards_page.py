@@ -56,8 +56,8 @@ CARDS = (
 )
 MODELS = {
     "sd1.5": 512, "sdxl": 1024, "sd3.5-medium": 1024, "flux2-klein-base-4b": 1024, "z-image-turbo": 1024,
-    "flux2-klein-base-9b": 1024, "flux1-dev": 1024, "qwen-image": 1024, "qwen-image-edit-2511": 1024,
-    "flux2-dev": 1024,
+    "flux2-klein-base-9b": 1024, "flux1-dev": 1024, "chroma1-hd": 1024, "qwen-image": 1024,
+    "qwen-image-edit-2511": 1024, "flux2-dev": 1024,
 }  # fmt: skip
 
 

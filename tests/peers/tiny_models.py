@@ -53,6 +53,8 @@ _SD3 = {"attention_head_dim": 8, "num_attention_heads": 2, "caption_projection_d
         "sample_size": 8}  # fmt: skip
 _FLUX = {"attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "num_attention_heads": 2, "num_layers": 2,
          "num_single_layers": 2, "joint_attention_dim": WIDTH + SECOND, "pooled_projection_dim": WIDTH}  # fmt: skip
+_CHROMA = {name: _FLUX[name] for name in _FLUX if name != "pooled_projection_dim"} | {
+    "approximator_hidden_dim": 16, "approximator_layers": 2, "approximator_num_channels": 16}  # fmt: skip
 _FLUX2 = {"attention_head_dim": 8, "axes_dims_rope": [2, 2, 2, 2], "num_attention_heads": 2, "num_layers": 2,
           "num_single_layers": 2, "joint_attention_dim": 3 * tiny_qwen.WIDTH, "in_channels": 16}  # fmt: skip
 _Z_IMAGE = {"dim": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_layers": 1, "axes_dims": [4, 2, 2],
@@ -63,6 +65,7 @@ _VIDEO_VAE = {"base_dim": 4, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 2}
 _T5 = {"d_model": WIDTH + SECOND, "d_ff": 24, "d_kv": 8, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
 
 _PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux",
+              "chroma": "Chroma",
               "flux2": "Flux2", "flux2-klein": "Flux2Klein", "z-image": "ZImage",
               "qwen-image": "QwenImage", "qwen-image-edit": "QwenImageEditPlus"}  # fmt: skip
 _TOKENIZERS: dict[str, Any] = {}
@@ -153,7 +156,8 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
         return _SDXL if variant.startswith("sdxl") else _SD | heads
     if class_name == "SD3Transformer2DModel":
         return _SD3 | ({"dual_attention_layers": [0, 1]} if variant == "sd3.5-medium" else {})
-    sizes: dict[str, dict[str, Any]] = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5,
+    sizes: dict[str, dict[str, Any]] = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX,
+             "ChromaTransformer2DModel": _CHROMA, "T5EncoderModel": _T5,
              "ZImageTransformer2DModel": _Z_IMAGE, "Qwen3Model": tiny_qwen.QWEN3,
              "QwenImageTransformer2DModel": _QWEN_IMAGE, "AutoencoderKLQwenImage": _VIDEO_VAE,
              "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5 | {"image_token_id": tiny_qwen.image_token()},

@@ -70,16 +70,6 @@ def bria_fibo() -> Any:
     return diffusers.BriaFiboPipeline(network, flow(), autoencoder, encoder, tokenizer())
 
 
-@_made("Chroma")
-def chroma() -> Any:
-    network = diffusers.ChromaTransformer2DModel(
-        patch_size=1, in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=WIDTH, axes_dims_rope=(4, 4, 8), approximator_hidden_dim=16, approximator_layers=1,
-        approximator_num_channels=16,
-    )  # fmt: skip
-    return diffusers.ChromaPipeline(flow(), vae(), t5(), tokenizer(), network)
-
-
 @_made("CogView3Plus")
 def cog_view3_plus() -> Any:
     network = diffusers.CogView3PlusTransformer2DModel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -34,11 +35,16 @@ class Jobs:
         self.cancelled: set[str] = set()
         self.ended: dict[str, dict[str, Any] | Exception] = {}  # in the order of their ends
 
-    def submit(self, job: str, lora: str = "", strength: float = 1.0, **config: Any) -> None:
+    def submit(
+        self, job: str, lora: str = "", strength: float = 1.0, previews: tuple[int, bool] = (0, False), **config: Any
+    ) -> None:
         loras = {"x": lora} if lora else {}
         body = {"prompt": "a cat", "seed": 1, "steps": 3, "width": 64, "height": 64} | config
         body["loras"] = [{"name": "x", "strength": strength}] if lora else []
-        request = RunRequest(job, "image_generation", embedded.NAME, body, loras, name="emoji")
+        every, first = previews
+        request = RunRequest(
+            job, "image_generation", embedded.NAME, body, loras, name="emoji", preview_every=every, preview_first=first
+        )
         self.requests.submit(request, self.events.setdefault(job, []).append, lambda: job in self.cancelled)
 
     def advance(self) -> None:
@@ -90,6 +96,39 @@ def test_jobs_join_a_running_batch_and_keep_their_events_apart(jobs: Jobs) -> No
     assert jobs.ended["first"]["added_loras"] == ["pixel"]  # type: ignore[index]
 
 
+def test_jobs_of_one_batch_get_the_previews_that_they_asked_for_of_their_own_images(jobs: Jobs) -> None:
+    jobs.submit("first", PIXEL, steps=5, previews=(2, True))
+    while not jobs.events["first"] or jobs.events["first"][-1].type == "loading":
+        jobs.advance()
+    jobs.submit("second", INK, steps=3, count=2, seed=2, previews=(1, True))
+    jobs.submit("third", steps=3, seed=3)
+    jobs.read()
+    jobs.run()
+    assert not any(isinstance(each, Exception) or max(each["batches"]) < 2 for each in jobs.ended.values())
+    events = {
+        job: [(event.type, event.data["index"], event.data.get("step")) for event in own if event.type != "loading"]
+        for job, own in jobs.events.items()
+    }
+    kinds = [(kind, step) for kind, _, step in events["first"]]
+    assert kinds == [*((("preview", "progress")[step % 2 == 0], step) for step in range(1, 6)), ("image", None)]
+    assert events["second"] == [
+        *(("preview", index, step) for step in (2, 4, 6) for index in (0, 1)), ("image", 0, None), ("image", 1, None),
+    ]  # fmt: skip
+    assert {kind for kind, _, _ in events["third"]} == {"progress", "image"}
+    with_images = {job: [event for event in own if event.image is not None] for job, own in jobs.events.items()}
+    ends = []
+    for job, index in (("first", 0), ("second", 0), ("second", 1)):
+        *_, before, last, image = (_values(event) for event in with_images[job] if event.data["index"] == index)
+        assert np.array_equal(last, image), "the preview of the last step is the image"
+        ends += [before, image]
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(ends, 2))
+
+
+def _values(event: Event) -> Any:
+    assert event.image is not None
+    return np.asarray(Image.open(io.BytesIO(event.image)).convert("RGB"), int)
+
+
 def test_a_job_that_cannot_join_is_overtaken_a_bounded_number_of_times(jobs: Jobs) -> None:
     jobs.submit("first", steps=4)
     jobs.advance()
@@ -124,7 +163,7 @@ def test_cancelled_and_broken_jobs_end_alone(jobs: Jobs, tmp_path: Path) -> None
 
 def test_loras_that_are_cheaper_to_merge_are_not_mixed_and_the_dispatcher_is_told() -> None:
     jobs = Jobs(batch="auto")
-    native = {"width": 128, "height": 128}
+    native: dict[str, Any] = {"width": 128, "height": 128}
     jobs.submit("pixel", PIXEL, steps=3, **native)
     jobs.advance()
     jobs.submit("ink", INK, steps=1, **native)

@@ -15,6 +15,7 @@ from PIL import Image
 from inweave.adapter.components import FOLDERS
 from inweave.errors import Problem
 from inweave.generate.config import GenerateConfig
+from inweave.generate.encoded import encoded_prompts
 from inweave.generate.images import fit_reference, to_tensor
 from inweave.generate.prompt import ParsedPrompt, Pieces
 from inweave.models import embedded, vae
@@ -23,6 +24,7 @@ from inweave.models.embedded_words import read_pieces
 from inweave.models.families.conditioning import Conditioning, ConditioningRequest, join
 from inweave.models.families.references import Reference
 from inweave.models.model import Model
+from inweave.models.sd.steady import steady
 from inweave.weights.layer_slots import RowCount
 from inweave.weights.stack import Strength
 
@@ -81,9 +83,13 @@ class PromptConditioning:
         request = ConditioningRequest(
             first, negative, self.guidance, *self.size, self.clip_skip, weight, tuple(others), self.references
         )
-        encoders = self.model.networks.keys() - {"vae", self.model.blueprint.denoiser.folder}
-        with network_errors(self.model), self.model.using(*encoders), self._acting(encoders):
-            conditioning = self.model.family.condition(self.model, request)
+
+        def encode() -> Conditioning:
+            encoders = self.model.networks.keys() - {"vae", self.model.blueprint.denoiser.folder}
+            with network_errors(self.model), self.model.using(*encoders), self._acting(encoders):
+                return self.model.family.condition(self.model, request)
+
+        conditioning = encode() if self.added else encoded_prompts(self.model).get(self.model, request, encode)
         self.warnings += conditioning.warnings
         return conditioning
 
@@ -138,12 +144,12 @@ class BatchConditioning:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Let the denoiser add the adapters of each image inside the block."""
+        """Let the denoiser add the adapters of each image inside the block; its weights may not change meanwhile."""
         slots = {slot for own in self._added for slot, _ in own}
-        if not slots:
-            yield
-            return
-        with self.model.row_adapters.acting(self._component, slots) as self._rows:
+        with ExitStack() as active:
+            if slots:
+                self._rows = active.enter_context(self.model.row_adapters.acting(self._component, slots))
+            active.enter_context(steady(self.model.denoiser))  # last: hooks are known now
             yield
 
     def fill(self, numbers: Sequence[int], conditioning: Conditioning) -> None:

@@ -108,9 +108,9 @@ def t5_tokens(tokenizer: Any, pieces: Pieces, length: int) -> Tokens:
     return Tokens(torch.tensor([ids]), torch.tensor([weights]), len(tokens) + 1)
 
 
-def encode_t5(encoder: Any, ids: Tensor, weights: Tensor | None = None) -> Tensor:
-    """States of ids shaped (batch, length)."""
-    hidden: Tensor = encoder(ids)[0]
+def encode_t5(encoder: Any, ids: Tensor, weights: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """States of ids shaped (batch, length); ``mask``: the tokens that are seen, all by default."""
+    hidden: Tensor = encoder(ids, attention_mask=mask)[0]
     return hidden if weights is None else _weighted(hidden, weights)
 
 

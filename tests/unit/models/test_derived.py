@@ -141,7 +141,7 @@ def test_prediction_loss_and_gradients_are_those_of_the_pipelines_own_call(name:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", sampled(tiny.DERIVED, ("BriaFibo", "Chroma")))
+@pytest.mark.parametrize("name", sampled(tiny.DERIVED, ("BriaFibo", "LongCatImage")))
 def test_it_generates_trains_and_its_file_loads_in_diffusers(name: str, tmp_path: Path) -> None:
     folder = tiny.folder(name)
     width, height = OWN_SIZES.get(name, ((64, 96),))[0]
@@ -238,8 +238,8 @@ def test_sizes_that_a_pipeline_does_not_make_are_refused(tmp_path: Path) -> None
 
 
 def test_inspect_says_what_was_derived() -> None:
-    evidence = "\n".join(open_model(tiny.folder("Chroma")).evidence)
-    assert "ChromaPipeline" in evidence and "timestep: t / 1000" in evidence and "(h w) (c p q)" in evidence
+    evidence = "\n".join(open_model(tiny.folder("LongCatImage")).evidence)
+    assert "LongCatImagePipeline" in evidence and "timestep: t / 1000" in evidence and "(h w) (c p q)" in evidence
 
 
 def test_inspect_of_a_model_folder_prints_it() -> None:

@@ -160,7 +160,6 @@ def cut(base: str, ending: str) -> Shapes:
         (lambda: known("sdxl") | {f"{UNET}out.2.weight": (8, 320, 3, 3)}, r"out\.2\.weight \[8, 320, 3, 3\], not \[4"),
         (lambda: known("sd1.5") | {f"{UNET}input_blocks.0.0.weight": (320, 8, 3, 3)}, "8 input channels; expected 4"),
         (lambda: base_listing("flux1_fill_dev_bfl"), "width 384; expected 64"),
-        (lambda: known("chroma1-hd"), "Chroma"),
         (lambda: known("lumina2"), "family lumina2"),
         (lambda: known("flux2-klein-4b") | {f"{UNET}img_in.weight": (2048, 128)}, "2048 wide; known are 3072"),
         (

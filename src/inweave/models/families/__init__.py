@@ -15,6 +15,7 @@ from typing import Any
 
 from inweave.errors import ConfigError, FormatError
 from inweave.models.families.base import Family, Network
+from inweave.models.families.chroma import CHROMA
 from inweave.models.families.flux import FLUX
 from inweave.models.families.flux2 import FLUX2, FLUX2_KLEIN
 from inweave.models.families.qwen_image import QWEN_IMAGE
@@ -25,7 +26,7 @@ from inweave.models.families.sdxl import SDXL
 from inweave.models.families.z_image import Z_IMAGE
 from inweave.plugins import load_plugins
 
-BUILT_IN: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, FLUX2, FLUX2_KLEIN, Z_IMAGE, QWEN_IMAGE, QWEN_IMAGE_EDIT)
+BUILT_IN: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, CHROMA, FLUX2, FLUX2_KLEIN, Z_IMAGE, QWEN_IMAGE, QWEN_IMAGE_EDIT)
 GROUP = "inweave.families"
 
 

@@ -77,7 +77,7 @@ class Flux1(ClipFamily):
 
     def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
         if any(name.startswith("distilled_guidance_layer.") for name in tensors):
-            raise FormatError("FLUX with distilled_guidance_layer is Chroma; known are FLUX.1 dev and FLUX.1 schnell")
+            return None  # Chroma
         width = tensors.get("img_in.weight", (0, 0))[1]
         if width != 64:
             raise FormatError(

@@ -154,6 +154,10 @@ class UNet2DConditionModel(PlainNetwork):
     def fits(cls, config: Mapping[str, Any]) -> bool:
         return {*config["down_block_types"]} == {_DOWN} and {*config["up_block_types"]} == {_UP}
 
+    def distinct(self, sample: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows to begin with, and the times to embed: all of them, and one for each row."""
+        return sample, times.expand(len(sample))
+
     def forward(
         self,
         sample: Tensor,
@@ -163,17 +167,22 @@ class UNet2DConditionModel(PlainNetwork):
         return_dict: bool = False,
     ) -> tuple[Tensor]:
         """Return the prediction for latents at a time, or at one time each, alone in a tuple."""
-        times = timestep.reshape(-1).to(sample.device).expand(len(sample))
+        latents, times = self.distinct(sample, timestep.reshape(-1).to(sample.device))
         time = self.time_embedding(time_frequencies(times, self.conv_in.out_channels).to(sample.dtype))
         levels = len(self.up_blocks)
         uneven = any(side % 2 ** (levels - 1) for side in sample.shape[-2:])
-        x: Tensor = self.conv_in(sample)
-        skips = [x]
+        skips: list[Tensor] = [self.conv_in(latents)]
         for down in self.down_blocks:
             skips += down(skips[-1], time, encoder_hidden_states)
+        skips[0] = repeated(skips[0], sample)
         x = self.mid_block(skips[-1], time, encoder_hidden_states)
         for up in self.up_blocks:
             later = skips[: -self._skips_per_level]
             x = up(x, skips, time, encoder_hidden_states, later[-1].shape[2:] if uneven and later else None)
             skips = later
         return (self.conv_out(functional.silu(self.conv_norm_out(x))),)
+
+
+def repeated(x: Tensor, like: Tensor) -> Tensor:
+    """Return rows as many times in a row as another tensor has them."""
+    return x if len(x) == len(like) else x.repeat_interleave(len(like) // len(x), 0)

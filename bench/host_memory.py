@@ -155,10 +155,10 @@ def measure(folder: Path, case: str) -> None:
     peaks = [0, 0]
     with watched(peaks):
         model = load(folder, file, format, use)
-    held = weight_bytes(model.denoiser)
+    size = weight_bytes(model.denoiser)
     stored = stored_bytes(folder, file)
     print(
-        f"| {case} | {stored / MIB:.0f} | {held / MIB:.0f} | {peaks[0] / MIB:.0f} ({peaks[0] / stored:.2f}) | "
+        f"| {case} | {stored / MIB:.0f} | {size / MIB:.0f} | {peaks[0] / MIB:.0f} ({peaks[0] / stored:.2f}) | "
         f"{peaks[1] / MIB:.0f} ({peaks[1] / stored:.2f}) |",
         flush=True,
     )

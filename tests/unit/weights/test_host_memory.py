@@ -145,10 +145,10 @@ def test_host_memory_holds_the_base_once(stored: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
     assert len(lines) == len(formats)
-    for held, there, most in lines:
-        sizes = [size / MIB for size in (held, there, most)]
-        assert there < 1.1 * held + 4 * MIB, sizes
-        assert most < 1.1 * held + 64 * MIB and most < 1.15 * stored.stat().st_size, sizes
+    for size, there, most in lines:
+        sizes = [each / MIB for each in (size, there, most)]
+        assert there < 1.1 * size + 4 * MIB, sizes
+        assert most < 1.1 * size + 64 * MIB and most < 1.15 * stored.stat().st_size, sizes
 
 
 @pytest.mark.parametrize("format", [*FORMATS])
@@ -190,7 +190,7 @@ def test_a_file_that_is_written_to_under_a_model_is_an_error(tmp_path: Path) -> 
 
     folder = shutil.copytree(tiny.folder("flux1-dev"), tmp_path / "flux")
     (weights,) = (folder / "transformer").glob("*.safetensors")
-    kept = shutil.copy(weights, tmp_path / "kept")
+    copied_file = shutil.copy(weights, tmp_path / "copy")
 
     def work() -> None:
         with tiny.quick_tokenizers():
@@ -199,12 +199,12 @@ def test_a_file_that_is_written_to_under_a_model_is_an_error(tmp_path: Path) -> 
         expected = own.denoiser.proj_out.weight.clone()
         with resident.using("transformer"):
             pass
-        Path(shutil.copy(kept, tmp_path / "new")).replace(weights)  # the mapped file still exists
+        Path(shutil.copy(copied_file, tmp_path / "new")).replace(weights)  # the mapped file still exists
         with resident.using("transformer"):
             assert torch.equal(resident.denoiser.proj_out.weight, expected)
         with tiny.quick_tokenizers():
             resident = load_model(folder, device="cpu", dtype="fp32")
-        for change in (lambda: weights.write_bytes(kept.read_bytes()), lambda: os.truncate(weights, 4096)):
+        for change in (lambda: weights.write_bytes(copied_file.read_bytes()), lambda: os.truncate(weights, 4096)):
             change()
             with pytest.raises(FormatError, match=r"transformer/.*: was written to while its weights are used"):
                 resident.using("transformer")

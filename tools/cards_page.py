@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from inweave.training.memory import candidates, estimate, speed
 from inweave.training.memory.estimate import GIB, Measurements
 from inweave.training.memory.plan import SAME_TIME, plan_memory
 from inweave.training.memory.speed import speed_of_card
+from inweave.weights.streaming import activations
 from inweave.weights.streaming.stream import SLOTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "cards.md"
@@ -93,13 +95,28 @@ def rows_of(model: str, cards: Sequence[Card] = CARDS) -> list[str]:
     return rows
 
 
+def choices() -> list[list[list[str]]]:
+    """Return what each candidate of each group changes, for any image model in float32; nothing is measured."""
+    config = TrainConfig.of(dataset="-", precision="fp32", device="cpu", batch_size=2)
+    streamable = SimpleNamespace(blocks={"unet": (1, 1)})
+    anything: Any = SimpleNamespace(blueprint=True, own=torch.float32, trained="unet", at=lambda config: streamable)
+
+    def changes(candidate: candidates.Candidate) -> list[str]:
+        own = candidate.config.model_dump()
+        rest = [f"{name}={own[name]}" for name, value in config.model_dump().items() if own[name] != value]
+        return [f"size={candidate.size}", f"staged={candidate.staged}", *rest]
+
+    return [[changes(each) for each in group] for group in candidates.candidates(anything, config, None)]
+
+
 def planner_digest(model: str) -> str:
-    """Return a digest of the figures that decide the rows of a model: those of the planner, and the cards."""
+    """Return a digest of what decides the rows of a model: figures and choices of the planner, and the cards."""
     figures = [
         CARDS, TAKEN, MODELS[model], speed.PASSES, speed.KERNELS, speed.GPU_UTILIZATION, speed.RECORDED_LAUNCH,
         speed.PRODUCTS, speed.CONVERSION, speed.OTHER_CONVERSION, speed._BANDWIDTHS, speed._MULTIPROCESSOR,
         estimate.RESERVE, estimate.HOST, estimate._STATE_BYTES, candidates.MODES, SLOTS, SAME_TIME,
         [(name, kind.bytes_per_parameter, kind.scratch_per_parameter) for name, kind in FORMATS.items()],
+        activations.SMALLEST, choices(),
     ]  # fmt: skip
     return hashlib.sha256(repr(figures).encode()).hexdigest()[:12]
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from tools.cards_page import CARDS, MODELS, PAGE, digests_on_page, planner_digest, rows_of, rows_on_page
+from tools.cards_page import CARDS, MODELS, PAGE, choices, digests_on_page, planner_digest, rows_of, rows_on_page
 
 from inweave.models import bundled
 from inweave.models.variants import find_variant
-from inweave.training.memory import speed
+from inweave.training.memory import candidates, speed
 from tests.support import sized
 
 
@@ -47,6 +47,13 @@ def test_a_figure_that_changes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     monkeypatch.setitem(MODELS, "sdxl", 1152)
     assert [model for model, digest in before.items() if planner_digest(model) != digest] == ["sdxl"]
+    monkeypatch.undo()
+    listed = [change for group in choices() for each in group for change in each]
+    assert {"offload_activations=on", "offload=blocks", "gradient_checkpointing=selective"} <= {*listed}
+    monkeypatch.setattr(candidates, "MODES", ("off", "full"))
+    assert "gradient_checkpointing=selective" not in [
+        change for group in choices() for each in group for change in each
+    ]
 
 
 def test_every_family_has_a_model_on_the_page() -> None:

@@ -232,6 +232,28 @@ def test_a_live_model_knows_the_layout_of_every_layer(flag: bool, options: dict[
     torch.testing.assert_close(base(x), expected)
 
 
+def test_a_bias_that_a_layer_lacks_is_named_and_attached(tmp_path: Path) -> None:
+    import inweave
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.to_q = torch.nn.Linear(6, 6, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.to_q(x))
+
+    model = peft.get_peft_model(Plain(), peft.LoraConfig(r=2, lora_alpha=3, lora_bias=True, target_modules=["to_q"]))
+    fill(model)
+    model.save_pretrained(str(tmp_path / "peft"))
+    base, x = Plain(), torch.randn(3, 6)
+    with pytest.raises(inweave.TargetError, match=r"to_q\.bias: this adapter adds a bias to a layer that has none"):
+        inweave.Weaver(base).apply([(load(tmp_path / "peft"), 1.0)])
+    inweave.attach(base, load(tmp_path / "peft"))
+    torch.testing.assert_close(base(x), model(x))
+
+
 def test_a_missing_alpha_is_an_error_not_a_guess(tmp_path: Path) -> None:
     from inweave.errors import FormatError
 

@@ -101,6 +101,11 @@ class Writer:
     def _refuse_misfits(self, key: TensorKey, items: Sequence[Item]) -> None:
         component, tensor = key
         slot = self.live.slots.get(key)
+        if slot is None and any(item.placement.creates for item in items):
+            raise TargetError(
+                f"{tensor}: this adapter adds a bias to a layer that has none; use attach, or build the model from a "
+                "MergedSource of it"
+            )
         if slot is None:
             raise TargetError(f"{component}.{tensor}: not a tensor of this model; the plan was made for another base")
         if (layer := self.live.layers.get(key)) is not None and not has_encoder(layer.quantized):

@@ -43,5 +43,5 @@ def _arguments(call: ast.Call) -> set[str]:
 def test_only_chroma_leaves_an_argument_of_its_blocks_out() -> None:
     codes = [path.read_text("utf-8") for path in sorted(FOLDER.glob("transformer_*.py"))]
     assert sum(code.count(CHECKPOINT) for code in codes) > 50
-    found = [each for code in codes if CHECKPOINT in code for each in left_out(code)]
-    assert found == [("ChromaTransformer2DModel", frozenset({"attention_mask"}))]
+    differences = [each for code in codes if CHECKPOINT in code for each in left_out(code)]
+    assert differences == [("ChromaTransformer2DModel", frozenset({"attention_mask"}))]

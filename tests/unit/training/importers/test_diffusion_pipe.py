@@ -248,6 +248,11 @@ def test_models_of_single_files_and_an_adapter_that_is_merged(tmp_path: Path) ->
     assert (c.model, c.parts["transformer"], c.timestep_shift) == ("folder", "t", None)
 
 
+def test_an_adapter_that_is_trained_further_has_its_own_modules(tmp_path: Path) -> None:
+    c = small(tmp_path, adapter={"init_from_existing": "runs/epoch50"}).config
+    assert c.start_from == "runs/epoch50" and "targets" not in c.model_fields_set
+
+
 def test_a_lokr_of_a_very_high_rank_is_whole(tmp_path: Path) -> None:
     result = small(tmp_path, adapter={"type": "lokr", "rank": 1e6, "decompose_factor": 4})
     c = result.config

@@ -164,7 +164,8 @@ def _put_network(out: Translation) -> None:
     elif out.family in _FUSED:
         why = "diffusion-pipe gives the joint projection of q, k, v one adapter; here each has its own"
         out.unsupported("adapter.type", why)
-    fields["targets"] = [_SDXL_TARGETS if out.family == "sdxl" else BLOCKS]
+    if not fields.get("start_from"):  # which has modules of its own
+        fields["targets"] = [_SDXL_TARGETS if out.family == "sdxl" else BLOCKS]
 
 
 def _put_objective(out: Translation) -> None:

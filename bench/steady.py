@@ -34,8 +34,9 @@ def main() -> None:
                 seconds[name].append(clock() - started)
     for name, each in seconds.items():
         print(f"{name:8} least {min(each):.3f} s, median {statistics.median(each):.3f} s")
-    least, median = (measure(seconds["with"]) / measure(seconds["without"]) for measure in (min, statistics.median))
-    print(f"with / without: {least:.2f} of the least, {median:.2f} of the medians")
+    ratios = sorted(one / other for one, other in zip(seconds["with"], seconds["without"], strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    print(f"with / without, pair by pair: median {statistics.median(ratios):.3f}, quartiles {low:.3f} and {high:.3f}")
 
 
 if __name__ == "__main__":

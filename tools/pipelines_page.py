@@ -38,6 +38,8 @@ OTHERS = (
 UNTRIED = {
     "BriaFibo2": "its prompts are JSON, not sentences",
     "Cosmos2TextToImage": "its safety checker needs cosmos_guardrail",
+    "DreamLite": "its processor needs torchvision",
+    "DreamLiteMobile": "its processor needs torchvision",
     "GlmImage": "its processor needs torchvision",
     "OmniGen": "its processor needs torchvision",
     "PRX": "it needs ftfy",
@@ -81,7 +83,8 @@ def _derived(folder: Path) -> str:
     try:
         blueprint = open_model(folder)
     except FormatError as error:
-        return f"refused | {str(error).splitlines()[0]}"
+        reason = str(error).splitlines()[0].removeprefix(f"{folder}: ")
+        return f"refused | {reason.removeprefix(f'{folder.name}Pipeline: ')}"
     derivation = blueprint.family.derivation  # type: ignore[attr-defined]
     return f"derived | {derivation.prediction}; time {derivation.time}; latents `{derivation.layout}`"
 

@@ -88,7 +88,7 @@ def test_text_to_image_and_a_lora(theirs: Any, tmp_path: Path) -> None:
     assert_other(with_lora, plain)
 
 
-@pytest.mark.parametrize("task", ["Img2Img", "Inpaint"])
+@pytest.mark.parametrize("task", [pytest.param("Img2Img", marks=pytest.mark.full), "Inpaint"])
 def test_image_to_image_and_inpainting(task: str, theirs: Any) -> None:
     pipe = getattr(diffusers, f"Chroma{task}Pipeline")(**theirs.components)
     pipe.set_progress_bar_config(disable=True)

@@ -62,7 +62,9 @@ def made(images: list[Image.Image], variant: str = EDIT, **more: Any) -> Image.I
     return ours(variant)(PROMPT, references=images, **options | more).images[0]
 
 
-@pytest.mark.parametrize(("variant", "count"), [(EDIT, 1), (EDIT, 2), (EDIT_2511, 3)])
+@pytest.mark.parametrize(
+    ("variant", "count"), [(EDIT, 1), pytest.param(EDIT, 2, marks=pytest.mark.full), (EDIT_2511, 3)]
+)
 def test_images_are_those_of_the_pipeline(variant: str, count: int, small: None) -> None:
     images = references(count)
     image = made(images, variant, negative_prompt="blurry")

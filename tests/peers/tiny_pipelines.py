@@ -23,6 +23,9 @@ _MAKERS: dict[str, Callable[[], Any]] = tiny_transformers.MAKERS
 
 #: those that cannot be derived, and why
 REFUSED = {
+    "CogView4Control": "does not run from a text and a size",
+    "HunyuanImageRefiner": "does not run from a text and a size",
+    "Ideogram4": "denoises with transformer, unconditional_transformer; one network should",
     "SanaSprint": "'trigflow' is neither a flow nor a diffusion",
 }
 DERIVED = tuple(name for name in _MAKERS if name not in REFUSED)

@@ -89,6 +89,13 @@ def cog_view4() -> Any:
     return diffusers.CogView4Pipeline(tokenizer(), decoder(transformers.GlmModel), plain_vae(), network, flow())
 
 
+@_made("CogView4Control")
+def cog_view4_control() -> Any:
+    plain = cog_view4()
+    network = type(plain.transformer).from_config(plain.transformer.config, in_channels=8, out_channels=4)
+    return diffusers.CogView4ControlPipeline(**plain.components | {"transformer": network})
+
+
 @_made("ErnieImage")
 def ernie_image() -> Any:
     network = diffusers.ErnieImageTransformer2DModel(
@@ -158,6 +165,32 @@ def hunyuan_image() -> Any:
     )  # fmt: skip
     return diffusers.HunyuanImagePipeline(
         flow(shift=7.0), autoencoder, qwen2_5(), tokenizer(), t5(), tokenizer(), network
+    )
+
+
+@_made("HunyuanImageRefiner")
+def hunyuan_image_refiner() -> Any:
+    plain = hunyuan_image()
+    autoencoder = diffusers.AutoencoderKLHunyuanImageRefiner(
+        latent_channels=4, block_out_channels=(32, 32, 32), layers_per_block=1, spatial_compression_ratio=4,
+        temporal_compression_ratio=2,
+    )  # fmt: skip
+    return diffusers.HunyuanImageRefinerPipeline(
+        plain.scheduler, autoencoder, plain.text_encoder, plain.tokenizer, plain.transformer
+    )
+
+
+@_made("Ideogram4")
+def ideogram4() -> Any:
+    networks = [
+        diffusers.Ideogram4Transformer2DModel(
+            in_channels=16, num_layers=1, attention_head_dim=16, num_attention_heads=2, intermediate_size=24,
+            adaln_dim=8, llm_features_dim=WIDTH, mrope_section=(4, 2, 2),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    return diffusers.Ideogram4Pipeline(
+        flow(), normalized_vae(), qwen3(transformers.Qwen3VLModel), tokenizer(), *networks
     )
 
 

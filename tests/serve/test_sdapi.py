@@ -265,7 +265,7 @@ def test_an_interrupt_ends_what_runs_and_only_for_its_own_client(worker: Worker)
 
 
 def test_an_interrupt_without_a_name_never_ends_the_job_of_another_at_the_same_address(worker: Worker) -> None:
-    body = {"prompt": "x", "steps": 100, "width": 64, "height": 64}
+    body = {"prompt": "x", "steps": 150, "width": 64, "height": 64, "batch_size": 4}
 
     def unfinished() -> list[str]:
         jobs = worker.http.get("/v1/jobs", params={"state": ["queued", "running"]}).json()["jobs"]

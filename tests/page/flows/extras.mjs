@@ -117,7 +117,9 @@ export function flow({test, assert, api, ended, violations, shot}) {
 		{expected: /400|415|422/}
 	)
 
-	test("reference images are added, ordered and sent to a model that reads them", async page => {
+	test("reference images are added, ordered and sent to a model that reads them", async (page, _, note) => {
+		const {models} = await api("/v1/capabilities")
+		if (!models.some(each => each.name === "edit")) return note("this worker has no such model")
 		const colored = color =>
 			page.evaluate(async color => {
 				const canvas = Object.assign(document.createElement("canvas"), {width: 96, height: 64})

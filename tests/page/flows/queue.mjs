@@ -49,10 +49,16 @@ export function flow({test, assert, api, submit, ended, violations, shot}) {
 			await page.goto("/#/queue")
 			await page.locator(`[data-job=${job}]`, {hasText: "Why it waits: the queue is paused"}).waitFor()
 			const {devices, nodes} = await api("/v1/queue")
-			for (const {name, models, loras} of devices) {
+			for (const {name, models} of devices) {
 				const row = page.locator(`[data-device="${name}"]`).filter({hasText: "ready"})
-				await row.getByText(models.length ? `In memory: ${[...models, ...loras].join(", ")}` : "Nothing").waitFor()
+				await row.getByText(models.length ? `In memory: ${models.join(", ")}` : "Nothing").waitFor()
 			}
+			const holders = devices.filter(each => each.loras.includes("pixel")).map(each => each.name)
+			for (const name of holders)
+				await page
+					.locator(`[data-device="${name}"]`)
+					.getByText(/[, ]pixel\b/)
+					.waitFor()
 			assert.ok(devices.some(each => each.loras.includes("pixel")))
 			for (const {name} of nodes) await page.getByRole("heading", {name}).waitFor()
 			assert.deepEqual(await violations(page), [])

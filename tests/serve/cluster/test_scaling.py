@@ -21,7 +21,8 @@ def test_runners_come_with_jobs_and_go_without(tmp_path: Path) -> None:
     with cluster(tmp_path, 2, *options) as setup:
         worker = setup.worker
         assert setup.devices == [] and worker.http.get("/ready").status_code == 200
-        jobs = [worker.submit(**LONG, seed=seed) for seed in range(4)]
+        # of sizes that share no batch: one runner could take all of the others
+        jobs = [worker.submit(**LONG | {"width": 64 + 8 * number}) for number in range(4)]
         worker.until(lambda: sum(each["job"] is not None for each in setup.devices) == 2)
         assert len({each["node"] for each in setup.devices}) == 2
         assert [worker.ended(each)["state"] for each in jobs] == ["done"] * 4

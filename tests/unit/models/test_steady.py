@@ -82,13 +82,14 @@ def test_nothing_is_left_after_an_error(unet: UNet2DConditionModel) -> None:
         unet(rows, t, TEXT[:2])
         unet(rows, t, TEXT[:2, :, :7])
     assert [type(module) for module in unet.modules()] == kinds
-    assert not any(name in vars(module) for module in unet.modules() for name in steadying._KEPT)
+    names = {*steadying._KEPT, "has_hooks", "writes"}
+    assert not any(names & vars(module).keys() for module in unet.modules())
     assert torch.equal(unet(rows, t, TEXT[:2])[0], expected)
 
 
 @torch.no_grad()
 def test_weights_that_are_written_are_the_ones_that_are_used(unet: UNet2DConditionModel) -> None:
-    """Weights of convolutions are kept from block to block, and followed; all others are read anew by each block."""
+    """Every block reads all weights anew, however they were written."""
     rows, t = CASES["guided"]
     plain = unet(rows, t, TEXT[:2])[0]
     block = unet.mid_block.attentions[0].transformer_blocks[0]
@@ -96,12 +97,16 @@ def test_weights_that_are_written_are_the_ones_that_are_used(unet: UNet2DConditi
     for layer in layers:
         with steady(unet):
             assert_close(unet(rows, t, TEXT[:2])[0], plain)
-        layer.weight.mul_(3)
+            layer.weight.mul_(3)
+            written = unet(rows, t, TEXT[:2])[0]
         expected = unet(rows, t, TEXT[:2])[0]
+        assert_close(written, expected)
         assert not torch.equal(expected, plain)
         with steady(unet):
             assert_close(unet(rows, t, TEXT[:2])[0], expected)
-        layer.weight.div_(3)
+        layer.weight.data.div_(3)  # counted by no version
+        with steady(unet):
+            assert_close(unet(rows, t, TEXT[:2])[0], plain)
         own, layer.weight.data = layer.weight.data, layer.weight.data.clone()
         with steady(unet):
             assert_close(unet(rows, t, TEXT[:2])[0], plain)
@@ -127,6 +132,22 @@ def test_a_layer_with_a_hook_is_called_with_all_rows(unet: UNet2DConditionModel)
         finally:
             handle.remove()
         assert seen == [2, 2]
+
+
+def test_a_swap_between_two_steps_acts_from_the_next_one_on(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    def image() -> np.ndarray[Any, Any]:
+        def swap(at: Any) -> None:
+            pipe.swap(["ink:1.0"] if at.step == 1 else [])
+
+        try:
+            return np.asarray(pipe("a cat", width=64, height=64, steps=3, seed=7, progress=swap).images[0], int)
+        finally:
+            pipe.swap([])
+
+    mine = image()
+    monkeypatch.setattr(steadying, "is_faster", lambda network: False)
+    assert np.abs(mine - image()).max() <= 1
+    assert np.abs(mine - np.asarray(pipe("a cat", width=64, height=64, steps=3, seed=7).images[0], int)).max() > 5
 
 
 def test_an_image_may_be_made_in_inference_mode(pipe: Pipeline) -> None:

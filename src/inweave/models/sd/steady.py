@@ -10,9 +10,9 @@
     memory      channels last from the first convolution to the last one: transformers read pixels without a copy
 
 The sums are the same, in another order: predictions differ by the rounding of float32. Modules get a subclass of their
-own class inside the block. Of what was kept, only the reordered weights of convolutions live longer, each until its
-weight is written or moved. A layer with a hook, such as an adapter that is added to its rows, is called as a module,
-and with all rows. Networks that are not faster so (`is_faster`) stay unchanged.
+own class inside the block, and nothing that was kept outlives it, so no weight of another block is ever used; a swap or
+write between two calls begins anew. A layer with a hook, such as an adapter that is added to its rows, is called as a
+module, and with all rows. Networks that are not faster so (`is_faster`) stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +29,11 @@ from torch.nn import functional
 from inweave.layers.fused import is_unchanged
 from inweave.models.sd.blocks import Attention, ImageTransformer, ResidualBlock, TransformerBlock
 from inweave.models.sd.unet import UNet2DConditionModel, repeated
+from inweave.weights.stack_state import writes_to
 
 _MOST_TEXTS = 8  # whose keys and values are kept: prompts that change between steps take turns
-_KEPT = ("joined", "texts", "has_hooks")  # attributes that modules have inside the block
+_KEPT = ("packed", "joined", "texts")  # attributes that modules have inside the block
 _reorder: Any = getattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", None)
-#: reordered weights, with the address and the version of the weight they were made from
-_PACKED: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
 
 
 def is_faster(network: nn.Module) -> bool:
@@ -56,11 +54,12 @@ def is_faster(network: nn.Module) -> bool:
 
 @contextmanager
 def steady(network: nn.Module) -> Iterator[None]:
-    """Keep what no step changes inside the block, in which nothing may write the weights or add hooks."""
+    """Keep what no step changes inside the block, in which nothing may add hooks."""
     changed = list[tuple[nn.Module, type[nn.Module]]]()
     try:
         if is_faster(network):
             network.__dict__["has_hooks"] = not all(map(is_unchanged, network.modules()))
+            network.__dict__["writes"] = _writes(network)
             for module in network.modules():
                 if (kind := _STEADY.get(type(module))) is not None and _fits(module):
                     changed.append((module, type(module)))
@@ -69,8 +68,21 @@ def steady(network: nn.Module) -> Iterator[None]:
     finally:
         for module, kind in changed:
             module.__class__ = kind
-            for name in _KEPT:
-                module.__dict__.pop(name, None)
+        if changed:
+            _forget(network)
+            for name in ("has_hooks", "writes"):
+                network.__dict__.pop(name, None)
+
+
+def _writes(network: nn.Module) -> list[int]:
+    """Return how often Weavers began to write denoisers, and how often each weight was written by torch."""
+    return [writes_to("unet"), *(weight._version for weight in network.parameters())]
+
+
+def _forget(network: nn.Module) -> None:
+    for module in network.modules():
+        for name in _KEPT:
+            module.__dict__.pop(name, None)
 
 
 def _fits(module: nn.Module) -> bool:
@@ -89,13 +101,11 @@ class SteadyConvolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         places: Any = self.padding, self.stride, self.dilation
-        mark = self.weight.data_ptr(), self.weight._version
-        entry = _PACKED.get(self)
-        if entry is None or entry[0] != mark:
+        packed = self.__dict__.get("packed")  # no attribute of the module's tensors, into which adapters are merged
+        if packed is None:
             plain = self.weight.detach().to_mkldnn()
-            packed = _reorder(plain, *places, 1, list(input.shape))
-            entry = _PACKED[self] = mark, packed
-        out: Tensor = torch.ops.mkldnn._convolution_pointwise(input, entry[1], self.bias, *places, 1, "none", [], "")
+            packed = self.__dict__["packed"] = _reorder(plain, *places, 1, list(input.shape))
+        out: Tensor = torch.ops.mkldnn._convolution_pointwise(input, packed, self.bias, *places, 1, "none", [], "")
         return out
 
 
@@ -154,6 +164,12 @@ class SteadyImageTransformer(ImageTransformer):
 
 
 class SteadyUNet(UNet2DConditionModel):
+    def forward(self, *inputs: Any, **more: Any) -> tuple[Tensor]:
+        if (writes := _writes(self)) != self.__dict__["writes"]:
+            self.__dict__["writes"] = writes
+            _forget(self)
+        return super().forward(*inputs, **more)
+
     def distinct(self, sample: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
         if len(times) > 1:
             return super().distinct(sample, times)

@@ -163,7 +163,7 @@ def test_blocks_of_flux_by_number(
 ) -> None:
     """Zero and none mean something here: a block, and no block at all."""
     c = gui(tmp_path, **FLUX, train_double_block_indices=double, train_single_block_indices=single)
-    (target,) = c.targets
+    target = c.targets[0]
     assert all(re.fullmatch(target, name) for name in trained) and not re.fullmatch(target, untrained)
     with pytest.raises(ConfigError, match="train_double_block_indices: expected all, none or numbers"):
         gui(tmp_path, **FLUX, train_double_block_indices="5-2")

@@ -23,15 +23,7 @@ from inweave.training.config.aliases import (
 )
 from inweave.training.config.optimizer_names import our_optimizer
 from inweave.training.config.translate import SettingRow, Translation, translate
-from inweave.training.config.values import (
-    is_off,
-    normalize_name,
-    number_or,
-    parse_bool,
-    parse_int,
-    parse_number,
-    parse_scalar,
-)
+from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number, parse_scalar
 from inweave.training.importers.datasets import is_absolute
 from inweave.training.importers.defaults import defaults, setting_rows
 from inweave.training.importers.files import leaves_of
@@ -374,7 +366,7 @@ def _loss(out: Translation, name: str, value: Any) -> None:
 
 
 def _ema(out: Translation, name: str, value: Any) -> None:
-    decay = 0.0 if normalize_name(value) == "off" else number_or(out.get("ema_decay"), 0.999)
+    decay = 0.0 if normalize_name(value) == "off" else parse_number(out.get("ema_decay") or 0.999)
     out.put(name, "ema_decay", decay)
 
 

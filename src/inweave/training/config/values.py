@@ -52,6 +52,11 @@ def parse_number(value: Any) -> float:
     raise ValueError(f"expected a number, got {for_message(value)}")
 
 
+def number_or(value: Any, default: float) -> float:
+    """Return the number of a setting, 0 included, and ``default`` where there is none."""
+    return default if value is None or value == "" else parse_number(value)
+
+
 def parse_int(value: Any) -> int:
     if (parsed := parse_number(value)) != int(parsed):
         raise ValueError(f"expected a whole number, got {for_message(value)}")

@@ -12,7 +12,7 @@ from inweave.checked import for_message
 from inweave.training.config.optimizer_names import optimizer as named_optimizer
 from inweave.training.config.optimizer_names import our_optimizer, split_arguments
 from inweave.training.config.translate import Translation
-from inweave.training.config.values import is_off, names, normalize_name, parse_number
+from inweave.training.config.values import is_off, names, normalize_name, number_or
 
 #: packages whose classes have the names in our table
 _PACKAGES = names(
@@ -99,4 +99,4 @@ def with_library_defaults(out: Translation, theirs: Any = None) -> None:
 def put_betas(out: Translation, name: str, *values: Any) -> None:
     """Set both betas of Adam from settings of their own; none: the usual ones."""
     first, second = values
-    out.put(name, "betas", (parse_number(first or 0.9), parse_number(second or 0.999)))
+    out.put(name, "betas", (number_or(first, 0.9), number_or(second, 0.999)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,39 @@ FLUX = {
 def test_boxes_of_flux_are_options_of_its_network(tmp_path: Path) -> None:
     c = gui(tmp_path, **FLUX, rank_dropout=0.1, module_dropout=0.2, train_double_block_indices="all", in_dims="")
     assert (c.network, c.rank_dropout, c.module_dropout) == ("lora", 0.1, 0.2)
-    for name, value in (("img_attn_dim", "4"), ("train_double_block_indices", "0-5"), ("train_lora_ggpo", True)):
+    for name, value in (("img_attn_dim", "4"), ("train_lora_ggpo", True)):
         with pytest.raises(ConfigError, match=f"network_args.{name}: '{value}': is not supported"):
             gui(tmp_path, **FLUX, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("double", "single", "trained", "untrained"),
+    [
+        (
+            "0-2,5",
+            "all",
+            ("transformer_blocks.5.ff", "single_transformer_blocks.9.proj_mlp"),
+            "transformer_blocks.3.ff",
+        ),
+        ("all", "none", ("transformer_blocks.3.ff",), "single_transformer_blocks.0.proj_mlp"),
+        ("0", "all", ("transformer_blocks.0.ff", "single_transformer_blocks.1.proj_mlp"), "transformer_blocks.1.ff"),
+        (
+            "",
+            "7",
+            ("transformer_blocks.1.ff", "single_transformer_blocks.7.x"),
+            "single_transformer_blocks.17.proj_mlp",
+        ),
+    ],
+)
+def test_blocks_of_flux_by_number(
+    double: str, single: str, trained: tuple[str, ...], untrained: str, tmp_path: Path
+) -> None:
+    """Zero and none mean something here: a block, and no block at all."""
+    c = gui(tmp_path, **FLUX, train_double_block_indices=double, train_single_block_indices=single)
+    target = c.targets[0]
+    assert all(re.fullmatch(target, name) for name in trained) and not re.fullmatch(target, untrained)
+    with pytest.raises(ConfigError, match="train_double_block_indices: expected all, none or numbers"):
+        gui(tmp_path, **FLUX, train_double_block_indices="5-2")
 
 
 def test_loha_and_lokr_of_kohya_itself(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from inweave.errors import ConfigError
 from inweave.training.config.schema import TrainConfig
-from inweave.training.importers.detect import import_config
+from inweave.training.importers.detect import import_config, import_text
 from inweave.training.importers.simpletuner.env import parse_env
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.sample_prompts import sample_requests
 from tests.unit.training.importers.other_trainers import write_text
-from tests.unit.training.importers.small_imports import TUNER, imported
+from tests.unit.training.importers.small_imports import TOOLKIT, TUNER, imported, toolkit
 
 
 def test_simpletuner_reads_the_files_it_names(tmp_path: Path) -> None:
@@ -351,3 +351,21 @@ def test_a_configuration_as_the_web_interface_keeps_it(tmp_path: Path) -> None:
         imported(tmp_path, {"name": "x", "seed": 3, "who": 1, "what": 2, "when": 3})
     with pytest.raises(ConfigError, match="is a list, such as of folders, not a training run"):
         import_config(write_text(tmp_path, '[{"id": "a", "instance_data_dir": "x"}]', "multidatabackend.json"))
+
+
+def test_zero_is_a_value_and_not_a_default(tmp_path: Path) -> None:
+    """An alpha of 0 is the rank in LyCORIS and in kohya; a beta or a warmup of 0 is none."""
+    assert imported(tmp_path, {**TUNER, "optimizer_beta1": 0.0, "optimizer_beta2": 0.99}).config.betas == (0.0, 0.99)
+    lycoris = {"algo": "lokr", "linear_dim": 8, "linear_alpha": 0, "apply_preset": {"target_module": ["Attention"]}}
+    c = imported(tmp_path, {**TUNER, "lora_type": "lycoris", "lycoris_config": lycoris}).config
+    assert (c.rank, c.alpha) == (8, None)
+    line = "accelerate launch train_network.py --network_module networks.lora --network_alpha 0 --network_args "
+    line += f"block_dims={','.join(['4'] * 25)}"
+    rules = import_text(line, "a.sh", dataset="x").config.rules
+    assert rules and {(rule.rank, rule.alpha) for rule in rules} == {(4, 4.0)}
+    constant = {
+        **TOOLKIT["train"],
+        "lr_scheduler": "constant_with_warmup",
+        "lr_scheduler_params": {"num_warmup_steps": 0},
+    }
+    assert toolkit(tmp_path, train=constant).config.warmup == 0

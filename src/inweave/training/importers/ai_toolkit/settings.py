@@ -21,7 +21,7 @@ from inweave.training.config import row
 from inweave.training.config.aliases import lr_scheduler, precision, save_dtype
 from inweave.training.config.optimizer_names import our_optimizer
 from inweave.training.config.translate import SettingRow, Translation, translate
-from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
+from inweave.training.config.values import is_off, normalize_name, number_or, parse_bool, parse_int, parse_number
 from inweave.training.importers.ai_toolkit.datasets import EDITING, architecture, read_folders
 from inweave.training.importers.datasets import put_folders
 from inweave.training.importers.defaults import defaults, setting_rows
@@ -229,11 +229,11 @@ def _schedule(out: Translation, name: str, value: Any) -> None:
         return
     lr_scheduler.read(out, name, value)
     if normalize_name(value) == "constantwithwarmup":
-        out.fields["warmup"] = parse_int(out.get("train.lr_scheduler_params.num_warmup_steps") or 1000)
+        out.fields["warmup"] = int(number_or(out.get("train.lr_scheduler_params.num_warmup_steps"), 1000))
 
 
 def _ema(out: Translation, name: str, value: Any) -> None:
-    decay = parse_number(out.get("train.ema_config.ema_decay") or 0.999)
+    decay = number_or(out.get("train.ema_config.ema_decay"), 0.999)
     out.put(name, "ema_decay", decay if parse_bool(value) else 0.0)
     for key, plain in (("use_feedback", 0), ("param_multiplier", 1)):
         theirs = f"train.ema_config.{key}"

@@ -19,7 +19,7 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.training.config.translate import Translation
-from inweave.training.config.values import is_off, names, parse_int, parse_number
+from inweave.training.config.values import is_off, names, number_or, parse_int, parse_number
 
 NAMES = names(
     "block_dims block_alphas conv_block_dims conv_block_alphas down_lr_weight mid_lr_weight up_lr_weight "
@@ -35,7 +35,7 @@ def block_rules(out: Translation, arguments: Mapping[str, Any], convolutions: bo
         return
     sdxl = out.family == "sdxl"
     count = 23 if sdxl else 25
-    rank, alpha = parse_int(out.get("network_dim") or 4), parse_number(out.get("network_alpha") or 1)
+    rank, alpha = parse_int(out.get("network_dim") or 4), number_or(out.get("network_alpha"), 1)
     dims = _numbers(present, "block_dims", count) or [float(rank)] * count
     alphas = _numbers(present, "block_alphas", count) or [alpha] * count
     conv_dims, conv_alphas = _numbers(present, "conv_block_dims", count), _numbers(present, "conv_block_alphas", count)
@@ -65,7 +65,7 @@ def block_rules(out: Translation, arguments: Mapping[str, Any], convolutions: bo
 def _rule(pattern: str, rank: float, alpha: float, scaled: dict[str, Any], sized: bool) -> list[dict[str, Any]]:
     if sized and rank == 0:
         return [{"pattern": pattern, "skip": True}]
-    values = ({"rank": int(rank), "alpha": alpha} if sized else {}) | scaled
+    values = ({"rank": int(rank), "alpha": alpha or float(rank)} if sized else {}) | scaled  # 0: the rank
     return [{"pattern": pattern, **values}] if values else []
 
 

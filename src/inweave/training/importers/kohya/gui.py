@@ -196,7 +196,12 @@ def _network(entries: Mapping[str, Any], settings: dict[str, Any]) -> None:
         if kind == "flux1" or module == "networks.lora_flux":
             options = {name: settings.pop(name) for name in _FLUX if name in settings}
             arguments = {name: value for name, value in {**entries, **options}.items() if name in _FLUX_READ}
-            arguments = {name: value for name, value in arguments.items() if not is_off(value) and value != "all"}
+            arguments = {
+                name: value
+                for name, value in arguments.items()
+                if (value != "all" and not is_off(value))
+                or (name.endswith("_block_indices") and value not in ("all", "", None))
+            }
             if _on(entries, "split_mode"):
                 arguments["train_blocks"] = "single"
             if _on(entries, "train_lora_ggpo"):

@@ -5,6 +5,7 @@ LyCORIS takes conv_dim and conv_alpha from network_dim and network_alpha where t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
@@ -24,7 +25,7 @@ from inweave.training.config.network_args import (
     refuse_dropped_norms,
 )
 from inweave.training.config.translate import Translation
-from inweave.training.config.values import is_off, parse_bool, parse_scalar
+from inweave.training.config.values import is_off, parse_bool, parse_int, parse_scalar
 from inweave.training.importers.kohya.blocks import NAMES as BLOCK_NAMES
 from inweave.training.importers.kohya.blocks import block_rules
 from inweave.training.importers.targets import BLOCKS, FLOW, LYCORIS_PRESETS, kohya_targets, lycoris_targets
@@ -43,9 +44,13 @@ _WHY = {
 #: arguments that are read together with others -> our setting
 _MAPPED = {
     "algo": "network", "dora_wd": "network", "conv_dim": "conv_rank", "conv_alpha": "conv_alpha", "preset": "targets",
-    "train_blocks": "targets", "split_qkv": "targets", "exclude_mod": "targets", "wd_on_output": "network",
+    "train_blocks": "targets", "split_qkv": "targets", "train_double_block_indices": "targets",
+    "train_single_block_indices": "targets", "exclude_mod": "targets", "wd_on_output": "network",
     **dict.fromkeys(BLOCK_NAMES, "rules"),
 }  # fmt: skip
+
+
+_MOST_BLOCKS = 1000  # FLUX.1 has 38
 
 
 def import_network(out: Translation) -> None:
@@ -86,9 +91,11 @@ def _put_targets(out: Translation, network: NetworkArgs) -> None:
         wide = bool(network.conv_rank)
         blocks = str(arguments.get("train_blocks", "all")).lower()
         targets = kohya_targets(out.family, wide, modulation=is_off(arguments.get("exclude_mod", "true")))
-        if blocks in ("single", "double") and out.family == "flux":
-            part = r"single_transformer_blocks\.\d+\..+" if blocks == "single" else r"transformer_blocks\.\d+\..+"
-            targets = [targets[0].replace(BLOCKS, part)]
+        if out.family == "flux":
+            try:
+                targets = [targets[0].replace(BLOCKS, _flux_blocks(arguments, blocks))]
+            except ValueError as error:
+                out.problems.append(f"network_args.{error}")
         out.fields["targets"] = targets
         if out.family in ("flux", "flux2", "sd3") and not parse_bool(arguments.get("split_qkv", "false")):
             why = "kohya gives the fused projection q, k, v one adapter; here each has its own"
@@ -114,11 +121,38 @@ def _put_targets(out: Translation, network: NetworkArgs) -> None:
         out.problems.append(f"network_args.{error}")
 
 
+def _flux_blocks(arguments: Mapping[str, Any], blocks: str) -> str:
+    """Return the pattern of the blocks of FLUX.1 that are trained: of one kind, or those with some numbers."""
+    parts = []
+    for kind, folder in (("double", "transformer_blocks"), ("single", "single_transformer_blocks")):
+        name = f"train_{kind}_block_indices"
+        numbers = _block_numbers(name, str(arguments.get(name, "all")).strip().lower())
+        if numbers and blocks in ("all", kind):
+            parts.append(rf"{folder}\.{numbers}\..+")
+    return "|".join(parts) or "(?!)"  # text encoders alone
+
+
+def _block_numbers(name: str, text: str) -> str:
+    """Return the pattern of the numbers in "all", "none" or "0,3,8-12"; empty for none."""
+    if text in ("all", "none", ""):
+        return r"\d+" if text == "all" else ""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        start, end = parse_int(first.strip()), parse_int((last or first).strip())
+        if not 0 <= start <= end < _MOST_BLOCKS:
+            raise ValueError(f"{name}: expected all, none or numbers such as 0,3,8-12, got {for_message(text)}")
+        numbers += range(start, end + 1)
+    return f"({'|'.join(map(str, dict.fromkeys(numbers)))})"
+
+
 def _argument(out: Translation, network: NetworkArgs, name: str, value: Any) -> None:
     theirs = f"network_args.{name}"
     if name == "wd_on_output" and not parse_bool(value):
         out.refuse(theirs, f"{for_message(value)}: {_WHY[name]}")
-    elif name in ("conv_dim", "conv_alpha", "preset", "train_blocks", "split_qkv"):
+    elif name in ("conv_dim", "conv_alpha", "preset", "train_blocks", "split_qkv") or (
+        name.endswith("_block_indices") and out.family == "flux" and not network.is_lycoris
+    ):
         out.mapping[theirs] = _MAPPED[name]
     elif name in _MAPPED:
         out.mapping.setdefault(theirs, _MAPPED[name])

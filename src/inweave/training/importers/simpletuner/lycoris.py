@@ -11,7 +11,7 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.training.config.network_args import DORA_BYPASS, DORA_NORM, LOKR_BYPASS, refuse_dropped_norms
 from inweave.training.config.translate import Translation
-from inweave.training.config.values import is_off, names, normalize_name, parse_int, parse_number
+from inweave.training.config.values import is_off, names, normalize_name, number_or, parse_int, parse_number
 from inweave.training.importers.targets import FLOW
 
 #: classes of diffusers' modules, as LyCORIS names its targets
@@ -42,7 +42,7 @@ def put_lycoris(out: Translation, table: Mapping[str, Any]) -> None:
         return
     fields["network"] = algorithm
     fields["rank"] = 2**20 if not is_off(table.get("full_matrix")) else parse_int(table.get("linear_dim") or 4)
-    fields["alpha"] = parse_number(table.get("linear_alpha") or 1)
+    fields["alpha"] = number_or(table.get("linear_alpha"), 1) or None  # 0 is the rank
     preset = _table(table, "apply_preset")
     _put_modules(out, table, preset, algorithm)
     if not is_off(table.get("dora_wd", table.get("weight_decompose"))) and algorithm in ("lora", "locon"):

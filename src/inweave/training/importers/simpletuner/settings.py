@@ -19,7 +19,7 @@ from inweave.checked import for_message
 from inweave.training.config import row
 from inweave.training.config.aliases import cosine_cycles, log_with, lr_scheduler, polynomial_power, precision
 from inweave.training.config.translate import SettingRow, Translation, translate
-from inweave.training.config.values import is_off, normalize_name, parse_bool, parse_int, parse_number
+from inweave.training.config.values import is_off, normalize_name, number_or, parse_bool, parse_int, parse_number
 from inweave.training.importers.defaults import defaults, setting_rows
 from inweave.training.importers.models import SIMPLE_TUNER as FAMILIES
 from inweave.training.importers.models import ensure_plain_base, ensure_trainable, refuse_method
@@ -269,7 +269,7 @@ def _optimizer_config(out: Translation, name: str, value: Any) -> None:
 
 
 def _betas(out: Translation, name: str, value: Any) -> None:
-    put_betas(out, name, *(out.get(f"optimizer_beta{n}") or out.get(f"adam_beta{n}") for n in (1, 2)))
+    put_betas(out, name, *(out.get(f"optimizer_beta{n}", out.get(f"adam_beta{n}")) for n in (1, 2)))
 
 
 def _noise_offset(out: Translation, name: str, value: Any) -> None:
@@ -280,7 +280,7 @@ def _noise_offset(out: Translation, name: str, value: Any) -> None:
 
 
 def _ema(out: Translation, name: str, value: Any) -> None:
-    out.put(name, "ema_decay", parse_number(out.get("ema_decay") or 0.995) if parse_bool(value) else 0.0)
+    out.put(name, "ema_decay", number_or(out.get("ema_decay"), 0.995) if parse_bool(value) else 0.0)
 
 
 def _uses_wandb(out: Translation) -> bool:

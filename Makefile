@@ -60,8 +60,7 @@ shell: $(VENV)/.generate
 demo-reading: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
-# one worker per core and one for the time that tests wait (tests/conftest.py), one thread per worker: threads that wait
-# for each other's cores cost many times what they bring
+# one worker per core, one thread per worker: threads that wait for each other's cores cost many times what they bring
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
 
 # a sample of what takes long: fuzzing, kills, launchers; minutes on two cores. mypy has one core to itself while the

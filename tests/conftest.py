@@ -46,11 +46,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full size")
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a fifth of the time of the suite is spent waiting for other processes."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         os.environ[FULL] = "1"  # read while modules are collected, and by processes that tests start

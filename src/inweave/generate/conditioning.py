@@ -149,7 +149,8 @@ class BatchConditioning:
         with ExitStack() as active:
             if slots:
                 self._rows = active.enter_context(self.model.row_adapters.acting(self._component, slots))
-            active.enter_context(steady(self.model.denoiser))  # last: hooks are known now
+            if self.model.recorded is None:  # which knows modules by their classes
+                active.enter_context(steady(self.model.denoiser))  # last: hooks are known now
             yield
 
     def fill(self, numbers: Sequence[int], conditioning: Conditioning) -> None:

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from inweave.layers.branch import Branch
 from inweave.layers.lora import LoraBranch
 from inweave.layers.plan import Acting, InferencePlan, may_be_kept, product, source_of
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.common.select import is_nvidia
 from inweave.ops.kinds import LayerKind, LinearKind, registered_kind
 from inweave.ops.linear import Rounded, Weight, lora_linear
@@ -177,12 +178,6 @@ def rounded_copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | No
         None if down is None or down.values.dtype != dtype else down,
         None if up is None or up.values.dtype != dtype else up,
     )
-
-
-def is_unchanged(base: nn.Module) -> bool:
-    """Return whether the module has no hooks and no overridden forward on the instance."""
-    hooks = base._forward_hooks or base._forward_pre_hooks or base._backward_hooks or base._backward_pre_hooks
-    return not hooks and "forward" not in base.__dict__ and "_conv_forward" not in base.__dict__
 
 
 def is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inweave.layers import fused
 from inweave.layers.branch import Branch
-from inweave.layers.fused import is_frozen, is_plain_lora, is_unchanged, rounded_copies
+from inweave.layers.fused import is_frozen, is_plain_lora, rounded_copies
 from inweave.layers.lora import LoraBranch
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.kinds import ConvKind, LayerKind, registered_kind
 from inweave.ops.linear.conv import Window, lora_conv2d
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import alike, one_matrix
+from inweave.ops.common.modules import is_unchanged
 
 
 class Member(NamedTuple):

@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from inweave.errors import ConfigError
 from inweave.layers.branch import Branch
-from inweave.layers.fused import is_unchanged
 from inweave.layers.layer import LoraLayer
 from inweave.ops.common.gradients import first_derivative_only
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.common.precision import without_autocast
 from inweave.ops.common.transient import transient
 from inweave.ops.kinds import LayerKind, LinearKind

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from inweave.layers.branch import Branch
-from inweave.layers.fused import is_plain_linear, is_plain_lora, is_unchanged
+from inweave.layers.fused import is_plain_linear, is_plain_lora
 from inweave.layers.layer import LoraLayer
 from inweave.layers.lora import LoraBranch
 from inweave.layers.qat import QuantizationAware
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.linear import Rounded, Weight, lora_linear
 from inweave.ops.quantized import QuantizedLinear, joint_weight
 

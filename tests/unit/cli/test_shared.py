@@ -35,7 +35,8 @@ def test_resume_needs_no_value(arguments: list[str], expected: list[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("extra", "names"), [("generate", "torch, diffusers, transformers, huggingface-hub and pillow"), ("torch", "torch")]
+    ("extra", "names"),
+    [("generate", "torch, diffusers, transformers, tokenizers, huggingface-hub and pillow"), ("torch", "torch")],
 )
 def test_a_missing_package_names_the_extra(
     extra: str, names: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -40,12 +40,12 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inweave.layers.fused import is_unchanged
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused import complex, feed_forward, joint
 from inweave.models.siblings import Group, TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
 from inweave.ops.common.gradients import are_frozen
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.conv import frozen_conv2d
 from inweave.ops.group_norm import group_norm, group_norm_and_input
 from inweave.ops.residual import residual_sum

@@ -16,10 +16,10 @@ from diffusers.models.activations import GELU
 from diffusers.models.attention import FeedForward
 from torch import Tensor, nn
 
-from inweave.layers.fused import is_unchanged
 from inweave.models.fitting import accepts, has
 from inweave.ops.activation import tanh_gelu
 from inweave.ops.common.gradients import are_frozen
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.fp8 import frozen_feed_forward, select
 from inweave.ops.quantized.fp8 import Fp8Linear
 

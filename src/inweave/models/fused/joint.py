@@ -31,11 +31,11 @@ from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inweave.layers.fused import is_unchanged
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused.feed_forward import is_frozen_in_8_bits
 from inweave.models.siblings import ProjectsSiblings, project, project_at_once
 from inweave.ops.activation import tanh_gelu
+from inweave.ops.common.modules import is_unchanged
 from inweave.ops.fp8 import frozen_feed_forward
 from inweave.ops.rotary import join_heads, join_projections
 

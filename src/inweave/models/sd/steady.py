@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from inweave.layers.fused import is_unchanged
 from inweave.models.sd.blocks import Attention, ImageTransformer, ResidualBlock, TransformerBlock
 from inweave.models.sd.unet import UNet2DConditionModel, repeated
+from inweave.ops.common.modules import is_unchanged
 from inweave.weights.stack_state import writes_to
 
 _MOST_TEXTS = 8  # whose keys and values are kept: prompts that change between steps take turns

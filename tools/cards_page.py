@@ -83,7 +83,7 @@ def rows_of(model: str, cards: Sequence[Card] = CARDS) -> list[str]:
         parts = [
             chosen.quantize if chosen.quantize != "off" else "bf16",
             "blocks streamed" if chosen.offload == "blocks" else "",
-            f"{plan.resident} of them stay" if plan.resident else "",
+            f"all but {plan.resident}" if plan.resident else "",
             f"{chosen.gradient_checkpointing} checkpointing" if chosen.gradient_checkpointing != "off" else "",
             "their inputs in host memory" if chosen.offload_activations == "on" else "",
             "8-bit AdamW" if chosen.optimizer != config.optimizer else "",

@@ -25,6 +25,7 @@ from inweave.models.families.base import (
     Tensors,
     device_of,
 )
+from inweave.models.families.conditioning import warnings_without_clip
 
 if TYPE_CHECKING:
     import torch
@@ -131,12 +132,7 @@ class ChatFamily(Family):
         return {ENCODER: torch.empty(1, chunks * UNIT, width, dtype=model.dtype, device=device)}
 
     def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
-        warnings = []
-        if request.clip_skip is not None:
-            warnings.append("this model has no CLIP text encoder; clip_skip was ignored")
-        if request.negative and not self.is_guided(model, request.guidance):
-            warnings.append("a negative prompt has no effect without guidance; it was ignored")
-        return warnings
+        return warnings_without_clip(request, self.is_guided(model, request.guidance))
 
     def _states(self, model: ModelView, ids: Tensors) -> Tensor:
         encoder: Any = model.networks[ENCODER]

@@ -31,7 +31,8 @@ from inweave.models.families.base import (
     device_of,
 )
 from inweave.models.families.clip import T5_TOKENIZERS, ClipFamily
-from inweave.models.families.flux import pack, patch_positions, unpack
+from inweave.models.families.conditioning import warnings_without_clip
+from inweave.models.families.flux import Flux1, pack, patch_positions, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -67,8 +68,7 @@ class Chroma(ClipFamily):
         "chroma": {**IMAGE_PRESET, "resolution": 1024, "timestep_sampling": "sigmoid"}
     }
     timesteps = "sigmoid"
-    attention = (r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out")
-    feed_forward = (r"ff(_context)?\.net\.\d+(\.proj)?", "proj_mlp", r"single_transformer_blocks\.\d+\.proj_out")
+    attention, feed_forward = Flux1.attention, Flux1.feed_forward
     pipeline = "ChromaPipeline"
 
     def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
@@ -128,12 +128,7 @@ class Chroma(ClipFamily):
         return {**super().example_ids(model, chunks, device), MASK: mask}
 
     def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
-        warnings = []
-        if request.clip_skip is not None:
-            warnings.append("this model has no CLIP text encoder; clip_skip was ignored")
-        if request.negative and not self.is_guided(model, request.guidance):
-            warnings.append("a negative prompt has no effect without guidance; it was ignored")
-        return warnings
+        return warnings_without_clip(request, self.is_guided(model, request.guidance))
 
     def batch_inputs(
         self, model: ModelView, text: Tensors, sizes: Tensor, latents: tuple[int, ...], guidance: float

@@ -56,6 +56,16 @@ class ConditioningRequest:
     references: tuple[Reference, ...] = ()
 
 
+def warnings_without_clip(request: ConditioningRequest, guided: bool) -> list[str]:
+    """Return a warning for each setting that has no effect on a model without CLIP; ``guided``: by negative prompts."""
+    warnings = []
+    if request.clip_skip is not None:
+        warnings.append("this model has no CLIP text encoder; clip_skip was ignored")
+    if request.negative and not guided:
+        warnings.append("a negative prompt has no effect without guidance; it was ignored")
+    return warnings
+
+
 @dataclass(frozen=True, slots=True)
 class Conditioning:
     """Arguments of the denoiser, and how its predictions are combined.

@@ -32,6 +32,7 @@ class _New(tuple[Any, ...]):
 
 
 _Results = _New | tuple[Any, ...]
+#: None: an operation that is not remembered
 _known: dict[Hashable, _Results | None] = {}
 
 
@@ -39,13 +40,13 @@ def run_on_meta(operation: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     """Return what ``operation(*args, **kwargs)`` returns, computed once for arguments of the same shapes."""
     try:
         key = (operation, *map(_key, args), *((name, _key(value)) for name, value in kwargs.items()))
-        results = _known.get(key, ())
+        is_known = key in _known
     except (_Unknown, TypeError):  # an argument that cannot be part of a key
         return operation(*args, **kwargs)
-    if results is not None and results != ():
+    if is_known and (results := _known[key]) is not None:
         return _remade(results)
     result = operation(*args, **kwargs)
-    if results is not None:
+    if not is_known:
         if len(_known) >= _MOST:
             _known.clear()
         _known[key] = _remembered(operation, result, (args, kwargs))
